@@ -1,0 +1,30 @@
+# Sourced by demo.sh and test.sh: a virtual environment in .venv with the package and its pinned dependencies.
+# Usage: . scripts/setup.sh EXTRAS        (EXTRAS such as "" or "[test]")
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "error: $("$python" --version) is too old: dnadiff needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2
+  exit 1
+}
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+
+extras=${1:-}
+stamp=.venv/.dnadiff-installed
+wanted="$extras $(cat pyproject.toml constraints.txt | cksum) $PWD"
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+  torch=$(grep '^torch==' constraints.txt)
+  if ! .venv/bin/python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '${torch#torch==}')" 2>/dev/null; then
+    # On Linux the default build of torch brings gigabytes of CUDA; without a GPU try PyTorch's own index of CPU builds first.
+    if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then
+      .venv/bin/pip install -q --disable-pip-version-check --retries 0 --timeout 15 \
+        --index-url https://download.pytorch.org/whl/cpu "$torch" >/dev/null 2>&1 || true
+    fi
+    .venv/bin/pip install -q --disable-pip-version-check "$torch" 2>&1 | { grep -v WARNING || true; }
+  fi
+  .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" 2>&1 | { grep -v WARNING || true; }
+  .venv/bin/python -c 'import dnadiff'
+  echo "$wanted" > "$stamp"
+fi
+export PATH="$PWD/.venv/bin:$PATH"

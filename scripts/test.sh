@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs with the test extra and runs the linter and the whole suite.
+# Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test]"
+
+# Two workers of one thread each: with two threads each, small operations slow down ten-fold.
+export OMP_NUM_THREADS=1
+if [ -d ../shared/data ]; then export DNADIFF_REQUIRE_SHARED=1; fi
+
+ruff check .
+ruff format --check -q . || { echo "error: run 'ruff format .'" >&2; exit 1; }
+exec python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --durations=5 -rs "$@"
