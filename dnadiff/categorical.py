@@ -1,0 +1,58 @@
+"""Draws from categorical distributions given as log-probabilities, with exact tails.
+
+One uniform a row goes through the inverse of the cumulative distribution in float64. Gumbel noise in
+float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of times too rarely (arXiv 2409.02908).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """One id for each row: `log_probs (M, V)` (need not be normalised), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
+
+    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
+    """
+    device = log_probs.device
+    if device.type == "mps":
+        log_probs = log_probs.cpu()
+    log_probs = log_probs.double()
+    cdf = (log_probs - log_probs.amax(-1, keepdim=True)).exp().cumsum(-1)  # (M, V)
+    target = uniform.to(cdf)[:, None] * cdf[:, -1:]
+    ids = torch.searchsorted(cdf, target, right=True)[:, 0]
+    # Rounding can lift the target to the total; the last symbol with mass is then the answer.
+    last = torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0]
+    return torch.minimum(ids, last).to(device)
+
+
+def temper(log_probs: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities of p^(1/temperature), normalised; 1 leaves them as they are."""
+    if temperature == 1:
+        return log_probs
+    if temperature <= 0:
+        raise ValueError(f"temperature {temperature} must be positive; use 1 for the model's own law")
+    return torch.log_softmax(log_probs.double() / temperature, dim=-1)
+
+
+def top_k(log_probs: Tensor, k: int | None) -> Tensor:
+    """The k most probable symbols of each row, the rest at -inf; None keeps all."""
+    if k is None or k >= log_probs.shape[-1]:
+        return log_probs
+    if k < 1:
+        raise ValueError(f"top_k {k} must be at least 1; leave it out to keep every symbol")
+    kept = log_probs.topk(k, dim=-1).indices
+    return torch.full_like(log_probs, -torch.inf).scatter(-1, kept, log_probs.gather(-1, kept))
+
+
+def nucleus(log_probs: Tensor, mass: float) -> Tensor:
+    """The fewest symbols whose probability reaches `mass`, the rest at -inf; 1 keeps all (arXiv 1904.09751)."""
+    if mass == 1:
+        return log_probs
+    if not 0 < mass < 1:
+        raise ValueError(f"nucleus {mass} must lie in (0, 1]; use 1 to keep every symbol")
+    ordered, order = log_probs.double().sort(dim=-1, descending=True)
+    probs = torch.softmax(ordered, dim=-1)
+    before = probs.cumsum(-1) - probs  # mass of the symbols ranked above: the first is always kept
+    return log_probs.masked_fill((before >= mass).scatter(-1, order, before >= mass), -torch.inf)

@@ -1,0 +1,97 @@
+"""Random numbers that are a function of (seed, purpose, step, row), never of who asks or in which batch.
+
+A counter-based generator: every number is the SplitMix64 finaliser (Steele, Lea and Flood, OOPSLA 2014) of a
+key and a position, so a sample keeps its noise whatever the batch size, device rank or number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+
+
+def _signed(x: int) -> int:
+    """The int64 with the same bits as the unsigned `x`; torch has no uint64 arithmetic."""
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
+
+
+@lru_cache(maxsize=4096)
+def hash64(*words: int | str) -> int:
+    """A 64-bit integer that depends on all `words`: the key of a stream of draws, or a draw of its own."""
+    text = "\x1f".join(f"{type(w).__name__}:{w}" for w in words)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts copy the sign; the mask makes the shift logical
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MULTIPLY[0]
+    x = (x ^ _shift_right(x, 27)) * _MULTIPLY[1]
+    return x ^ _shift_right(x, 31)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The noise of one batch: row i of the batch is row `rows[i]` of the world.
+
+    Attributes:
+        seed: chosen by the user.
+        rows: (B,) int64, the identity of each sequence: its sample index, or its place in the global batch.
+        num_rows: size of the global batch, over which stratified times are spread; defaults to B.
+        step: training step or network call.
+    """
+
+    seed: int
+    rows: Tensor
+    num_rows: int | None = None
+    step: int = 0
+
+    @classmethod
+    def for_batch(cls, seed: int, batch_size: int, step: int = 0, device: torch.device | str = "cpu") -> Draws:
+        """Draws for a batch whose rows are numbered 0..batch_size-1."""
+        return cls(seed, torch.arange(batch_size, device=device), batch_size, step)
+
+    @property
+    def world(self) -> int:
+        """Number of sequences in the global batch."""
+        return self.num_rows if self.num_rows is not None else len(self.rows)
+
+    def at(self, step: int) -> Draws:
+        """The same rows at another step."""
+        return replace(self, step=step)
+
+    def select(self, keep: Tensor) -> Draws:
+        """Only the rows that `keep` (an index or a mask over B) names; their noise does not change."""
+        return replace(self, rows=self.rows[keep], num_rows=self.world)
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.
+
+        On a device without float64 (Apple GPUs) the result lies on the CPU.
+        """
+        rows = self.rows if self.rows.device.type != "mps" else self.rows.cpu()
+        count = 1
+        for n in shape:
+            count *= n
+        key = _signed(hash64(self.seed, purpose, self.step))
+        row_key = _mix(_mix(rows.long() + 1) ^ key)  # (B,)
+        position = torch.arange(1, count + 1, device=rows.device) * _GOLDEN
+        bits = _shift_right(_mix(row_key[:, None] + position), 12)
+        # (k + 1/2) / 2^52 is exact in float64 and never 0 or 1.
+        return ((bits.double() + 0.5) * 2.0**-52).view(len(rows), *shape)
+
+    def order(self, purpose: str, length: int) -> Tensor:
+        """A uniformly random permutation of 0..length-1 for each row: `(B, length)` int64."""
+        return self.uniform(purpose, length).argsort(dim=-1)

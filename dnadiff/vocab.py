@@ -1,0 +1,68 @@
+"""What DNA and text disagree on: the size of the alphabet, its special ids, and whether letters have complements.
+
+Nothing else in the package asks "is this DNA?": objectives and samplers read this record. Letters and
+their spelling belong to `dnadiff.data.tokenizer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """The token ids of one alphabet.
+
+    Attributes:
+        size: number of ids, the mask included; `log_probs` has this many columns.
+        mask_id: the absorbing state of the diffusion.
+        pad_id: fills sequences up to a common length.
+        never_emitted: ids of probability 0 under SUBS; always holds `mask_id`.
+        complement: `complement[i]` pairs with `i` on the other strand; None where strands do not exist.
+    """
+
+    size: int
+    mask_id: int
+    pad_id: int
+    never_emitted: tuple[int, ...]
+    complement: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "never_emitted", tuple(sorted(set(self.never_emitted))))
+        if self.complement is not None:
+            object.__setattr__(self, "complement", tuple(self.complement))
+        for name, ids in (("mask_id", (self.mask_id,)), ("pad_id", (self.pad_id,)), ("never_emitted", self.never_emitted)):
+            if not all(0 <= i < self.size for i in ids):
+                raise ValueError(f"{name} {ids} lies outside 0..{self.size - 1}; set {name} to ids of the vocabulary")
+        if self.mask_id not in self.never_emitted:
+            raise ValueError(f"never_emitted {self.never_emitted} must hold mask_id {self.mask_id}: a sample may not contain the mask")
+        if len(self.never_emitted) >= self.size:
+            raise ValueError("never_emitted holds every id; at least one token must be emittable")
+        if self.complement is not None and sorted(self.complement) != list(range(self.size)):
+            raise ValueError(f"complement must be a permutation of 0..{self.size - 1}, got {self.complement}")
+        if self.complement is not None and any(self.complement[j] != i for i, j in enumerate(self.complement)):
+            raise ValueError("complement must be its own inverse: the complement of a complement is the letter itself")
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """The ids that a sample may contain, ascending."""
+        return tuple(i for i in range(self.size) if i not in self.never_emitted)
+
+    def is_emitted(self, device: torch.device | str = "cpu") -> Tensor:
+        """A table `(size,)` of booleans, True for ids that a sample may contain."""
+        table = torch.ones(self.size, dtype=torch.bool, device=device)
+        table[list(self.never_emitted)] = False
+        return table
+
+    def reverse_complement(self, ids: Tensor) -> Tensor:
+        """The other strand, read in its own direction: `ids (..., L)` reversed with complements swapped.
+
+        Raises:
+            ValueError: if the vocabulary has no complement.
+        """
+        if self.complement is None:
+            raise ValueError("this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA")
+        return torch.tensor(self.complement, device=ids.device)[ids.flip(-1).long()]

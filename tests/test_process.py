@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from dnadiff.denoiser import SUBS
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.vocab import Vocab
+
+VOCAB = Vocab(4, 3, 3, (3,))
+UNIFORM = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=torch.float64).log()
+
+
+def posterior(process, t, s, remask=0.0, xt=((3, 1),)):
+    xt = torch.tensor(xt)
+    times = [torch.tensor([v], dtype=torch.float64) for v in (t, s)]
+    return process.posterior(UNIFORM.expand(*xt.shape, -1), xt, *times, remask)[0]
+
+
+def test_a_masked_token_stays_with_one_half():
+    # facts 13: t = 0.5 -> s = 0.25, eps = 0
+    masked, visible = posterior(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.25)
+    assert masked[3].item() == pytest.approx(0.5)
+    assert visible.tolist() == [0, 1, 0, 0]
+
+
+def test_remasking_keeps_the_marginal():
+    # facts 17: alpha_t = 0.5, alpha_s = 0.5 + 1/1024, r = 0.008
+    masked, visible = posterior(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.5 - 1 / 1024, 0.008)
+    assert 1 - masked[3].item() == pytest.approx(0.00995313, abs=1e-8)
+    assert 0.5 * (1 - masked[3].item()) + 0.5 * visible[1].item() == pytest.approx(0.5 + 1 / 1024)
+
+
+def test_remasking_is_clamped_so_that_rows_stay_probabilities():
+    process = AbsorbingProcess(VOCAB, LogLinear(0.0))
+    for t, s, r in ((0.9, 0.1, 1.0), (0.2, 0.1, 5.0), (1.0, 0.5, 0.3)):
+        rows = posterior(process, t, s, r)
+        assert rows.min() >= 0
+        torch.testing.assert_close(rows.sum(-1), torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))])
+def test_ancestral_posterior_equals_the_published_one(parity, name, vocab):
+    file = parity(f"mdlm_losses_{name}")
+    log_probs = SUBS(vocab).log_probs(file["raw_logits"], file["xt"])
+    t = file["t_sampler"]
+    # The published sampler uses the mask probability t itself, whatever the schedule: eps = 0 here.
+    probs = AbsorbingProcess(vocab, LogLinear(0.0)).posterior(log_probs, file["xt"], t, t - 0.1)
+    torch.testing.assert_close(probs, file["ddpm_probs_dt0.1"], rtol=1e-5, atol=1e-6)
+
+
+def test_corrupt_masks_the_right_share_and_nothing_else():
+    process = AbsorbingProcess(VOCAB, LogLinear(0.0))
+    x0 = torch.ones(200, 500, dtype=torch.int64)
+    maskable = torch.arange(500).expand(200, -1) < 400
+    xt = process.corrupt(x0, torch.full((200,), 0.3), maskable, Draws.for_batch(0, 200))
+    assert (xt[:, 400:] == 1).all() and set(xt.unique().tolist()) == {1, 3}
+    assert (xt[:, :400] == 3).double().mean().item() == pytest.approx(0.3, abs=5 * (0.21 / 80_000) ** 0.5)
+
+
+def test_corrupt_count_masks_exactly_so_many_uniformly():
+    process = AbsorbingProcess(VOCAB, LogLinear())
+    maskable = torch.tensor([[True, False, True, True]]).expand(3000, -1)
+    xt = process.corrupt_count(torch.zeros(3000, 4, dtype=torch.int64), torch.full((3000,), 2), maskable, Draws.for_batch(1, 3000))
+    masked = xt == 3
+    assert (masked.sum(-1) == 2).all() and not masked[:, 1].any()
+    assert ((masked.double().mean(0)[[0, 2, 3]] - 2 / 3).abs() < 5 * (2 / 9 / 3000) ** 0.5).all()
