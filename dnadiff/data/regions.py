@@ -1,0 +1,156 @@
+"""Regions of a genome from BED, GTF and GFF files.
+
+Everything here is 0-based and half-open once read, whatever the file's own convention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dnadiff.data.files import open_text
+
+_GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+
+
+class Region(NamedTuple):
+    """A stretch of one record.
+
+    Attributes:
+        chrom: name of the record.
+        start: first base, counted from 0.
+        end: one past the last base.
+        name: fourth column of a BED file, gene_id or ID of a GTF or GFF file; may be empty.
+        strand: "+", "-" or "." (none given).
+    """
+
+    chrom: str
+    start: int
+    end: int
+    name: str = ""
+    strand: str = "."
+
+
+def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None) -> list[Region]:
+    """Read a BED file of three or more columns, plain or gzip-compressed, in its own order.
+
+    Args:
+        path: the file.
+        lengths: record name to length; if given, regions must lie inside these records.
+
+    Raises:
+        ValueError: naming file and line, if a row has fewer than three columns, positions that are no numbers, an end
+            that is not after the start, a strand other than "+", "-" and ".", or leaves the records in `lengths`.
+    """
+    return _read(path, _bed_region, lengths)
+
+
+def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
+    """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8).
+
+    Args:
+        path: the file.
+        feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
+        lengths: as in `read_bed`.
+
+    Raises:
+        ValueError: as `read_bed`.
+    """
+
+    def region(columns: list[str]) -> Region | None:
+        if len(columns) < 8:
+            raise ValueError(f"has {len(columns)} tab-separated columns; GTF and GFF have nine")
+        if feature is not None and columns[2] != feature:
+            return None
+        first, last = _integers(columns[3:5])
+        match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
+        name = (match.group(1) or match.group(2) or "") if match else ""
+        return Region(columns[0], *zero_based(first, last), name, columns[6])
+
+    return _read(path, region, lengths)
+
+
+def zero_based(first: int, last: int) -> tuple[int, int]:
+    """The 0-based half-open (start, end) of the 1-based inclusive first..last of GTF, GFF and VCF."""
+    return first - 1, last
+
+
+def check_names(wanted: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse names that no record has, listing both sets and noticing `chr1` where the records say `1`, or the reverse.
+
+    Raises:
+        ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
+    """
+    known = list(known)
+    wanted = list(dict.fromkeys(wanted))
+    unknown = [name for name in wanted if name not in known]
+    if not unknown:
+        return
+    message = f"{where}: no record is called {_listing(unknown)}; the records are {_listing(known)}"
+    bare = {name.removeprefix("chr") for name in known}
+    if any(name.removeprefix("chr") in bare for name in unknown):
+        message += " (one side writes 'chr1' where the other writes '1': rename one)"
+    elif len(unknown) < len(wanted):
+        message += f"; found were {_listing([name for name in wanted if name in known])}"
+    raise ValueError(message)
+
+
+def _listing(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _integers(columns: list[str]) -> list[int]:
+    try:
+        return [int(c) for c in columns]
+    except ValueError:
+        raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers") from None
+
+
+def _bed_region(columns: list[str]) -> Region:
+    if len(columns) < 3:
+        raise ValueError(f"has {len(columns)} columns; BED needs chrom, start and end, separated by tabs")
+    start, end = _integers(columns[1:3])
+    return Region(columns[0], start, end, columns[3] if len(columns) > 3 else "", columns[5] if len(columns) > 5 else ".")
+
+
+def _rows(handle: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(handle, start=1):
+        line = line.rstrip("\r\n")
+        if line.strip() and not line.startswith(("#", "track", "browser")):
+            yield number, line.split("\t") if "\t" in line else line.split()
+
+
+def _read(path: str | Path, parse: Callable[[list[str]], Region | None], lengths: Mapping[str, int] | None) -> list[Region]:
+    regions, line_of_chrom = [], {}
+    with open_text(path) as handle:
+        for number, columns in _rows(handle):
+            try:
+                region = parse(columns)
+                if region is None:
+                    continue
+                _check(region, lengths)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} {error}; correct the line or remove it") from None
+            line_of_chrom.setdefault(region.chrom, number)
+            regions.append(region)
+    if not regions:
+        raise ValueError(f"{path} holds no region; give a file with at least one row")
+    if lengths is not None:
+        unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
+        where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
+        check_names(line_of_chrom, lengths, where)
+    return regions
+
+
+def _check(region: Region, lengths: Mapping[str, int] | None) -> None:
+    place = f"{region.chrom}:{region.start}-{region.end}"
+    if region.start < 0:
+        raise ValueError(f"has the region {place}, which starts before the record")
+    if region.end <= region.start:
+        raise ValueError(f"has the region {place}, whose end is not after its start")
+    if region.strand not in ("+", "-", "."):
+        raise ValueError(f"has the strand {region.strand!r}; '+', '-' and '.' are allowed")
+    if lengths is not None and region.chrom in lengths and region.end > lengths[region.chrom]:
+        raise ValueError(f"has the region {place}, which ends beyond {region.chrom} ({lengths[region.chrom]} bases)")

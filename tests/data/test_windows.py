@@ -1,0 +1,118 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff.data.splits import FractionSplit, Interval
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.windows import Tile, TiledWindows, TrainWindows
+
+DNA = DNATokenizer()
+
+
+def random_records(*lengths, letters=b"ACGTN"):
+    draw = np.random.default_rng(0)
+    return [DNA.encode(bytes(draw.choice(list(letters), size=n).tolist())) for n in lengths]
+
+
+def train(records, intervals, length=8, size=1000, **options):
+    return TrainWindows(records, intervals, length, size, DNA.vocab, seed=1, **options)
+
+
+def test_an_item_is_ids_weight_and_index():
+    item = train([DNA.encode("ACGTNACG")], [Interval(0, 0, 8)])[5]
+    assert item["index"] == 5
+    assert item["ids"].tolist() == [7, 8, 9, 10, 11, 7, 8, 9] and item["ids"].dtype == torch.uint8
+    assert item["weight"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1] and item["weight"].dtype == torch.uint8
+
+
+def test_a_window_depends_on_seed_epoch_and_index_alone():
+    records, intervals = random_records(500), [Interval(0, 0, 500)]
+    windows = train(records, intervals)
+    windows.set_epoch(3)
+    assert torch.equal(windows[7]["ids"], train(records, intervals, size=50)[3, 7]["ids"])
+    assert windows.place(3, 7) == windows.place(3, 7) != windows.place(4, 7)
+    assert TrainWindows(records, intervals, 8, 10, DNA.vocab, seed=2).place(3, 7) != windows.place(3, 7)
+
+
+def test_starts_are_uniform_over_everything_that_is_allowed():
+    intervals = [Interval(0, 10, 25), Interval(0, 40, 45), Interval(1, 0, 10)]  # 8, 0 and 3 starts
+    windows = train(random_records(60, 20), intervals)
+    counts = Counter(windows.place(0, i)[:2] for i in range(11_000))
+    assert windows.num_starts == 11
+    assert set(counts) == {(0, s) for s in range(10, 18)} | {(1, s) for s in range(3)}
+    assert all(abs(n - 1000) < 150 for n in counts.values())  # five standard deviations
+
+
+def test_half_of_the_windows_come_from_the_other_strand():
+    records = random_records(500, letters=b"ACGT")
+    plain, both = train(records, [Interval(0, 0, 500)]), train(records, [Interval(0, 0, 500)], augment_rc=True)
+    reversed_ = [both.place(0, i)[2] for i in range(1000)]
+    assert 420 < sum(reversed_) < 580
+    for i in range(100):
+        forward = plain[i]["ids"]
+        assert torch.equal(both[i]["ids"].long(), DNA.vocab.reverse_complement(forward) if reversed_[i] else forward.long())
+
+
+def test_text_has_no_other_strand():
+    text = CharTokenizer("ab")
+    with pytest.raises(ValueError, match=r"augment_rc is true, .* set data\.augment_rc=false"):
+        TrainWindows([text.encode("abab")], [Interval(0, 0, 4)], 2, 1, text.vocab, 0, augment_rc=True)
+    item = TrainWindows([text.encode("abab")], [Interval(0, 0, 4)], 4, 1, text.vocab, 0)[0]
+    assert text.decode(item["ids"]) == "abab" and item["weight"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("length", [1, 7, 16])
+def test_no_training_window_shares_a_base_with_another_part(length):
+    lengths = [200, 83, 161]
+    records = random_records(*lengths)
+    parts = FractionSplit((0.3, 0.4), (0.7, 0.85))(["a", "b", "c"], lengths)
+    held_out = {(i.record, p) for part in ("valid", "test") for i in parts[part] for p in range(i.start, i.end)}
+    windows = train(records, parts["train"], length, size=windows_enough(parts["train"], length))
+    places = {windows.place(0, i)[:2] for i in range(len(windows))}
+    assert len(places) == windows.num_starts  # every allowed start was drawn
+    assert not held_out & {(record, p) for record, start in places for p in range(start, start + length)}
+
+
+def windows_enough(intervals, length):
+    starts = sum(max(0, i.end - i.start - length + 1) for i in intervals)
+    return int(starts * (np.log(starts) + 12))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 60)), min_size=1, max_size=5), st.integers(1, 20))
+def test_tiles_count_every_base_exactly_once(shapes, length):
+    intervals = [Interval(r, start, start + size) for r, (start, size) in enumerate(shapes)]
+    records = random_records(*(i.end + 5 for i in intervals), letters=b"ACGT")
+    if all(size < length for _, size in shapes):
+        return
+    tiles = TiledWindows(records, intervals, length, DNA.vocab)
+    counted = Counter()
+    for tile, item in zip(tiles.tiles, (tiles[i] for i in range(len(tiles)))):
+        assert torch.equal(item["ids"], torch.from_numpy(records[tile.record][tile.start : tile.start + length]))
+        counted.update((tile.record, tile.start + p) for p in item["weight"].nonzero().flatten().tolist())
+    assert set(counted.values()) == {1}
+    assert set(counted) == {(i.record, p) for i in intervals if i not in tiles.skipped for p in range(i.start, i.end)}
+    assert all(i.end - i.start < length for i in tiles.skipped)
+
+
+def test_the_last_tile_moves_inwards():
+    tiles = TiledWindows([DNA.encode("ACGTNACGTA")], [Interval(0, 0, 10)], 4, DNA.vocab)
+    assert tiles.tiles == [Tile(0, 0, 0), Tile(0, 4, 0), Tile(0, 6, 2)]
+    assert [tiles[i]["weight"].tolist() for i in range(3)] == [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_a_window_of_n_has_weight_zero_everywhere():
+    tiles = TiledWindows([DNA.encode("N" * 8)], [Interval(0, 0, 8)], 8, DNA.vocab)
+    assert tiles[0]["weight"].sum() == 0
+
+
+@pytest.mark.parametrize("make", [train, lambda records, intervals: TiledWindows(records, intervals, 8, DNA.vocab)])
+def test_a_genome_shorter_than_the_window_is_refused(make):
+    with pytest.raises(ValueError, match=r"longest of 2 intervals has 7 tokens, a window 8; set data\.length=7 or less"):
+        make(random_records(20), [Interval(0, 0, 7), Interval(0, 10, 12)])
+    with pytest.raises(ValueError, match="no interval to cut windows of 8 tokens from"):
+        make(random_records(20), [])
