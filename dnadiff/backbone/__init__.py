@@ -1,0 +1,1 @@
+"""Networks behind one contract: token ids in, features and raw logits out (`base`)."""

@@ -1,0 +1,135 @@
+"""DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C; after arXiv 2212.09748) with rotary positions and adaLN."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.layers import LayerNorm, Rotary, sinusoid
+from dnadiff.vocab import Vocab
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x (1 + scale) + shift, with shift and scale (B, 1, D)."""
+    return x * (1 + scale) + shift
+
+
+class SigmaMap(nn.Module):
+    """An embedding of the noise level: (B,) -> (B, cond_dim)."""
+
+    def __init__(self, cond_dim: int, frequencies: int = 256) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.mlp = nn.Sequential(nn.Linear(frequencies, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        """(B,) -> (B, cond_dim)."""
+        return self.mlp(sinusoid(sigma, self.frequencies).to(self.mlp[0].weight.dtype))
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network, each scaled, shifted and gated by the noise level (adaLN-zero)."""
+
+    def __init__(self, d_model: int, n_heads: int, cond_dim: int, mlp_ratio: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.norm1 = LayerNorm(d_model)
+        self.attn_qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.attn_out = nn.Linear(d_model, d_model, bias=False)
+        self.norm2 = LayerNorm(d_model)
+        self.mlp = nn.Sequential(
+            nn.Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * d_model, d_model)
+        )
+        self.adaLN_modulation = nn.Linear(cond_dim, 6 * d_model)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.zeros_(self.adaLN_modulation.weight)
+        nn.init.zeros_(self.adaLN_modulation.bias)
+
+    def attend(self, x: Tensor, rotary: Rotary, valid: Tensor | None) -> Tensor:
+        """(B, L, D) -> (B, L, D); keys outside `valid` are not seen."""
+        batch, length, width = x.shape
+        q, k, v = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        mask = None if valid is None else valid[:, None, None, :]
+        mixed = scaled_dot_product_attention(rotary(q), rotary(k), v, attn_mask=mask)
+        return self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x: Tensor, condition: Tensor, rotary: Rotary, valid: Tensor | None) -> Tensor:
+        """(B, L, D), condition (B, cond_dim) -> (B, L, D)."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)
+        x = x + gate_a * self.dropout(self.attend(modulate(self.norm1(x), shift_a, scale_a), rotary, valid))
+        return x + gate_m * self.dropout(self.mlp(modulate(self.norm2(x), shift_m, scale_m)))
+
+
+class FinalNorm(nn.Module):
+    """The last adaLN and the linear map to logits; only the first half belongs to `features`."""
+
+    def __init__(self, d_model: int, rows: int, cond_dim: int) -> None:
+        super().__init__()
+        self.norm_final = LayerNorm(d_model)
+        self.linear = nn.Linear(d_model, rows)
+        self.adaLN_modulation = nn.Linear(cond_dim, 2 * d_model)
+        for layer in (self.linear, self.adaLN_modulation):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        shift, scale = self.adaLN_modulation(condition)[:, None].chunk(2, dim=-1)
+        return modulate(self.norm_final(x), shift, scale)
+
+
+class DiT(Backbone):
+    """The published DiT; module names are the published ones, so its weights load as they are.
+
+    Args:
+        vocab: the alphabet; one embedding row per id, untied from the head.
+        d_model: width D, a multiple of n_heads.
+        n_layers: number of blocks.
+        n_heads: attention heads.
+        cond_dim: width of the noise-level embedding.
+        mlp_ratio: feed-forward width over D.
+        dropout: on both branches of each block.
+        max_length: longest sequence; positions beyond those trained on mean nothing to rotary attention.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        d_model: int = 128,
+        n_layers: int = 4,
+        n_heads: int = 4,
+        cond_dim: int = 128,
+        mlp_ratio: int = 4,
+        dropout: float = 0.1,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(vocab, d_model)
+        if d_model % n_heads or (d_model // n_heads) % 2:
+            raise ValueError(
+                f"d_model {d_model} must be n_heads {n_heads} times an even head width; change backbone.d_model or backbone.n_heads"
+            )
+        self.max_length = max_length
+        self.vocab_embed = nn.ParameterDict({"embedding": nn.Parameter(torch.empty(vocab.size, d_model))})
+        nn.init.kaiming_uniform_(self.vocab_embed["embedding"], a=math.sqrt(5))
+        self.sigma_map = SigmaMap(cond_dim)
+        self.rotary_emb = Rotary(d_model // n_heads)
+        self.blocks = nn.ModuleList(Block(d_model, n_heads, cond_dim, mlp_ratio, dropout) for _ in range(n_layers))
+        self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
+
+    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """See `Backbone.features`; None stands for sigma = 0, as MDLM's network is told without time conditioning."""
+        self.check(ids, sigma, cond, takes_sigma=True)
+        sigma = torch.zeros(len(ids), device=ids.device) if sigma is None else sigma
+        condition = silu(self.sigma_map(sigma))
+        x = nn.functional.embedding(ids, self.vocab_embed["embedding"])
+        for block in self.blocks:
+            x = block(x, condition, self.rotary_emb, valid)
+        return self.output_layer(x, condition)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Raw logits (..., vocab.size) in float32."""
+        return self.output_layer.linear(features).float()

@@ -1,0 +1,63 @@
+"""Small layers that several networks share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, computed in float32 and returned in the type of the weight's use (arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation with a weight and no bias, in float32 under any autocast."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D) float32 (float64 stays)."""
+        x = x if x.dtype == torch.float64 else x.float()
+        return nn.functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), None, self.eps)
+
+
+def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
+    """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and DiT (arXiv 2212.09748)."""
+    half = width // 2
+    frequency = torch.exp(-math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half)
+    angle = sigma[:, None].float() * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding over half-split pairs (arXiv 2104.09864)."""
+
+    def __init__(self, head_width: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_width, self.base = head_width, base
+
+    def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (length, head_width), float32."""
+        exponent = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width
+        angle = torch.arange(length, dtype=torch.float32, device=device)[:, None] * self.base**-exponent
+        return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate (B, heads, L, head_width) by position."""
+        cos, sin = (a.to(x.dtype) for a in self.angles(x.shape[-2], x.device))
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,82 @@
+"""Mamba-1's selective state space mixer (arXiv 2312.00752), for one or both directions of reading.
+
+The scan and the short convolution are kernels (`dnadiff.kernels`); here are the projections around them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.kernels import selective_scan, short_conv
+
+# softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
+_NO_STEP = -1e4
+
+
+class Direction(nn.Module):
+    """What one reading direction owns: convolution, step size, B, C, A and skip.
+
+    Args:
+        d_inner: E, width inside the mixer.
+        d_state: N, states per channel.
+        d_conv: K, taps of the convolution.
+        dt_rank: rank of the step-size projection.
+        reverse: read from the last position to the first.
+    """
+
+    def __init__(self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool) -> None:
+        super().__init__()
+        self.d_state, self.dt_rank, self.reverse = d_state, dt_rank, reverse
+        bound = 1 / math.sqrt(d_conv)
+        self.conv_weight = nn.Parameter(torch.empty(d_inner, d_conv).uniform_(-bound, bound))
+        self.conv_bias = nn.Parameter(torch.empty(d_inner).uniform_(-bound, bound))
+        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * d_state, bias=False)
+        self.dt_weight = nn.Parameter(torch.empty(d_inner, dt_rank).uniform_(-(dt_rank**-0.5), dt_rank**-0.5))
+        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the inverse softplus of one.
+        step = torch.exp(torch.rand(d_inner) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=1e-4)
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        self.A_log = nn.Parameter(torch.arange(1, d_state + 1, dtype=torch.float32).log().repeat(d_inner, 1))
+        self.D = nn.Parameter(torch.ones(d_inner))
+        for parameter in (self.A_log, self.D, self.dt_bias):
+            parameter._no_weight_decay = True
+
+    def forward(self, x: Tensor, valid: Tensor | None, scan: str) -> Tensor:
+        """(B, L, E) -> (B, L, E)."""
+        x = short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, scan=scan)
+        if valid is not None:
+            x = x * valid[..., None].to(x.dtype)
+        rank, state = self.dt_rank, self.d_state
+        low, B, C = self.x_proj(x).split([rank, state, state], dim=-1)
+        delta = nn.functional.linear(low, self.dt_weight)
+        if valid is not None:
+            delta = delta.masked_fill(~valid[..., None], _NO_STEP)
+        return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
+
+
+class BiMamba(nn.Module):
+    """Two scans, one each way, between one input and one output projection.
+
+    The published network (arXiv 2403.03234, section 4.1, tied projections, strategy `add`) projects the sequence and its
+    reversal separately and adds two outputs; as both projections act on each position alone, one call of each
+    is the same function, and the two directions share one gate.
+    """
+
+    def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None) -> None:
+        super().__init__()
+        d_inner = expand * d_model
+        dt_rank = dt_rank or math.ceil(d_model / 16)
+        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
+        self.fwd = Direction(d_inner, d_state, d_conv, dt_rank, reverse=False)
+        self.rev = Direction(d_inner, d_state, d_conv, dt_rank, reverse=True)
+        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+
+    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        x, z = self.in_proj(hidden).chunk(2, dim=-1)
+        if valid is not None:
+            x = x * valid[..., None].to(x.dtype)
+        y = self.fwd(x, valid, scan) + self.rev(x, valid, scan)
+        return self.out_proj(y * nn.functional.silu(z))
