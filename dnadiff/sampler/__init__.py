@@ -1,0 +1,1 @@
+"""Ways of unmasking: one loop (`base`), one small file for each sampler."""
