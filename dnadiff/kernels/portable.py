@@ -1,0 +1,173 @@
+"""The selective scan in plain PyTorch: any device, float32 or float64, memory linear in L.
+
+The sequence is cut into chunks of at most 64 positions. Python loops over the positions of a chunk while every operation treats
+all chunks at once; what enters each chunk is itself a linear recurrence over chunks, solved the same way. So the number of
+operations grows with log L, and no array of size Bt L E N exists. Decays are only ever multiplied, never divided by, so
+strong decay loses nothing.
+
+Arrays inside are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LONGEST = 64  # positions in a chunk
+_SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 between
+
+
+def unsupported(device_type: str, dtype: torch.dtype) -> str:
+    """Why these inputs cannot be computed here: never."""
+    return ""
+
+
+def detail() -> str:
+    """What the log says beside the name."""
+    return "PyTorch"
+
+
+def selective_scan(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
+) -> Tensor:
+    """See `dnadiff.kernels.selective_scan`; tensors of one floating dtype."""
+    step = F.softplus(delta if delta_bias is None else delta + delta_bias)
+    return _Scan.apply(step, step * u, A.T, B, C, reverse) + D * u
+
+
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    """See `dnadiff.kernels.short_conv`: a sum of K shifted copies, cheaper than a depthwise conv1d on a CPU."""
+    L, K = x.shape[1], weight.shape[1]
+    x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
+    a = bias
+    for k in range(K):
+        first = K - 1 - k if reverse else k
+        a = torch.addcmul(a, x[:, first : first + L], weight[:, k])
+    return F.silu(a)
+
+
+class _Scan(torch.autograd.Function):
+    """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u."""
+
+    @staticmethod
+    def forward(ctx, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, reverse: bool) -> Tensor:
+        L = step.shape[1]
+        chunked = [_chunk(x) for x in (step, dx, B, C)]
+        h = _enter(*chunked[:3], A, reverse)
+        ctx.save_for_backward(step, dx, A, B, C, h)
+        ctx.reverse = reverse
+        return _outputs(*chunked, A, h, reverse).flatten(1, 2)[:, :L]
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, h = ctx.saved_tensors
+        step, dx, A, B, C = tensors
+        L = dy.shape[1]
+        chunked = [_chunk(x) for x in (step, dx, B, C, dy)]
+        dstep, ddx, dA, dB, dC = _gradients(*chunked, A, h, ctx.reverse)
+        dstep, ddx, dB, dC = (x.flatten(1, 2)[:, :L] for x in (dstep, ddx, dB, dC))
+        return dstep, ddx, dA, dB, dC, None
+
+
+def _chunk(x: Tensor) -> Tensor:
+    """`x (Bt, L, X)` as (Bt, chunks, T, X); positions past the end are 0, which a scan with step 0 does not see."""
+    Bt, L, X = x.shape
+    chunks = -(-L // _LONGEST)
+    T = -(-L // chunks)
+    if chunks * T > L:
+        x = F.pad(x, (0, 0, 0, chunks * T - L))
+    return x.reshape(Bt, chunks, T, X)
+
+
+def _positions(T: int, reverse: bool) -> list[int]:
+    return list(range(T))[::-1] if reverse else list(range(T))
+
+
+def _decay(step: Tensor, t: int, A: Tensor) -> Tensor:
+    return torch.mul(step[:, :, t, None], A).exp_()
+
+
+def _advance(h: Tensor, decay: Tensor, dx: Tensor, B: Tensor, t: int) -> Tensor:
+    return torch.addcmul(decay * h, B[:, :, t, :, None], dx[:, :, t, None])
+
+
+def _enter(step: Tensor, dx: Tensor, B: Tensor, A: Tensor, reverse: bool) -> Tensor:
+    """The state in front of every chunk, (Bt, chunks, N, E)."""
+    Bt, chunks, T, E = step.shape
+    h = step.new_zeros(Bt, chunks, A.shape[0], E)
+    if chunks == 1:
+        return h
+    for t in _positions(T, reverse):
+        h = _advance(h, _decay(step, t, A), dx, B, t)
+    total = torch.mul(step.sum(2)[:, :, None], A).exp_()
+    return _carry(total, h, reverse)
+
+
+def _carry(decay: Tensor, gain: Tensor, reverse: bool) -> Tensor:
+    """The recurrence s_{c+1} = decay_c s_c + gain_c from s = 0 over axis 1: all s_c, (Bt, chunks, N, E)."""
+    Bt, count, *state = decay.shape
+    groups = -(-count // _LONGEST)
+    T = -(-count // groups)
+    if groups * T > count:
+        end = (0, 0, 0, 0, 0, groups * T - count)
+        decay, gain = F.pad(decay, end, value=1.0), F.pad(gain, end)
+    decay, gain = decay.view(Bt, groups, T, *state), gain.view(Bt, groups, T, *state)
+    s = torch.zeros_like(gain[:, :, 0])
+    if groups > 1:
+        total = torch.ones_like(s)
+        for t in _positions(T, reverse):
+            s = torch.addcmul(gain[:, :, t], decay[:, :, t], s)
+            total = total * decay[:, :, t]
+        s = _carry(total, s, reverse)
+    entering = torch.empty_like(gain)
+    for t in _positions(T, reverse):
+        entering[:, :, t] = s
+        s = torch.addcmul(gain[:, :, t], decay[:, :, t], s)
+    return entering.flatten(1, 2)[:, :count]
+
+
+def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool) -> Tensor:
+    y = torch.empty_like(step)
+    for t in _positions(step.shape[2], reverse):
+        h = _advance(h, _decay(step, t, A), dx, B, t)
+        y[:, :, t] = (h * C[:, :, t, :, None]).sum(2)
+    return y
+
+
+def _gradients(
+    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, dy: Tensor, A: Tensor, h: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}: the gradients of step, dx, A, B and C.
+
+    One loop forwards finds what every chunk passes on to the one before it, with the product of decays at hand, and keeps
+    every `_SPAN`-th state; one loop backwards recomputes the states between them and accumulates the gradients.
+    """
+    order = _positions(step.shape[2], reverse)
+    spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]
+    starts, passed, product = [], torch.zeros_like(h), torch.ones_like(h)
+    for span in spans:
+        starts.append(h)
+        for t in span:
+            decay = _decay(step, t, A)
+            h = _advance(h, decay, dx, B, t)
+            product = product * decay
+            passed = torch.addcmul(passed, product, C[:, :, t, :, None] * dy[:, :, t, None])
+    g = _carry(product, passed, not reverse)  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
+
+    dstep, ddx, dB, dC, dA = torch.empty_like(step), torch.empty_like(step), torch.empty_like(B), torch.empty_like(C), torch.zeros_like(A)
+    for span in reversed(spans):
+        states, decays = [starts.pop()], []
+        for t in span:
+            decays.append(_decay(step, t, A))
+            states.append(_advance(states[-1], decays[-1], dx, B, t))
+        for t in reversed(span):
+            dC[:, :, t] = (states.pop() * dy[:, :, t, None]).sum(3)
+            g = torch.addcmul(g, C[:, :, t, :, None], dy[:, :, t, None])
+            dB[:, :, t] = (g * dx[:, :, t, None]).sum(3)
+            ddx[:, :, t] = (g * B[:, :, t, :, None]).sum(2)
+            g = g * decays.pop()
+            to_exponent = g * states[-1]
+            dstep[:, :, t] = (to_exponent * A).sum(2)
+            dA += (to_exponent * step[:, :, t, None]).sum((0, 1))
+    return dstep, ddx, dA, dB, dC

@@ -1,0 +1,179 @@
+"""The façade: checks shapes, chooses a scan, and calls it.
+
+A scan is a module of this package with `selective_scan`, `short_conv`, `unsupported(device_type, dtype) -> reason` and
+`detail() -> str`; a new one is that file and its row in `SCANS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dnadiff.kernels import cpu, portable, reference
+
+SCANS = {"cpu": cpu, "portable": portable, "reference": reference}  # the fastest first; `auto` stops at portable, which runs anywhere
+
+_log = logging.getLogger("dnadiff")
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    delta_bias: Tensor | None = None,
+    *,
+    reverse: bool = False,
+    scan: str = "auto",
+) -> Tensor:
+    """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and Algorithm 2 (S6).
+
+    With step = softplus(delta + delta_bias), zero initial state and position by position
+
+        h_l = exp(step_l A) h_{l-1} + step_l B_l u_l        y_l = sum_n C_l[n] h_l[:, n] + D u_l
+
+    As in the published code, B enters as step * B, not by the exact zero-order hold of the paper's equation (4).
+    A position with a very negative delta (-1e4) has step 0 and leaves the state as it is: padding.
+
+    Args:
+        u: (Bt, L, E) input.
+        delta: (Bt, L, E) step size before the softplus.
+        A: (E, N) negative decay rates.
+        B: (Bt, L, N) input weights of the states.
+        C: (Bt, L, N) output weights of the states.
+        D: (E,) weight of the skip connection.
+        delta_bias: (E,) added to delta.
+        reverse: run from the last position to the first; h_{l-1} above becomes h_{l+1}.
+        scan: a key of `SCANS`, or "auto": the environment variable DNADIFF_SCAN, else the fastest that works.
+
+    Returns:
+        (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise.
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    (Bt, L, E), N = _three("u", u), A.shape[-1]
+    expected = {"delta": (Bt, L, E), "A": (E, N), "B": (Bt, L, N), "C": (Bt, L, N), "D": (E,), "delta_bias": (E,)}
+    given = {"delta": delta, "A": A, "B": B, "C": C, "D": D, "delta_bias": delta_bias}
+    for name, x in given.items():
+        if x is not None and x.shape != expected[name]:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected[name]} for u of shape {(Bt, L, E)} and {N} states")
+    if u.numel() == 0:
+        return u * D.to(u.dtype)
+    dtype = _compute_dtype(u)
+    inputs = [None if x is None else x.to(dtype) for x in (u, *given.values())]
+    return SCANS[_choose(scan, u.device.type, dtype)].selective_scan(*inputs, reverse).to(u.dtype)
+
+
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False, scan: str = "auto") -> Tensor:
+    """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
+
+    Args:
+        x: (Bt, L, E).
+        weight: (E, K); the last tap meets the position itself.
+        bias: (E,).
+        reverse: the mirror image, which reads ahead: a_l = bias + sum_k weight[:, k] x_{l+K-1-k}.
+        scan: as in `selective_scan`.
+
+    Returns:
+        (Bt, L, E) in x's dtype.
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    E = _three("x", x)[2]
+    if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
+        raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and ({E},) for x {tuple(x.shape)}")
+    if x.numel() == 0:
+        return x * bias.to(x.dtype)
+    dtype = _compute_dtype(x)
+    inputs = (x.to(dtype), weight.to(dtype), bias.to(dtype))
+    return SCANS[_choose(scan, x.device.type, dtype)].short_conv(*inputs, reverse).to(x.dtype)
+
+
+def check_scan(scan: str) -> str:
+    """Give back the name of a scan, or refuse it before anything is computed.
+
+    Raises:
+        ValueError: if it is unknown.
+        RuntimeError: if it is forced and cannot run on this machine at all.
+    """
+    if scan != "auto" and scan not in SCANS:
+        raise ValueError(f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)")
+    if scan != "auto" and (reason := _failure(scan)):
+        raise RuntimeError(f"scan {scan!r} was asked for and cannot run: {reason}")
+    return scan
+
+
+def available_scans() -> dict[str, str]:
+    """Every scan and why it cannot run on this machine; an empty reason means that it can."""
+    return {name: _failure(name) for name in SCANS}
+
+
+def _three(name: str, x: Tensor) -> torch.Size:
+    if x.dim() != 3:
+        raise ValueError(f"{name} must be (batch, length, channels), got shape {tuple(x.shape)}")
+    return x.shape
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@torch.compiler.assume_constant_result  # the choice is made while tracing, so that a compiled model holds one operator
+def _choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
+    forced = scan if scan != "auto" else os.environ.get("DNADIFF_SCAN") or "auto"
+    if forced == "auto":
+        return _fastest(device_type, dtype)
+    check_scan(forced)
+    if reason := SCANS[forced].unsupported(device_type, dtype):
+        raise RuntimeError(f"scan {forced!r} was asked for and cannot run: {reason}")
+    return forced
+
+
+@cache
+def _fastest(device_type: str, dtype: torch.dtype) -> str:
+    for name, module in SCANS.items():
+        if module.unsupported(device_type, dtype):
+            continue
+        if reason := _failure(name):
+            _log.warning("selective scan: not %s, because %s", name, reason)
+            continue
+        _log.info("selective scan: %s (%s)", name, module.detail())
+        return name
+    raise AssertionError("portable supports everything")
+
+
+@cache
+def _failure(name: str) -> str:
+    """Why a scan does not work, found by calling it on a tiny input and comparing with the portable one."""
+    if name in ("portable", "reference"):
+        return ""  # what the others are measured by; nothing in them depends on the machine
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            ours, theirs = _probe(SCANS[name]), _probe(portable)
+    except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
+        return str(error) or repr(error)
+    worst = torch.stack([(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]).max()
+    return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
+
+
+def _probe(module) -> list[Tensor]:
+    """Outputs and gradients of both operations in both directions; 35 positions, 18 channels, 3 states."""
+    wave = torch.arange(35 * 18, dtype=torch.float32, device="cpu").view(1, 35, 18).mul(0.7).sin()
+    B, C, A, D, weight = wave[..., :3], wave[..., 5:8], wave[0, :18, 3:6] - 1.5, wave[0, 0], wave[0, :18, :4]
+    results = []
+    for reverse in (False, True):
+        inputs = [x.clone().requires_grad_() for x in (wave, wave.flip(1), A, B, C, D, D.flip(0), weight)]
+        *scan_inputs, w = inputs
+        y = module.selective_scan(module.short_conv(inputs[0], w, D, reverse), *scan_inputs[1:], reverse)
+        results += [y.detach(), *torch.autograd.grad((y * wave.flip(2)).sum(), inputs)]
+    return results

@@ -1,0 +1,284 @@
+// The selective scan of Mamba (arXiv 2312.00752, Algorithm 2) with softplus and skip in the same pass, forward and backward.
+//
+//   step = softplus(delta + bias);  h_l = exp(step_l A) h_{l-1} + step_l B_l u_l;  y_l = sum_n C_l[n] h_l[n] + D u_l
+//
+// A task is one sequence and one group of channels. It walks over the sequence in chunks of T positions; within a chunk the
+// channels go in blocks of W (one vector), and the N states of a block in tiles that fit the registers. Only the states in front
+// of each chunk are stored; the backward pass recomputes the others chunk by chunk, so no array of size B L E N ever exists.
+//
+// Arrays are channels last: u, delta, y (B, L, E), B, C (B, L, N), A (E, N). `states` is (B, chunks, blocks, N, W).
+#include "simd.h"
+
+namespace dnadiff {
+
+constexpr int T = 32;
+
+struct Shape {
+  ptrdiff_t L;
+  int E, N, blocks, chunks;
+  Shape(ptrdiff_t L, int E, int N) : L(L), E(E), N(N), blocks((E + W - 1) / W), chunks((int)((L + T - 1) / T)) {}
+  int lanes(int k) const { return E - k * W < W ? E - k * W : W; }
+  int length(int c) const { return L - (ptrdiff_t)c * T < T ? (int)(L - (ptrdiff_t)c * T) : T; }
+};
+
+template <int m>
+struct Tile {
+  static constexpr int states = m;
+};
+
+// Calls f(tile, n) for tiles that cover states 0..N-1, `most` (a power of two) at a time.
+template <int most, class F>
+static inline void over_tiles(int N, const F& f, int n = 0) {
+  for (; n + most <= N; n += most) f(Tile<most>(), n);
+  if constexpr (most > 1)
+    if (n < N) over_tiles<most / 2>(N, f, n);
+}
+
+// A (E, N) -> (blocks, N, W) for blocks k0 <= k < k1, in units of log 2: the decay is 2^(step a).
+static void pack_rates(const float* A, vec* a, const Shape& s, int k0, int k1) {
+  float* out = (float*)a;
+  for (int k = k0; k < k1; k++)
+    for (int n = 0; n < s.N; n++)
+      for (int j = 0; j < W; j++) *out++ = k * W + j < s.E ? A[(ptrdiff_t)(k * W + j) * s.N + n] * LOG2E : 0.f;
+}
+
+static void clear(vec* x, size_t count) { std::memset(static_cast<void*>(x), 0, count * sizeof(vec)); }
+
+// B and C at the positions of one chunk.
+struct Inputs {
+  const float *B[T], *C[T];
+};
+
+// What the passes know of one position of one block; dx = step * u.
+struct ForwardAt {
+  vec step, dx, y;
+};
+
+template <int m>
+static inline void advance(ForwardAt* __restrict at, int count, const Inputs& in, int n0, const vec* a, vec* h) {
+  vec s[m], r[m];
+  UNROLL for (int j = 0; j < m; j++) s[j] = h[n0 + j], r[j] = a[n0 + j];
+  for (int i = 0; i < count; i++) {
+    const float *b = in.B[i] + n0, *c = in.C[i] + n0;
+    const vec step = at[i].step, dx = at[i].dx;
+    vec y = at[i].y;
+    UNROLL for (int j = 0; j < m; j++) {
+      s[j] = exp2(step * r[j]) * s[j] + dx * b[j];
+      y += s[j] * c[j];
+    }
+    at[i].y = y;
+  }
+  UNROLL for (int j = 0; j < m; j++) h[n0 + j] = s[j];
+}
+
+struct BackwardAt {
+  vec u, dy, step, slope, dx, ddx, dstep;
+};
+
+template <int m>
+struct Past {
+  vec h[m], decay[m];  // the states before a position, and what they are multiplied with there
+};
+
+// With g_l = dy_l C_l + exp(step_{l+1} A) g_{l+1}, the gradient with respect to h_l, walking backwards:
+//   dC_l += dy_l h_l;   dB_l += g_l step_l u_l;   d(step_l u_l) = sum_n g_l B_l;   d(step_l A) = g_l exp(step_l A) h_{l-1}
+// `sums` (T, N, 2) holds dB and dC lane by lane.
+template <int m>
+static inline void retreat(BackwardAt* __restrict at, int count, const Inputs& in, int N, int n0, const vec* a, const vec* h, vec* g, vec* da,
+                           vec* __restrict sums, Past<m>* __restrict past) {
+  vec s[m], r[m];
+  UNROLL for (int j = 0; j < m; j++) s[j] = h[n0 + j], r[j] = a[n0 + j];
+  for (int i = 0; i < count; i++) {
+    const float* b = in.B[i] + n0;
+    const vec step = at[i].step, dx = at[i].dx;
+    UNROLL for (int j = 0; j < m; j++) {
+      const vec decay = exp2(step * r[j]);
+      past[i].h[j] = s[j];
+      past[i].decay[j] = decay;
+      s[j] = decay * s[j] + dx * b[j];
+    }
+  }
+  UNROLL for (int j = 0; j < m; j++) past[count].h[j] = s[j];
+
+  UNROLL for (int j = 0; j < m; j++) s[j] = g[n0 + j];
+  vec rate[m] = {};
+  for (int i = count - 1; i >= 0; i--) {
+    const float *b = in.B[i] + n0, *c = in.C[i] + n0;
+    vec* sum = sums + 2 * (i * N + n0);
+    const Past<m>* now = past + i;
+    const vec step = at[i].step, dx = at[i].dx, dy = at[i].dy;
+    vec ddx = at[i].ddx, dstep = at[i].dstep;
+    UNROLL for (int j = 0; j < m; j++) {
+      const vec grad = s[j] + dy * c[j];
+      sum[2 * j] += dx * grad;
+      sum[2 * j + 1] += dy * now[1].h[j];
+      ddx += grad * b[j];
+      s[j] = grad * now->decay[j];
+      const vec to_exponent = s[j] * now->h[j];
+      dstep += to_exponent * r[j];
+      rate[j] += to_exponent * step;
+    }
+    at[i].ddx = ddx, at[i].dstep = dstep;
+  }
+  UNROLL for (int j = 0; j < m; j++) g[n0 + j] = s[j], da[n0 + j] += rate[j];
+}
+
+struct Arrays {
+  const float *dy, *u, *delta, *A, *B, *C, *D, *bias;
+  float *y, *states, *du, *ddelta, *dA, *dB, *dC, *dD, *dbias;
+  ptrdiff_t dy_row, u_row, delta_row, B_row, C_row;  // distances between positions, in floats
+};
+
+// One sequence and the blocks k0 <= k < k1 of its channels.
+struct Walk {
+  const Arrays& p;
+  const Shape& s;
+  ptrdiff_t b;
+  int k0, k1, groups, group;
+  bool reverse;
+
+  Walk(const Arrays& p, const Shape& s, ptrdiff_t task, int groups, bool reverse)
+      : p(p), s(s), b(task / groups), groups(groups), group((int)(task % groups)), reverse(reverse) {
+    k0 = (int)((ptrdiff_t)s.blocks * group / groups), k1 = (int)((ptrdiff_t)s.blocks * (group + 1) / groups);
+  }
+
+  template <class Float>
+  Rows<Float> rows(Float* x, ptrdiff_t row) const {
+    return {x, b, s.L, row, reverse};
+  }
+
+  float* states(int c, int k) const { return p.states + ((b * s.chunks + c) * s.blocks + k) * s.N * W; }
+
+  void read(Inputs& in, int c) const {
+    const auto B = rows(p.B, p.B_row), C = rows(p.C, p.C_row);
+    for (int i = 0; i < s.length(c); i++) in.B[i] = B[(ptrdiff_t)c * T + i], in.C[i] = C[(ptrdiff_t)c * T + i];
+  }
+
+  void forward(vec* a, vec* h) const {
+    const auto us = rows(p.u, p.u_row), deltas = rows(p.delta, p.delta_row);
+    const auto ys = rows(p.y, s.E);
+    ForwardAt at[T];
+    Inputs in;
+    pack_rates(p.A, a, s, k0, k1);
+    clear(h, (size_t)(k1 - k0) * s.N);
+    for (int c = 0; c < s.chunks; c++) {
+      const ptrdiff_t i0 = (ptrdiff_t)c * T;
+      const int count = s.length(c);
+      read(in, c);
+      for (int k = k0; k < k1; k++) {
+        const int lanes = s.lanes(k), e = k * W;
+        const vec skip = load(p.D + e, lanes), bias = p.bias ? load(p.bias + e, lanes) : vec{};
+        const vec* rates = a + (k - k0) * s.N;
+        vec* state = h + (k - k0) * s.N;
+        if (p.states) std::memcpy(states(c, k), state, sizeof(vec) * s.N);
+        for (int i = 0; i < count; i++) {
+          vec slope, u = load(us[i0 + i] + e, lanes);
+          at[i].step = softplus(load(deltas[i0 + i] + e, lanes) + bias, slope);
+          at[i].dx = at[i].step * u;
+          at[i].y = skip * u;
+        }
+        over_tiles<M>(s.N, [&](auto tile, int n) { advance<tile.states>(at, count, in, n, rates, state); });
+        for (int i = 0; i < count; i++) store(ys[i0 + i] + e, at[i].y, lanes);
+      }
+    }
+  }
+
+  // Scratch of the backward pass: for each block (carried from chunk to chunk), and for one chunk.
+  struct Memory {
+    Scratch rates, g, da, dD, dbias, sums, past;
+    Memory(size_t blocks, size_t N)
+        : rates(blocks * N), g(blocks * N), da(blocks * N), dD(blocks), dbias(blocks), sums(2 * T * N), past(2 * (T + 1) * M) {}
+  };
+
+  void chunk(const Memory& memory, const Inputs& in, int c, int k) const {
+    const auto us = rows(p.u, p.u_row), deltas = rows(p.delta, p.delta_row), dys = rows(p.dy, p.dy_row);
+    const auto dus = rows(p.du, s.E), ddeltas = rows(p.ddelta, s.E);
+    const ptrdiff_t i0 = (ptrdiff_t)c * T;
+    const int count = s.length(c), lanes = s.lanes(k), e = k * W, first = (k - k0) * s.N;
+    const vec skip = load(p.D + e, lanes), bias = p.bias ? load(p.bias + e, lanes) : vec{};
+    BackwardAt at[T];
+    for (int i = 0; i < count; i++) {
+      at[i].u = load(us[i0 + i] + e, lanes);
+      at[i].dy = load(dys[i0 + i] + e, lanes);
+      at[i].step = softplus(load(deltas[i0 + i] + e, lanes) + bias, at[i].slope);
+      at[i].dx = at[i].step * at[i].u;
+      at[i].ddx = at[i].dstep = vec{};
+    }
+    over_tiles<M>(s.N, [&](auto tile, int n) {
+      constexpr int m = tile.states;
+      retreat<m>(at, count, in, s.N, n, memory.rates.at + first, (const vec*)states(c, k), memory.g.at + first, memory.da.at + first,
+                 memory.sums.at, (Past<m>*)memory.past.at);
+    });
+    vec dD = memory.dD.at[k - k0], dbias = memory.dbias.at[k - k0];
+    for (int i = 0; i < count; i++) {
+      const vec ddelta = (at[i].ddx * at[i].u + at[i].dstep * LN2) * at[i].slope;
+      dD += at[i].dy * at[i].u;
+      dbias += ddelta;
+      store(dus[i0 + i] + e, at[i].ddx * at[i].step + at[i].dy * skip, lanes);
+      store(ddeltas[i0 + i] + e, ddelta, lanes);
+    }
+    memory.dD.at[k - k0] = dD, memory.dbias.at[k - k0] = dbias;
+  }
+
+  void backward(const Memory& memory, ptrdiff_t batch) const {
+    const ptrdiff_t part = group * batch * s.L * s.N;  // every group of channels has sums of its own
+    const auto dBs = rows(p.dB + part, s.N), dCs = rows(p.dC + part, s.N);
+    Inputs in;
+    pack_rates(p.A, memory.rates.at, s, k0, k1);
+    clear(memory.g.at, (size_t)(k1 - k0) * s.N), clear(memory.da.at, (size_t)(k1 - k0) * s.N);
+    clear(memory.dD.at, k1 - k0), clear(memory.dbias.at, k1 - k0);
+    for (int c = s.chunks - 1; c >= 0; c--) {
+      read(in, c);
+      clear(memory.sums.at, (size_t)2 * T * s.N);
+      for (int k = k0; k < k1; k++) chunk(memory, in, c, k);
+      for (int i = 0; i < s.length(c); i++) {
+        float *dB = dBs[(ptrdiff_t)c * T + i], *dC = dCs[(ptrdiff_t)c * T + i];
+        const vec* lanes = memory.sums.at + 2 * i * s.N;
+        for (int n = 0; n < s.N; n++) dB[n] = sum(lanes + 2 * n), dC[n] = sum(lanes + 2 * n + 1);
+      }
+    }
+    for (int k = k0; k < k1; k++) {
+      const int lanes = s.lanes(k), e = k * W;
+      for (int n = 0; n < s.N; n++) store(p.dA + (b * s.N + n) * s.E + e, memory.da.at[(k - k0) * s.N + n], lanes);
+      store(p.dD + b * s.E + e, memory.dD.at[k - k0], lanes);
+      store(p.dbias + b * s.E + e, memory.dbias.at[k - k0], lanes);
+    }
+  }
+};
+
+}  // namespace dnadiff
+
+using namespace dnadiff;
+
+extern "C" {
+
+const char* dnadiff_vectors() { return NAME; }
+
+// `states` may be null: nothing is kept for a backward pass.
+void dnadiff_scan_forward(const float* u, const float* delta, const float* A, const float* B, const float* C, const float* D,
+                          const float* bias, float* y, float* states, int64_t batch, int64_t L, int64_t E, int64_t N, int64_t u_row,
+                          int64_t delta_row, int64_t B_row, int64_t C_row, int reverse, int groups, int threads) {
+  const Shape s(L, (int)E, (int)N);
+  Arrays p = {};
+  p.u = u, p.delta = delta, p.A = A, p.B = B, p.C = C, p.D = D, p.bias = bias, p.y = y, p.states = states;
+  p.u_row = u_row, p.delta_row = delta_row, p.B_row = B_row, p.C_row = C_row;
+  parallel(batch * groups, threads, [&](ptrdiff_t begin, ptrdiff_t end, int) {
+    const size_t most = (s.blocks + groups - 1) / groups;
+    Scratch rates(most * N), h(most * N);
+    for (ptrdiff_t task = begin; task < end; task++) Walk(p, s, task, groups, reverse).forward(rates.at, h.at);
+  });
+}
+
+// dA (batch, N, E), dD and dbias (batch, E) and dB, dC (groups, batch, L, N) are sums that the caller finishes over their first axis.
+void dnadiff_scan_backward(const float* dy, const float* u, const float* delta, const float* A, const float* B, const float* C,
+                           const float* D, const float* bias, float* states, float* du, float* ddelta, float* dA, float* dB, float* dC,
+                           float* dD, float* dbias, int64_t batch, int64_t L, int64_t E, int64_t N, int64_t dy_row, int64_t u_row,
+                           int64_t delta_row, int64_t B_row, int64_t C_row, int reverse, int groups, int threads) {
+  const Shape s(L, (int)E, (int)N);
+  const Arrays p = {dy, u, delta, A, B, C, D, bias, nullptr, states, du, ddelta, dA, dB, dC, dD, dbias, dy_row, u_row, delta_row, B_row, C_row};
+  parallel(batch * groups, threads, [&](ptrdiff_t begin, ptrdiff_t end, int) {
+    const Walk::Memory memory((s.blocks + groups - 1) / groups, N);
+    for (ptrdiff_t task = begin; task < end; task++) Walk(p, s, task, groups, reverse).backward(memory, batch);
+  });
+}
+}

@@ -1,0 +1,145 @@
+"""Times every scan, forward and forward + backward, beside the portable one and beside what the machine could do.
+
+    python scripts/bench/scan.py [--quick] [--json FILE]
+
+Times are the fastest of several repeats: other programs only ever add to them. Peak memory is what the process grew by
+(Linux only), inputs excluded, gradients included.
+
+The limit is the larger of two times, both from rates measured in the same run:
+
+- arithmetic: a state costs 12 vector instructions per position forward (9 for the exponential: multiply, round, subtract, 5 fused
+  multiply-adds, scale; then dx B, the state and the output) and 20 backward (11 to recompute it, 9 for the gradients), issued as
+  fast as a float32 matrix product issues its multiply-adds (its FLOP/s divided by 2);
+- bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta, dB, dC and the inputs again), as
+  fast as a copy moves them.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dnadiff.kernels import SCANS, available_scans, selective_scan, short_conv
+
+SIZES = [(4, 1024, 256, 16), (16, 512, 128, 16)]  # batch, length, channels, states
+LONG = [(1, 4096, 64, 16), (1, 16384, 64, 16), (1, 131072, 64, 16)]
+INSTRUCTIONS = {"forward": 12, "forward+backward": 32}
+
+
+def fastest(f: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest call, of at least three and as many as fit."""
+    f()
+    times = []
+    while len(times) < 3 or (sum(times) < seconds and len(times) < 200):
+        start = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_memory(f: Callable[[], object]) -> float | None:
+    """Megabytes that the process grows by during f, where the system can tell."""
+
+    def status(key: str) -> int:
+        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+
+    try:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = status("VmRSS")
+        f()
+        return (status("VmHWM") - before) / 1024
+    except (OSError, AttributeError):
+        return None
+
+
+def machine_rates() -> tuple[float, float]:
+    """Multiply-adds per second in a float32 matrix product, and bytes per second that a copy reads and writes."""
+    matmul = 0.0
+    for n in (512, 1024):  # the smaller one may fit between two interruptions, the larger one runs closer to the peak
+        a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+        matmul = max(matmul, n**3 / fastest(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 0.3))
+    x, y = torch.zeros(2**25), torch.empty(2**25)
+    return matmul, 2 * x.nbytes / fastest(lambda: y.copy_(x), 0.3)
+
+
+def limit(part: str, Bt: int, L: int, E: int, N: int, rates: tuple[float, float]) -> float:
+    """Seconds below which no scan of this kind can be on this machine."""
+    forward, backward = 3 * E + 2 * N, 5 * E + 4 * N
+    moved = 4 * Bt * L * (forward + (backward if part != "forward" else 0))
+    return max(Bt * L * E * N * INSTRUCTIONS[part] / rates[0], moved / rates[1])
+
+
+def inputs(Bt: int, L: int, E: int, N: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(Bt, L, E), (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), (E,), (E,)]
+    tensors = [torch.randn(s) for s in shapes]
+    tensors[1] -= 3.0
+    tensors[2] = -torch.arange(1.0, N + 1).expand(E, N).clone()
+    return [x.requires_grad_() for x in tensors]
+
+
+def calls(f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> dict[str, Callable[[], object]]:
+    weight = torch.randn_like(tensors[0])
+
+    def forward() -> None:
+        with torch.no_grad():
+            f(*tensors)
+
+    return {"forward": forward, "forward+backward": lambda: torch.autograd.grad(f(*tensors), tensors, weight)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the first size alone, a few repeats")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and what the ratio is to")
+    args = parser.parse_args()
+    seconds, sizes = (0.2, SIZES[:1]) if args.quick else (1.0, SIZES + LONG)
+
+    rates = machine_rates()
+    print(f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy")
+    for name, reason in available_scans().items():
+        print(f"{name}: {reason or SCANS[name].detail()}")
+    names = sorted((name for name, reason in available_scans().items() if not reason), key=lambda name: name != "portable")
+    rows = []
+
+    def report(label: str, value: float, unit: str, ratio: float | None = None, to: str = "") -> None:
+        rows.append({"name": label, "value": value, "unit": unit, "ratio": ratio, "to": to})
+        print(f"{label:56} {value:10.2f} {unit:3}" + (f" {ratio:8.2f} x {to}" if ratio is not None else ""))
+
+    for size in sizes:
+        Bt, L, E, N = size
+        tensors = inputs(*size)
+        base: dict[str, float] = {}
+        for name in names:
+            if name == "reference" and L > 1024:
+                continue
+            for part, f in calls(lambda *x, name=name: selective_scan(*x, scan=name), tensors).items():
+                label = f"scan {name} {part} B{Bt} L{L} E{E} N{N}"
+                memory, took = peak_memory(f), fastest(f, seconds)
+                base.setdefault(part, took)
+                report(label, took * 1e3, "ms", base[part] / took, "portable")
+                report(f"{label} limit", limit(part, *size, rates) * 1e3, "ms", limit(part, *size, rates) / took, "of this time")
+                if memory is not None:
+                    base.setdefault(f"{part} memory", memory)
+                    report(f"{label} memory", memory, "MB", memory / base[f"{part} memory"], "portable")
+        conv = [tensors[0], torch.randn(E, 4, requires_grad=True), tensors[5]]
+        for name in names:
+            if name == "reference":  # PyTorch's depthwise convolution takes seconds
+                continue
+            for part, f in calls(lambda *x, name=name: short_conv(*x, scan=name), conv).items():
+                took = fastest(f, seconds / 2)
+                base.setdefault(f"conv {part}", took)
+                report(f"conv {name} {part} B{Bt} L{L} E{E} K4", took * 1e3, "ms", base[f"conv {part}"] / took, "portable")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dnadiff.kernels import cpu, select
+
+
+@pytest.fixture
+def scan_inputs() -> Callable[..., list[Tensor]]:
+    """u, delta, A, B, C, D, delta_bias, the same numbers in every dtype."""
+
+    def make(Bt: int, L: int, E: int, N: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(L + 7 * E + 11 * N)
+        normal = [
+            torch.randn(s, generator=generator, dtype=torch.float64) for s in ((Bt, L, E), (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), E, E)
+        ]
+        normal[2] = -normal[2].exp()
+        return [x.to(torch.float32).to(dtype).requires_grad_() for x in normal]
+
+    return make
+
+
+@pytest.fixture
+def values_and_grads() -> Callable[..., list[Tensor]]:
+    """f(*inputs) and the gradients of a fixed weighting of it."""
+
+    def run(f: Callable[..., Tensor], inputs: list[Tensor], **kwargs) -> list[Tensor]:
+        y = f(*inputs, **kwargs)
+        weight = torch.arange(y.numel(), dtype=torch.float64).view_as(y).mul(0.37).sin().to(y.dtype)
+        return [y.detach(), *torch.autograd.grad((y * weight).sum(), inputs)]
+
+    return run
+
+
+@pytest.fixture
+def close() -> Callable[..., None]:
+    """Asserts equality within `tolerance` of each tensor's largest entry."""
+
+    def check(ours: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+        for i, (x, y) in enumerate(zip(ours, expected, strict=True)):
+            assert x.shape == y.shape
+            error = (x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-6)
+            assert error < tolerance, f"part {i}: {error:.1e}"  # 0: the output, then gradients in the order of the arguments
+
+    return check
+
+
+@pytest.fixture
+def fresh_choice():
+    """Forgets which scans work and which library is loaded, before and after."""
+
+    def forget() -> None:
+        for cached in (select._failure, select._fastest, cpu._library):
+            cached.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(params=["cpu", "portable", "reference"])
+def scan(request) -> str:
+    return request.param

@@ -1,0 +1,179 @@
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dnadiff.kernels import selective_scan
+
+PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
+NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
+
+# Every length, every number of states and a few odd widths; the reference's loop is slow, so long ones are narrow.
+GRID = [(1, 1), (2, 5), (3, 8), (31, 16), (64, 1), (64, 64), (1000, 5), (1000, 16), (4097, 1)]
+FAST = [
+    (scan, dtype) for scan, dtype in product(("cpu", "portable"), (torch.float32, torch.float64)) if (scan, dtype) != ("cpu", torch.float64)
+]
+
+
+def test_published_outputs_and_gradients_come_out(scan, close):
+    with safe_open(PARITY, "pt") as file:
+        fixture = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert isinstance(json.loads(file.metadata()["config"]), dict)
+    channels_last = {name: x.mT.contiguous() if x.dim() == 3 else x for name, x in fixture.items() if name != "last_state"}
+    inputs = {name: channels_last[name].requires_grad_() for name in (*NAMES, "z")}
+    out = selective_scan(*(inputs[name] for name in NAMES), scan=scan) * F.silu(inputs["z"])
+    grads = torch.autograd.grad(out, list(inputs.values()), channels_last["dout"])
+    close([out.detach(), *grads], [channels_last["out"], *(channels_last[f"grad_{name}"] for name in inputs)], 1e-4)
+
+
+@pytest.mark.parametrize(("L", "N"), GRID)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_every_scan_agrees_with_the_float64_reference(L, N, reverse, scan_inputs, values_and_grads, close):
+    Bt, E = (1, 3) if L > 2000 else (2, 19)
+    expected = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, torch.float64), reverse=reverse, scan="reference")
+    for scan, dtype in FAST:
+        ours = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, dtype), reverse=reverse, scan=scan)
+        close(ours, expected, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("E", [1, 15, 16, 33, 70])
+def test_any_width_and_batch_spread_over_any_number_of_threads(E, scan_inputs, values_and_grads, close):
+    threads = torch.get_num_threads()
+    expected = values_and_grads(selective_scan, scan_inputs(3, 40, E, 6, torch.float64), scan="portable")
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            close(values_and_grads(selective_scan, scan_inputs(3, 40, E, 6), scan="cpu"), expected, 1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_reverse_is_the_scan_of_the_reversed_sequence(scan, scan_inputs):
+    u, delta, A, B, C, D, bias = scan_inputs(2, 75, 6, 4)
+    flipped = selective_scan(u.flip(1), delta.flip(1), A, B.flip(1), C.flip(1), D, bias, scan=scan).flip(1)
+    torch.testing.assert_close(selective_scan(u, delta, A, B, C, D, bias, reverse=True, scan=scan), flipped)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_padding_leaves_the_state_alone_and_has_no_gradient(scan, reverse, scan_inputs, values_and_grads):
+    inputs = scan_inputs(2, 70, 5, 3)
+    keep = torch.ones(70, dtype=torch.bool)
+    keep[[0, 11, 12, 40, 69]] = False
+    with torch.no_grad():
+        inputs[1][:, ~keep] = -1e4
+    y, *grads = values_and_grads(selective_scan, inputs, reverse=reverse, scan=scan)
+    short = [x[:, keep] if x.dim() == 3 else x for x in inputs]
+    torch.testing.assert_close(y[:, keep], selective_scan(*short, reverse=reverse, scan=scan), rtol=1e-5, atol=1e-5)
+    assert all(g.isfinite().all() for g in grads)
+    assert grads[1][:, ~keep].eq(0).all() and grads[3][:, ~keep].eq(0).all()
+
+
+def test_strong_and_weak_decay_stay_exact(scan, scan_inputs, values_and_grads, close):
+    def decays(dtype):
+        inputs = scan_inputs(1, 130, 6, 4, dtype)
+        with torch.no_grad():
+            inputs[1][:, ::3] = 60.0  # exp(step A) underflows
+            inputs[1][:, 1::3] = -12.0  # exp(step A) is 1 up to rounding
+            inputs[2][:, 0] = -100.0
+        return inputs
+
+    expected = values_and_grads(selective_scan, decays(torch.float64), scan="reference")
+    close(values_and_grads(selective_scan, decays(torch.float32), scan=scan), expected, 1e-5)
+
+
+def test_bias_may_be_absent(scan, scan_inputs, values_and_grads, close):
+    *inputs, bias = scan_inputs(2, 33, 7, 3)
+    expected = values_and_grads(selective_scan, [*inputs, torch.zeros_like(bias).requires_grad_()], scan="reference")[:-1]
+    close(values_and_grads(selective_scan, inputs, scan=scan), expected, 1e-5)
+
+
+def test_inputs_may_be_slices_or_transposed(scan, scan_inputs, values_and_grads, close):
+    u, delta, A, B, C, D, bias = (x.detach() for x in scan_inputs(2, 37, 9, 4))
+    expected = values_and_grads(selective_scan, scan_inputs(2, 37, 9, 4), scan="reference")
+    both = torch.cat([torch.zeros(2, 37, 3), B, C], dim=-1)
+    views = [u.mT.contiguous().mT, delta, A.T.contiguous().T, both[..., 3:7], both[..., 7:], D, bias]
+    close(values_and_grads(selective_scan, [x.requires_grad_() for x in views], scan=scan), expected, 1e-5)
+
+
+def test_half_precision_is_computed_in_float32(scan, scan_inputs):
+    inputs = [x.detach().bfloat16() for x in scan_inputs(2, 40, 8, 4)]
+    y = selective_scan(*inputs, scan=scan)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, selective_scan(*(x.float() for x in inputs), scan="reference").bfloat16(), rtol=8e-3, atol=1e-4)
+
+
+def test_autocast_changes_nothing(scan, scan_inputs):
+    inputs = scan_inputs(2, 40, 8, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = selective_scan(*inputs, scan=scan)
+    assert torch.equal(inside, selective_scan(*inputs, scan=scan))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_portable_gradients_are_those_of_finite_differences(reverse, scan_inputs, monkeypatch):
+    monkeypatch.setattr("dnadiff.kernels.portable._LONGEST", 3)  # 7 positions: three chunks, whose carries make two
+    inputs = scan_inputs(2, 11, 2, 2, torch.float64)
+    assert torch.autograd.gradcheck(lambda *x: selective_scan(*x, reverse=reverse, scan="portable"), inputs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("test_utils", [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")])
+def test_the_cpu_operator_keeps_pytorchs_contract(reverse, test_utils, scan_inputs):
+    *inputs, bias = scan_inputs(2, 35, 5, 3)
+    for last in (bias, None):
+        torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True), test_utils=test_utils)
+
+
+def test_no_scan_but_the_reference_saves_all_states(scan_inputs):
+    Bt, L, E, N = 2, 256, 16, 16
+    for scan in ("cpu", "portable"):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: (sizes.append(x.numel()), x)[1], lambda x: x):
+            selective_scan(*scan_inputs(Bt, L, E, N), scan=scan)
+        assert sizes and max(sizes) <= Bt * L * E
+
+
+class Trace(TorchDispatchMode):
+    """Counts operations and remembers the largest tensor made."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.largest = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.calls += 1
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() >= x.numel() * x.element_size():  # not an expanded view
+                self.largest = max(self.largest, x.numel())
+        return out
+
+
+def test_portable_never_makes_all_states_and_loops_no_more_for_longer_sequences(scan_inputs, values_and_grads):
+    calls = []
+    for L in (512, 2048):
+        inputs = scan_inputs(1, L, 16, 16)
+        with Trace() as trace:
+            values_and_grads(selective_scan, inputs, scan="portable")
+        assert trace.largest <= L * 16  # of the 256 L that all states would be
+        calls.append(trace.calls)
+    assert calls[1] < 1.2 * calls[0]
+
+
+def test_an_empty_batch_gives_an_empty_output(scan, scan_inputs):
+    y = selective_scan(*scan_inputs(0, 5, 4, 2), scan=scan)
+    assert y.shape == (0, 5, 4)
+    y.sum().backward()
+
+
+def test_a_wrong_shape_is_named(scan_inputs):
+    u, delta, A, B, C, D, bias = scan_inputs(2, 5, 4, 3)
+    with pytest.raises(ValueError, match=r"C has shape \(2, 4, 3\), expected \(2, 5, 3\)"):
+        selective_scan(u, delta, A, B, C[:, 1:], D, bias)
+    with pytest.raises(ValueError, match=r"u must be \(batch, length, channels\)"):
+        selective_scan(u[0], delta, A, B, C, D, bias)
