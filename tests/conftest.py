@@ -81,3 +81,64 @@ def make_oracle():
 def parity():
     """Reads a file of tensors computed by the published implementations (tests/parity)."""
     return lambda name: load_file(Path(__file__).parent / "parity" / f"{name}.safetensors")
+
+
+@pytest.fixture
+def tiny_fasta(tmp_path):
+    """A FASTA file of 6,000 bases with a run of N, drawn from a period of seven so that a network can learn it."""
+    path = tmp_path / "tiny.fa"
+    body = ("ACGTTGA" * 900)[:6000]
+    body = body[:500] + "N" * 20 + body[520:]
+    path.write_text(">one\n" + "\n".join(body[i : i + 60] for i in range(0, len(body), 60)) + "\n")
+    return path
+
+
+@pytest.fixture
+def cli(monkeypatch, tmp_path, capfd):
+    """Runs a command line in `tmp_path` within this process: cli("train", "seed=2") -> (exit status, output, errors)."""
+    import importlib
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *args):
+        monkeypatch.setattr("sys.argv", [f"dnadiff.{name}", *args])
+        capfd.readouterr()
+        try:
+            importlib.import_module(f"dnadiff.{name}").main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code or 0
+        return status, *capfd.readouterr()
+
+    return run
+
+
+SMALL = ["data.length=64", "data.batch_size=4", "trainer.val_check_interval=4", "data.max_valid_windows=4", "trainer.accelerator=cpu"]
+SMALL_NETWORK = {
+    "caduceus": ["backbone.d_model=16", "backbone.n_layers=1"],
+    "dit": ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"],
+}
+
+
+@pytest.fixture
+def train_args(tiny_fasta):
+    """Arguments of a training run of seconds: train_args(backbone, steps, *more)."""
+
+    def args(backbone="caduceus", steps=4, *more, data=("data=fasta", f"data.path={tiny_fasta}")):
+        return [*data, f"backbone={backbone}", *SMALL, *SMALL_NETWORK[backbone], f"trainer.max_steps={steps}", "hydra.run.dir=run", *more]
+
+    return args
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The run folder of a small Caduceus trained for a few steps on a FASTA file."""
+    from dnadiff.config import compose
+    from dnadiff.train import run
+
+    folder = tmp_path_factory.mktemp("trained")
+    path = folder / "tiny.fa"
+    path.write_text(">one\n" + "ACGTTGA" * 860 + "\n")
+    args = ["data=fasta", f"data.path={path}", *SMALL, *SMALL_NETWORK["caduceus"], "trainer.max_steps=30", "optimizer.lr=1e-2"]
+    run(compose("train", args), folder / "run", args)
+    return folder / "run"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.layers import RMSNorm
 from dnadiff.backbone.mixer import BiMamba
+from dnadiff.kernels import check_scan
 from dnadiff.vocab import Vocab
 
 
@@ -60,7 +61,7 @@ class Caduceus(Backbone):
     ) -> None:
         super().__init__(vocab, d_model)
         rows = math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to
-        self.scan = scan
+        self.scan = check_scan(scan)
         self.embedding = nn.Embedding(rows, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(Block(d_model, norm_eps, d_state=d_state, d_conv=d_conv, expand=expand) for _ in range(n_layers))

@@ -1,0 +1,159 @@
+"""Saving and loading (denoiser, tokenizer, config) without a Trainer.
+
+A checkpoint is a Lightning file read as a plain dict: weights (averaged where training averaged), and under
+`hyper_parameters` the resolved configuration and the tokenizer. Nothing in it is executed: tensors are read with
+`weights_only=True`, and only classes of this package are built (`dnadiff.config.build`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.config import PACKAGE, build
+from dnadiff.denoiser import Denoiser
+from dnadiff.noise import NoiseSchedule
+from dnadiff.process import AbsorbingProcess
+
+PREFIX = "denoiser."
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use.
+
+    Attributes:
+        denoiser: in evaluation mode.
+        process: its absorbing process.
+        tokenizer: letters to ids and back; `tokenizer.vocab` is the denoiser's.
+        config: the resolved configuration of its training run.
+        path: the file it came from.
+        step: optimizer steps taken.
+    """
+
+    denoiser: Denoiser
+    process: AbsorbingProcess
+    tokenizer: Any
+    config: dict[str, Any]
+    path: Path
+    step: int
+
+
+def build_denoiser(
+    config: Mapping[str, Any], tokenizer: Any, trust: Sequence[str] | None = (PACKAGE,)
+) -> tuple[Denoiser, AbsorbingProcess]:
+    """The untrained network and process that a training configuration describes."""
+    noise = build(config["noise"], trust=trust)
+    backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
+    if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
+        raise ValueError("noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_")
+    denoiser = Denoiser(backbone, noise=noise, time_conditioning=bool(config.get("time_conditioning", False)))
+    return denoiser, AbsorbingProcess(tokenizer.vocab, noise)
+
+
+def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
+    """The checkpoint file meant by a run folder, a file, or the word `latest`.
+
+    A run folder stands for its `checkpoints/best.ckpt`, or `last.ckpt` where no validation has run.
+
+    Raises:
+        FileNotFoundError: naming what was looked for.
+    """
+    path = Path(checkpoint)
+    if str(checkpoint) == "latest":
+        found = sorted(Path(runs).glob("*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime)
+        if not found:
+            raise FileNotFoundError(f"checkpoint=latest found no run under {runs}; train one, or name a run folder")
+        path = found[-1].parent.parent
+    if path.is_dir():
+        candidates = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
+        raise FileNotFoundError(
+            f"{path} holds no checkpoints/best.ckpt or checkpoints/last.ckpt; name a run folder that python -m dnadiff.train made"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist; give a run folder, a .ckpt file, or latest")
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint file; no code in it runs.
+
+    Raises:
+        ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors and plain values, and was not loaded: it could run code on this machine"
+        ) from error
+    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(
+            f"{path} is damaged or truncated ({(str(error) or type(error).__name__).splitlines()[0]}); use another checkpoint of the run"
+        ) from error
+    if not isinstance(content, dict) or "state_dict" not in content or "config" not in content.get("hyper_parameters", {}):
+        raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights or configuration")
+    return content
+
+
+def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loaded:
+    """The model of a run folder or checkpoint file.
+
+    Args:
+        checkpoint: see `find`.
+        trust: further packages whose classes its configuration may name.
+
+    Raises:
+        ValueError: if it is damaged, names classes that are not trusted, or its weights do not fit its configuration.
+        FileNotFoundError: if it does not exist.
+    """
+    path = find(checkpoint)
+    content = read(path)
+    allowed = (PACKAGE, *trust)
+    config, spelling = content["hyper_parameters"]["config"], content["hyper_parameters"]["tokenizer"]
+    tokenizer = build(spelling, trust=allowed)
+    denoiser, process = build_denoiser(config, tokenizer, allowed)
+    load_weights(denoiser, {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}, path)
+    return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content.get("global_step", 0)))
+
+
+def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) -> None:
+    """Put tensors into a denoiser, or say which ones do not fit.
+
+    Raises:
+        ValueError: listing missing, surplus and misshapen tensors.
+    """
+    own = denoiser.state_dict()
+    faults = [f"missing {name}" for name in own if name not in state]
+    faults += [f"surplus {name}" for name in state if name not in own]
+    faults += [
+        f"{name} is {tuple(state[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in own
+        if name in state and own[name].shape != state[name].shape
+    ]
+    if faults:
+        shown = "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else "")
+        raise ValueError(
+            f"the weights in {source} do not fit the network of the configuration: {shown}. Was it trained with another vocabulary or size?"
+        )
+    denoiser.load_state_dict(state)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON beside the target, then rename: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

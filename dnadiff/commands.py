@@ -1,0 +1,169 @@
+"""What the command lines share: composing the configuration, the run folder, and errors in one line.
+
+Only this file, `config` and the command lines know Hydra.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dnadiff.config import compose, config_dir
+
+Command = Callable[[dict[str, Any], Path, list[str]], None]
+LIST = {
+    "train": "train a masked diffusion model on a genome or a text",
+    "evaluate": "held-out likelihood with error bars, beside Markov models",
+    "sample": "write synthetic sequences to FASTA",
+    "finetune": "fine-tune a trained model into a classifier, beside baselines",
+}
+
+
+def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None:
+    """Run one command line: compose `configs/<name>.yaml` with the overrides, call `function(config, run folder, overrides)`.
+
+    An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
+    A run folder that a refused start left empty is removed.
+    """
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing, and the one line is ours
+    if argv is not None:
+        sys.argv = [f"dnadiff.{name}", *argv]
+    overrides = [a for a in sys.argv[1:] if not a.startswith("-")]
+    try:
+        _main(name, function)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        if before == "1":
+            raise
+        print(f"error: {explain(error, name, overrides)}", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+
+
+def _main(name: str, function: Command) -> None:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    caught: list[Exception] = []  # raised again outside, for Hydra writes its own line about every error that passes through it
+
+    # Hydra resolves a relative folder against the caller's file, which breaks outside a checkout.
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=name)
+    def main(config: Any) -> None:
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
+        quieten()
+        try:
+            plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            function(plain, run_dir, list(HydraConfig.get().overrides.task))
+        except Exception as error:
+            caught.append(error)
+        finally:
+            remove_if_empty(run_dir)
+
+    main()
+    if caught:
+        raise caught[0]
+
+
+def quieten() -> None:
+    """Our own messages at INFO; of Lightning only what a user must act on."""
+    log = logging.getLogger("dnadiff")
+    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
+    log.setLevel(logging.INFO)
+    for name in ("pytorch", "fabric"):
+        # Lightning sets the level of its own root when it is imported; that of this child it leaves alone.
+        logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning.*")
+    warnings.filterwarnings("ignore", message=r".*(lr_scheduler\.step|isinstance\(treespec|num_workers).*")
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing, and the parents that this leaves with nothing."""
+    for path in (folder, *folder.parents[:2]):
+        try:
+            path.rmdir()
+        except OSError:
+            return
+
+
+def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
+    """One line: what is wrong and what to do."""
+    text = _first_line(error)
+    kind = type(error).__name__
+    if kind in ("ConfigCompositionException", "MissingConfigException", "OverrideParseException", "ConfigAttributeError", "ConfigKeyError"):
+        return _explain_config(error, name, overrides)
+    if kind == "MissingMandatoryValue" or kind == "InterpolationToMissingValueError":
+        key = re.search(r"(?:Missing mandatory value|MissingMandatoryValue while resolving.*?interpolation.*?)[: ]+([\w.]+)", str(error))
+        where = re.search(r"full_key: ([\w.]+)", str(error))
+        missing = (where or key).group(1) if where or key else "a value"
+        return f"{missing} is missing: give {missing}=... on the command line (python -m dnadiff.{name} --help shows how)"
+    forced = isinstance(error, RuntimeError) and "was asked for and cannot run" in text
+    if forced or (isinstance(error, (ValueError, OSError)) and kind != "UnicodeDecodeError"):
+        return text
+    return f"{kind}: {text} (HYDRA_FULL_ERROR=1 shows where)"
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _explain_config(error: Exception, name: str, overrides: Sequence[str]) -> str:
+    text = str(error)
+    if choice := re.search(r"Could not find '([\w/]+)'.*Available options in '([\w/]+)':\s*(.*)", text, re.DOTALL):
+        group, known = choice[2], re.findall(r"[\w.\-]+", choice[3].partition("\n\n")[0].partition("\nConfig search path")[0])
+        wanted = choice[1].removeprefix(group + "/")
+        return f"{group}={wanted} does not exist{_closest(wanted, known)}; known: {', '.join(sorted(known))}"
+    if type(error).__name__ == "OverrideParseException":
+        return (
+            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
+        )
+    if key := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text):
+        return unknown_key(key[1].partition("@")[0], name)
+    return " ".join(text.split())
+
+
+def unknown_key(key: str, name: str) -> str:
+    """What to say of a key or group that the command does not have."""
+    config = compose_again(name)
+    if key.startswith("data.") and not config.get("data"):
+        return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
+    known = list(flatten(config))
+    shelf = key.rpartition(".")[0]
+    beside = [k for k in known if k.rpartition(".")[0] == shelf and shelf] or sorted({k.partition(".")[0] for k in known})
+    return f"unknown key {key}{_closest(key, known)}; known{f' in {shelf}' if shelf else ''}: {', '.join(k.rpartition('.')[2] for k in sorted(set(beside)))}"
+
+
+def compose_again(name: str) -> dict[str, Any]:
+    """The command's configuration without overrides, unresolved where something is missing."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    return compose(name, resolve=False)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys."""
+    for key, value in config.items():
+        yield prefix + str(key)
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""

@@ -1,0 +1,120 @@
+"""Configuration: where the yaml files are, how they are composed, and how a plain dict becomes an object.
+
+Hydra composes and is imported late; objects are built here, so that loading a checkpoint and running a command
+line obey the same rules. Loading is not running: a config that comes with a checkpoint may name classes of this
+package (and of packages that the user trusts) and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def config_dir() -> Path:
+    """The folder of yaml files: inside the installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "configs", here.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"the configuration folder is missing beside {here}; reinstall dnadiff")
+
+
+def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True) -> dict[str, Any]:
+    """The configuration of a command as a plain dict, for scripts and tests.
+
+    Args:
+        command: `train`, `evaluate`, `sample` or `finetune`.
+        overrides: as on the command line, `["backbone=dit", "seed=3"]`.
+        resolve: replace `${...}` by what it refers to.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra_compose(command, overrides=list(overrides))
+        return OmegaConf.to_container(config, resolve=resolve)
+
+
+def locate(target: str, trust: Sequence[str] | None) -> Any:
+    """The class or function that a `_target_` names.
+
+    Args:
+        target: a dotted path.
+        trust: packages whose code may be called; None is anything (a user's own command line).
+
+    Raises:
+        ValueError: if it does not exist or belongs to a package that is not trusted.
+    """
+    root = target.partition(".")[0]
+    if trust is not None and root not in trust:
+        raise ValueError(
+            f"refused to build {target!r}: this configuration may only name classes of {', '.join(trust)}; if you trust its source, load it with trust=({root!r},)"
+        )
+    module_name, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"_target_ {target!r} does not exist ({error}); check its spelling") from error
+    # A module of ours may have imported something that is not ours: what counts is where it was defined.
+    if trust is not None and str(getattr(found, "__module__", "")).partition(".")[0] not in trust:
+        raise ValueError(f"refused to build {target!r}: it is defined outside {', '.join(trust)}")
+    if not callable(found):
+        raise ValueError(f"_target_ {target!r} is not a class or a function")
+    return found
+
+
+def check(config: Any, trust: Sequence[str] | None = (PACKAGE,)) -> None:
+    """Look up every `_target_` in a nested config and call none, so that nothing runs before all are allowed."""
+    if isinstance(config, Mapping):
+        if "_target_" in config:
+            locate(config["_target_"], trust)
+        for value in config.values():
+            check(value, trust)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            check(value, trust)
+
+
+def build(config: Mapping[str, Any], *args: Any, trust: Sequence[str] | None = (PACKAGE,), **extra: Any) -> Any:
+    """The object that a config describes.
+
+    `_target_` names the callable, `_partial_: true` leaves it waiting for arguments known later; nested configs are
+    built first. `args` and `extra` go to the outermost call.
+
+    Args:
+        config: a plain dict (resolved).
+        *args: positional arguments.
+        trust: packages that may be called; None allows all.
+        **extra: keyword arguments; they win over the config's.
+
+    Raises:
+        ValueError: for a `_target_` that is missing, not trusted, or given arguments it does not take.
+    """
+    check(config, trust)
+    return _build(config, args, extra, trust)
+
+
+def _build(config: Any, args: tuple, extra: dict[str, Any], trust: Sequence[str] | None) -> Any:
+    if isinstance(config, (list, tuple)):
+        return [_build(value, (), {}, trust) for value in config]
+    if not isinstance(config, Mapping):
+        return config
+    values = {key: _build(value, (), {}, trust) for key, value in config.items() if key not in ("_target_", "_partial_")}
+    if "_target_" not in config:
+        return values
+    target = locate(config["_target_"], trust)
+    if config.get("_partial_", False):
+        return functools.partial(target, *args, **values, **extra)
+    try:
+        return target(*args, **(values | extra))
+    except TypeError as error:
+        if "argument" in str(error):
+            raise ValueError(f"{config['_target_']}: {error}") from error
+        raise

@@ -1,0 +1,81 @@
+"""One progress display for training, evaluation and sampling: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+
+class Progress:
+    """Counts steps of known number, with a rate in tokens and the time left.
+
+    Args:
+        total: steps in all.
+        label: what is being done.
+        initial: steps done before (a resumed run).
+        every: seconds between lines where standard error is not a terminal.
+        stream: where to write; standard error by default.
+    """
+
+    def __init__(self, total: int, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
+        self.total, self.label, self.done, self.initial, self.every = total, label, initial, initial, every
+        self.stream = stream or sys.stderr
+        self.is_terminal = self.stream.isatty()
+        self.start = self.shown = time.monotonic()
+        self.tokens = 0
+        self.notes: dict[str, str] = {}
+
+    def update(self, steps: int = 1, tokens: int = 0, **notes: Any) -> None:
+        """Count `steps` and `tokens`; `notes` (name=text) stand at the end of the line until replaced."""
+        self.done += steps
+        self.tokens += tokens
+        self.notes |= {name: str(value) for name, value in notes.items()}
+        now = time.monotonic()
+        if now - self.shown >= (0.2 if self.is_terminal else self.every) or (self.done >= self.total and self.is_terminal):
+            self.shown = now
+            self._write(now)
+
+    def _write(self, now: float) -> None:
+        seconds = max(now - self.start, 1e-9)
+        left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
+        parts = [f"{self.done}/{self.total}", *(f"{name} {value}" for name, value in self.notes.items())]
+        if self.tokens:
+            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
+        parts.append(f"{duration(left)} left")
+        line = f"{self.label}  " + "  ".join(parts)
+        if self.is_terminal:
+            filled = round(24 * min(1.0, self.done / max(self.total, 1)))
+            self.stream.write(f"\r\x1b[K{self.label} |{'█' * filled}{'·' * (24 - filled)}| " + "  ".join(parts))
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """End the line."""
+        if self.is_terminal:
+            self.stream.write("\n")
+            self.stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss.
+
+    >>> duration(75)
+    '1:15'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def table(rows: list[tuple[str, ...]], header: tuple[str, ...] | None = None) -> str:
+    """Rows of text in aligned columns: the first to the left, the others to the right."""
+    everything = ([header] if header else []) + rows
+    widths = [max(len(row[i]) for row in everything if i < len(row)) for i in range(max(map(len, everything)))]
+
+    def line(row: tuple[str, ...]) -> str:
+        return "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+
+    lines = [line(row) for row in rows]
+    return "\n".join(([line(header), "  ".join("-" * w for w in widths)] if header else []) + lines)

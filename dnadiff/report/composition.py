@@ -1,0 +1,209 @@
+"""What sequences are made of, samples beside real windows: frequencies of short words and GC content, with the floor of chance.
+
+Even real windows differ from one another. The floor says by how much: random sets of real windows, as large as the set of
+samples, are held against the remaining real windows, and the samples against the same remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
+
+_LETTERS = "ACGT"
+_NO_BASE = 255
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far the samples lie from real windows, beside how far real windows lie from each other.
+
+    Attributes:
+        samples: mean distance of the samples.
+        floor, low, high: mean distance of as many real windows, and the range of 95 % of the random splits.
+    """
+
+    samples: float
+    floor: float
+    low: float
+    high: float
+
+    @property
+    def beyond_floor(self) -> bool:
+        """Whether the samples are farther away than 97.5 % of the sets of real windows."""
+        return self.samples > self.high
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Samples and real windows in numbers.
+
+    Attributes:
+        k: bases in a word.
+        words: (W,) labels; with both strands a word and its reverse complement share one, such as `AAC/GTT`.
+        sample_frequency, real_frequency: (W,) of each word; those with a shared label are the frequency of one of the two.
+        word_low, word_high: (W,) range of 95 % of random sets of real windows.
+        sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
+        num_compared: real windows in each random set.
+        length: bases in each sequence.
+        word_distance: total variation between the frequencies, 0 to 1.
+        gc_distance: Wasserstein-1 between the distributions of GC fraction.
+        gc_sets: (splits, num_compared) GC fractions of the random sets of real windows.
+    """
+
+    k: int
+    words: tuple[str, ...]
+    sample_frequency: np.ndarray
+    real_frequency: np.ndarray
+    word_low: np.ndarray
+    word_high: np.ndarray
+    sample_gc: np.ndarray
+    real_gc: np.ndarray
+    num_compared: int
+    length: int
+    word_distance: Distance
+    gc_distance: Distance
+    gc_sets: np.ndarray
+
+    @property
+    def unusual(self) -> np.ndarray:
+        """(W,) bool: words whose frequency in the samples lies outside the range of real windows."""
+        return (self.sample_frequency < self.word_low) | (self.sample_frequency > self.word_high)
+
+
+def compare(
+    samples: Iterable[str | bytes | np.ndarray],
+    real: Iterable[str | bytes | np.ndarray],
+    k: int = 3,
+    both_strands: bool = True,
+    num_splits: int = 200,
+    seed: int = 0,
+) -> Composition:
+    """Words of k bases and GC content of samples against real windows of the same length.
+
+    Args:
+        samples: sequences as letters, or as uint8 arrays (0 A, 1 C, 2 G, 3 T, 4 unknown).
+        real: windows of the genome of the samples' length; at least four, better many more than samples.
+        k: length of the words.
+        both_strands: count each word on both strands; False for strand-oriented data.
+        num_splits: random splits of the real windows for the floor.
+        seed: of the splits.
+
+    Raises:
+        ValueError: if there are too few sequences, their lengths differ, or one holds no known base or a letter that is none.
+    """
+    samples = [as_bases(sequence) for sequence in samples]
+    real = [as_bases(sequence) for sequence in real]
+    length = _common_length(samples, real)
+    sample_counts, real_counts = _counts(samples, k, both_strands), _counts(real, k, both_strands)
+    sample_gc, real_gc = _gc(samples, "samples"), _gc(real, "real")
+    number = min(len(samples), len(real) // 2)
+    rng = np.random.default_rng(seed)
+    real_sets = [np.split(rng.permutation(len(real)), [number]) for _ in range(num_splits)]
+    sample_sets = [rng.permutation(len(samples))[:number] for _ in range(num_splits)]
+    sets = np.array([_frequencies(real_counts[chosen]) for chosen, _ in real_sets])
+    shown, words = _words(k, both_strands)
+    low, high = np.quantile(sets, [0.025, 0.975], axis=0)[:, shown]
+    return Composition(
+        k=k,
+        words=words,
+        sample_frequency=_frequencies(sample_counts)[shown],
+        real_frequency=_frequencies(real_counts)[shown],
+        word_low=low,
+        word_high=high,
+        sample_gc=sample_gc,
+        real_gc=real_gc,
+        num_compared=number,
+        length=length,
+        word_distance=_distance(_total_variation, sample_counts, real_counts, sample_sets, real_sets),
+        gc_distance=_distance(_wasserstein, sample_gc, real_gc, sample_sets, real_sets),
+        gc_sets=np.array([real_gc[chosen] for chosen, _ in real_sets]),
+    )
+
+
+def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
+    """Letters as bases, 0 A, 1 C, 2 G, 3 T (U) and 4 for the ambiguous ones; an array is checked and passed on.
+
+    Raises:
+        ValueError: if a letter is no nucleotide code.
+    """
+    if isinstance(sequence, np.ndarray):
+        check_bases(sequence)
+        return sequence
+    raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
+    bases = _base_of_letter()[np.frombuffer(raw, np.uint8)]
+    if (bases == _NO_BASE).any():
+        position = int(np.argmax(bases == _NO_BASE))
+        raise ValueError(f"the sequence holds {sequence[position : position + 1]!r} at position {position}, which is no nucleotide code")
+    return bases
+
+
+def _base_of_letter() -> np.ndarray:
+    table = np.full(256, _NO_BASE, np.uint8)
+    for letters in (b"NRYKMSWBDHV", b"nrykmswbdhv"):
+        table[list(letters)] = UNKNOWN
+    for letters in (b"ACGTU", b"acgtu"):
+        table[list(letters)] = [0, 1, 2, 3, 3]
+    return table
+
+
+def _common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
+    if len(samples) < 2 or len(real) < 4:
+        raise ValueError(f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4")
+    lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
+    if len(lengths[0]) > 1 or lengths[0] != lengths[1]:
+        ours, theirs = (", ".join(map(str, sorted(each)[:4])) for each in lengths)
+        raise ValueError(
+            f"samples have length {ours} and real windows {theirs}; GC content is comparable at one common length only, so cut both to it"
+        )
+    return lengths[0].pop()
+
+
+def _counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool) -> np.ndarray:
+    return np.stack([spectrum([bases], k, both_strands) for bases in sequences])  # (S, 4**k)
+
+
+def _frequencies(counts: np.ndarray) -> np.ndarray:
+    total = counts.sum(0)
+    return total / max(total.sum(), 1)
+
+
+def _gc(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
+    known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
+    if (known == 0).any():
+        raise ValueError(f"sequence {int(np.argmin(known))} of {name} holds no A, C, G or T")
+    return np.array([((bases == 1) | (bases == 2)).sum() for bases in sequences]) / known
+
+
+def _words(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The codes to show and their labels; with both strands one of each pair."""
+    every = np.arange(4**k, dtype=np.uint64)
+    other = reverse_complement_codes(every, k)
+    shown = np.flatnonzero(every <= other) if both_strands else np.arange(4**k)
+    pairs = [(int(code), int(other[code])) for code in shown]
+    return shown, tuple(_spell(a, k) if a == b or not both_strands else f"{_spell(a, k)}/{_spell(b, k)}" for a, b in pairs)
+
+
+def _spell(code: int, k: int) -> str:
+    return "".join(_LETTERS[code >> 2 * place & 3] for place in reversed(range(k)))
+
+
+def _distance(
+    measure: Callable[[np.ndarray, np.ndarray], float], samples: np.ndarray, real: np.ndarray, sample_sets: list, real_sets: list
+) -> Distance:
+    ours = [measure(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)]
+    floor = [measure(real[chosen], real[rest]) for chosen, rest in real_sets]
+    low, high = np.quantile(floor, [0.025, 0.975])
+    return Distance(float(np.mean(ours)), float(np.mean(floor)), float(low), float(high))
+
+
+def _total_variation(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
+
+
+def _wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+    levels = (np.arange(200) + 0.5) / 200
+    return float(np.abs(np.quantile(a, levels) - np.quantile(b, levels)).mean())

@@ -1,0 +1,108 @@
+"""Building blocks of a self-contained page: tables, pictures, facts, the document. All text is escaped here, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnadiff.report import figures
+
+_LABELS = {"n_policy": "N policy", "num_draws": "Draws", "path": "File", "scan": "Scan kernel", "step": "Steps"}
+
+
+def document(title: str, body: str) -> str:
+    """The document; its policy forbids the browser to load anything from anywhere."""
+    style = resources.files("dnadiff.report").joinpath("style.css").read_text(encoding="utf-8")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def section(heading: str, content: str) -> str:
+    """A heading with what belongs to it."""
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>"
+
+
+def pair(*columns: str) -> str:
+    """Columns side by side, one below the other on a phone."""
+    return f'<div class="pair">{"".join(f"<div>{column}</div>" for column in columns)}</div>' if columns else ""
+
+
+def picture(figure: Any, name: str, label: str, caption: str) -> str:
+    """A figure as inline SVG; `name` is unique on the page, `label` says what one would see."""
+    svg = figures.inline_svg(figure, name).replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), caption: str = "", kind: str = "") -> str:
+    """A table whose first cells head their rows; `numbers` are the columns set flush right."""
+    mark = ['class="number"' if column in numbers else "" for column in range(len(head))]
+    top = "".join(f'<th scope="col" {m}>{escape(text)}</th>' for text, m in zip(head, mark))
+    body = "".join(
+        f'<tr><th scope="row" {mark[0]}>{escape(row[0])}</th>'
+        + "".join(f"<td {m}>{escape(text)}</td>" for text, m in zip(row[1:], mark[1:]))
+        + "</tr>"
+        for row in rows
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def facts(heading: str, values: Mapping[str, Any]) -> str:
+    """Names and values in two columns, nothing if there are none."""
+    if not values:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(_label(key))}</th><td>{escape(_shown(value, key))}</td></tr>' for key, value in values.items()
+    )
+    return f'<h3>{escape(heading)}</h3><table class="facts"><tbody>{rows}</tbody></table>'
+
+
+def _label(key: str) -> str:
+    return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
+
+
+def _shown(value: Any, key: str = "") -> str:
+    """A fact in words; of an absolute path only the last parts, so that a shared page does not tell where its owner keeps files."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(each) for each in value)
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "—"}[value]
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if key in ("path", "checkpoint") and os.path.isabs(str(value)):
+        return str(Path(*Path(str(value)).parts[-3:] if key == "checkpoint" else Path(str(value)).parts[-1:]))
+    return str(value)
+
+
+def write(path: Path, text: str) -> Path:
+    """Beside the target, then renamed: a reader never sees half a page."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,86 @@
+"""`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dnadiff import commands
+from dnadiff.config import build
+from dnadiff.progress import Progress, duration, table
+
+log = logging.getLogger("dnadiff")
+
+
+def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Sample and return the file written."""
+    from dnadiff.data.fasta import synthetic_record, write_fasta
+    from dnadiff.data.files import check_output, replacing
+    from dnadiff.evaluate import pick_device
+    from dnadiff.model import check_request, load
+
+    sampler = build(config["sampler"], trust=None)
+    model = load(config["checkpoint"], pick_device(config["accelerator"]))
+    is_dna = model.tokenizer.vocab.complement is not None
+    output = check_output(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"), config["overwrite"])
+    check_suffix(output, is_dna)
+    length = model.length if config["length"] is None else config["length"]
+    check_request(model.denoiser.backbone.max_length, config["num_samples"], length)
+    sampler.check_length(length)
+    name, steps = type(sampler).__name__.lower(), sampler.num_steps_for(length)
+    log.info(f"model: {model.path}; {config['num_samples']} sequences of {length} tokens by {name}, {steps} steps")
+
+    calls = {"nfe": 0, "rows": 0}
+    bar = Progress(config["num_samples"], "sample")
+
+    def texts() -> Iterator[str]:
+        for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"]):
+            calls["nfe"] += batch.nfe
+            calls["rows"] += batch.rows
+            bar.update(len(batch.tokens), batch.tokens.numel())
+            for row in batch.tokens.cpu().numpy():
+                yield model.tokenizer.decode(row)
+
+    start = time.monotonic()
+    if is_dna:
+        records = (synthetic_record(f"sample_{i}", text, name, steps, config["seed"]) for i, text in enumerate(texts(), 1))
+        write_fasta(output, records, overwrite=config["overwrite"])
+    else:
+        with replacing(output, config["overwrite"]) as file:
+            for text in texts():
+                file.write(text.encode() + b"\n\n")
+    bar.close()
+    seconds = time.monotonic() - start
+    rows = [
+        ("sequences", f"{config['num_samples']:,} of {length:,} tokens"),
+        ("sampler", f"{name}, {steps} steps, seed {config['seed']}"),
+        ("network calls", f"{calls['nfe']:,} ({calls['rows']:,} sequences in them)"),
+        ("time", duration(seconds)),
+        ("sequences/s", f"{config['num_samples'] / max(seconds, 1e-9):.2f}"),
+    ]
+    print(table(rows))
+    print(f"files are in {output}")
+    return output
+
+
+def check_suffix(output: Path, is_dna: bool) -> None:
+    """DNA goes to FASTA, text to .txt.
+
+    Raises:
+        ValueError: if the name says otherwise.
+    """
+    wanted = (".fa", ".fasta", ".fna", ".fa.gz", ".fasta.gz", ".fna.gz") if is_dna else (".txt", ".txt.gz")
+    if not output.name.endswith(wanted):
+        raise ValueError(f"output {output} has a name for another kind of file; this model writes {', '.join(wanted)}")
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("sample", run)
+
+
+if __name__ == "__main__":
+    main()

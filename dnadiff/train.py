@@ -1,0 +1,221 @@
+"""`python -m dnadiff.train`: compose, build, fit."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dnadiff import commands
+from dnadiff.config import build, locate
+from dnadiff.progress import duration, table
+
+# Keys that say how to run, not what: they may differ between a run and its resumption.
+HOW = ("resume", "overwrite")
+log = logging.getLogger("dnadiff")
+
+
+def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Train and return the contents of `metrics.json`."""
+    from dnadiff import checkpoint
+
+    start_from = resumable(config, run_dir, overrides) if config["resume"] else None
+    if start_from is not None:
+        run_dir = start_from.parent.parent
+    elif (run_dir / "config.yaml").exists() and not config["overwrite"]:
+        raise FileExistsError(
+            f"{run_dir} already holds a run: go on with it by resume=true, replace it by overwrite=true, or set another hydra.run.dir"
+        )
+    initial = checkpoint.load(config["init_from"]) if config["init_from"] else None
+    if initial is not None:
+        config = adopt(config, initial.config, overrides)
+    fits(config)
+    data = build(config["data"], trust=None)
+    if initial is not None:
+        data.expect(initial.tokenizer)
+    data.prepare()
+    trainer, module = assemble(config, run_dir, data)
+    if initial is not None:
+        module.denoiser.load_state_dict(initial.denoiser.state_dict())
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if start_from is None:
+        clear(run_dir)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
+    checkpoint.write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+    parameters = sum(p.numel() for p in module.denoiser.parameters())
+    about = data.describe()
+    log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
+    log.info(f"network: {type(module.denoiser.backbone).__name__}, {parameters:,} parameters; run folder {run_dir}")
+    if start_from is not None:
+        log.info(f"resuming {start_from}")
+    fit(trainer, module, data, start_from)
+    return finish(trainer, module, config, run_dir, parameters)
+
+
+def resumable(config: Mapping[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path | None:
+    """The checkpoint that `resume=true` means: the run folder's own, else that of the newest unfinished run like this one."""
+    own = run_dir / "checkpoints" / "last.ckpt"
+    if own.is_file():
+        return own
+    candidates = sorted(run_dir.parent.glob("*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for path in candidates:
+        folder = path.parent.parent
+        if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
+            continue
+        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        if {k: v for k, v in found.items() if k not in HOW} == {k: v for k, v in config.items() if k not in HOW}:
+            return path
+    log.info("resume=true: no unfinished run like this one; starting afresh")
+    return None
+
+
+def clear(run_dir: Path) -> None:
+    """Remove what an earlier run in this folder wrote (only with overwrite=true does one get here)."""
+    for name in ("metrics.json", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def adopt(config: dict[str, Any], initial: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration with the network found under `init_from`.
+
+    Raises:
+        ValueError: if the command line asks for another network.
+    """
+    asked = [o for o in overrides if o.lstrip("+").startswith(("backbone=", "backbone.", "backbone/", "time_conditioning="))]
+    different = [k for k in ("backbone", "time_conditioning") if config[k] != initial[k]]
+    if asked and different:
+        raise ValueError(f"init_from brings its own network, {describe_difference(config, initial)}; leave out {' '.join(asked)}")
+    return config | {"backbone": initial["backbone"], "time_conditioning": initial["time_conditioning"]}
+
+
+def describe_difference(config: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Where two backbones differ, in words."""
+    ours, theirs = config["backbone"], other["backbone"]
+    keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+    return "with " + ", ".join(f"{k} {theirs.get(k)} where {ours.get(k)} was asked" for k in keys[:4])
+
+
+def fits(config: Mapping[str, Any]) -> None:
+    """Refuse an objective and a backbone that exclude each other, before any data is read."""
+    from dnadiff.objective.base import check_fit
+
+    check_fit(locate(config["objective"]["_target_"], None), locate(config["backbone"]["_target_"], None))
+
+
+def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, Any]:
+    """The Trainer and the LightningModule of a configuration."""
+    import torch
+
+    from dnadiff.callbacks import AtomicCheckpoints
+    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.training import Training
+
+    torch.manual_seed(config["seed"])
+    denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+    module = Training(
+        denoiser,
+        build(config["objective"], trust=None)(process=process),
+        build(config["optimizer"], trust=None),
+        build(config["lr_scheduler"], trust=None),
+        config["weight_decay"],
+        config["seed"],
+        {"config": dict(config), "tokenizer": data.tokenizer.config()},
+    )
+    callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
+    for callback in callbacks:
+        if hasattr(callback, "folder"):
+            callback.folder = run_dir / "checkpoints"
+    logger = build(config["logger"], folder=run_dir, trust=None)
+    trainer = build(
+        {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
+        callbacks=callbacks,
+        logger=logger,
+        plugins=[AtomicCheckpoints()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=None,
+        use_distributed_sampler=False,
+        default_root_dir=str(run_dir),
+        trust=None,
+    )
+    return trainer, module
+
+
+def validation_interval(trainer: Mapping[str, Any]) -> int:
+    """Batches between validations: near `val_check_interval` steps, and such that the last one falls at the end of the run."""
+    for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
+        if not isinstance(trainer[key], int) or trainer[key] < 1:
+            raise ValueError(f"trainer.{key} {trainer[key]!r} must be a whole number of at least 1")
+    steps = trainer["max_steps"]
+    times = max(1, round(steps / trainer["val_check_interval"]))
+    return max(1, steps // times) * trainer["accumulate_grad_batches"]
+
+
+def fit(trainer: Any, module: Any, data: Any, start_from: Path | None) -> None:
+    """Run the Trainer, resuming where a checkpoint is given."""
+    from dnadiff.checkpoint import read
+
+    step = 0
+    if start_from is not None:
+        step = int(read(start_from)["global_step"])
+        if step >= trainer.max_steps:
+            raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to go on")
+    if hasattr(trainer.logger, "begin"):
+        trainer.logger.begin(module, step)
+    trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
+
+
+def finish(trainer: Any, module: Any, config: Mapping[str, Any], run_dir: Path, parameters: int) -> dict[str, Any]:
+    """Write metrics.json if the run is complete, and print the closing table."""
+    from dnadiff.checkpoint import write_json
+
+    rows = trainer.logger.rows()
+    seconds = trainer.logger.seconds
+    last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
+    valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
+    done = trainer.global_step >= trainer.max_steps
+    metrics = {
+        "finished": done,
+        "step": trainer.global_step,
+        "tokens": module.tokens_seen,
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(module.tokens_seen / max(seconds, 1e-9)),
+        "parameters": parameters,
+        **last,
+        "best_valid_nll": min(valid, default=None),
+        "peak_memory_mb": peak_memory_mb(),
+    }
+    if done:
+        write_json(run_dir / "metrics.json", metrics)
+    shown = [("steps", f"{metrics['step']:,}"), ("tokens", f"{metrics['tokens']:,}"), ("time", duration(seconds))]
+    shown += [("tokens/s", f"{metrics['tokens_per_second']:,}"), ("parameters", f"{parameters:,}")]
+    if valid:
+        shown += [("validation, nats per token", f"{metrics['valid_nll']:.4f}"), ("best of them", f"{min(valid):.4f}")]
+    print(table(shown))
+    if not done:
+        print(f"stopped at step {trainer.global_step} of {trainer.max_steps}; go on with resume=true hydra.run.dir={run_dir}")
+    print(f"files are in {run_dir}")
+    return metrics
+
+
+def peak_memory_mb() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("train", run)
+
+
+if __name__ == "__main__":
+    main()

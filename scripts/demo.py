@@ -1,0 +1,88 @@
+"""The whole path on the bundled genome, by the command lines that a user would type; ends with one table and report.html."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dnadiff.data.datamodule import GenomeDataModule
+from dnadiff.data.fasta import read_fasta
+from dnadiff.data.splits import FractionSplit
+from dnadiff.progress import duration, table
+from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report
+
+TOKENS_PER_STEP = 16 * 512
+
+
+def command(name: str, *args: str) -> str:
+    """Run one command line and return it as the user would type it; ends this script if it fails."""
+    line = f"python -m dnadiff.{name} {' '.join(args)}"
+    print(f"\n$ {line}", flush=True)
+    status = subprocess.run([sys.executable, "-m", f"dnadiff.{name}", *args], check=False).returncode
+    if status:
+        raise SystemExit(status)
+    return line
+
+
+def affordable_steps(folder: Path, minutes: float) -> int:
+    """Training steps that fit into so many minutes here: from a short run, with a tenth kept for validation and for luck."""
+    command("train", "experiment=ecoli_demo", "trainer.max_steps=40", "data.max_valid_windows=16", f"hydra.run.dir={folder}")
+    rows = read_metrics(folder / "metrics.csv")
+    done = rows["train_loss"] == rows["train_loss"]  # not NaN: rows of training
+    rate = (rows["step"][done][-1] - rows["step"][done][0]) / (rows["seconds"][done][-1] - rows["seconds"][done][0])
+    return max(100, round(0.9 * 60 * minutes * rate))
+
+
+def real_windows(length: int) -> list[bytes]:
+    """The held-out region in windows, as letters."""
+    data = GenomeDataModule("bundled:ecoli_K12_MG1655.fa.gz", length, 16, FractionSplit(test=(0.8, 0.9), valid=(0.9, 1.0)))
+    tiles = data.test_windows("test")
+    return [data.tokenizer.decode(tiles[i]["ids"].numpy()) for i in range(len(tiles) - 1)]
+
+
+def main() -> None:
+    """Everything, one step after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=4.75, help="time for training (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=None, help="where results go (default: runs/demo/<date_time>)")
+    options = parser.parse_args()
+    start = time.monotonic()
+    folder = options.folder or Path("runs/demo") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    if folder.exists():
+        raise SystemExit(f"error: {folder} exists; choose another --folder")
+
+    print("How fast is this machine?")
+    steps = affordable_steps(folder / "speed", options.minutes)
+    train = command("train", "experiment=ecoli_demo", f"trainer.max_steps={steps}", f"hydra.run.dir={folder / 'train'}")
+    run = f"checkpoint={folder / 'train'}"
+    where = f"hydra.run.dir={folder}"
+    evaluate = command("evaluate", run, "orders=[0,2,3,6,12]", "num_draws=4", where)
+    sample = command("sample", run, "num_samples=200", "length=512", f"output={folder / 'samples.fa'}", where)
+    finetune = command("finetune", run, "task=ecoli_coding", f"hydra.run.dir={folder / 'finetune'}")
+
+    parts = {
+        "metrics": read_metrics(folder / "train" / "metrics.csv"),
+        "evaluation": json.loads((folder / "evaluate.json").read_text(encoding="utf-8")),
+        "samples": [r.sequence for r in read_fasta(folder / "samples.fa")],
+        "real": real_windows(512),
+        "finetune": json.loads((folder / "finetune" / "finetune.json").read_text(encoding="utf-8")),
+    }
+    training = json.loads((folder / "train" / "metrics.json").read_text(encoding="utf-8"))
+    details = {"tokens seen in training": training["tokens"], "tokens per second": training["tokens_per_second"]}
+    write_report(folder / "report.html", **parts, details=details, commands=[train, evaluate, sample, finetune])
+    save_overview(folder / "overview.png", **parts)
+
+    composition = compare(parts["samples"], parts["real"])
+    rows = [(h.name, h.value, h.interval, h.reading) for h in headlines(parts["evaluation"], composition, parts["finetune"])]
+    print("\n" + table(rows, ("result", "value", "95 % interval", "how to read it")))
+    print("\n" + "\n".join(sentences(parts["evaluation"], composition, parts["finetune"])))
+    print(f"\n{duration(time.monotonic() - start)} in all; training {duration(training['seconds'])}, {training['tokens_per_second']:,} tokens/s")
+    print(f"report: {folder / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Wrong input on purpose: one line that names the thing and the remedy, status 1, nothing left behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+WRONG_TRAINING = {
+    "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
+    "backbon=dit": "unknown key backbon; did you mean backbone?",
+    "backbone=caduceu": "backbone=caduceu does not exist; did you mean caduceus?; known: caduceus, dit",
+    "data=fasta": "data.path is missing: give data.path=...",
+    "data=fasta data.path=none.fa": "none.fa does not exist",
+    "data=fasta data.path=empty.fa": "empty.fa is empty",
+    "data=fasta data.path=plain.fa": "plain.fa is not FASTA",
+    "data=fasta data.path=double.fa": "has the name of an earlier record",
+    "data=fasta data.path=protein.fa": "is not a nucleotide",
+    "data=fasta data.path=short.fa": "shorter than the window",
+    "data=text": "data.path is missing",
+    "trainer.max_steps=few": "trainer.max_steps 'few' must be a whole number",
+    "objective.weighting=elbo": "choose one of nelbo, cross_entropy",
+    "backbone.scan=fastest": "unknown scan 'fastest'",
+    "data.length=0": "set data.length to 1 or more",
+    "init_from=nowhere": "checkpoint nowhere does not exist",
+    "a=[b": "cannot read the command line",
+}
+
+
+@pytest.fixture
+def bad_files(tmp_path):
+    for name, text in {
+        "empty.fa": "",
+        "plain.fa": "ACGT\n",
+        "double.fa": ">a\nACGT\n>a\nACGT\n",
+        "protein.fa": ">a\nACGTEF\n",
+        "short.fa": ">a\nACGTACGT\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize("wrong", WRONG_TRAINING)
+def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
+    before = {p.name for p in tmp_path.iterdir()}
+    status, out, err = cli("train", *wrong.split())
+    line = err.strip().splitlines()[-1]
+    assert status == 1 and line.startswith("error: ") and WRONG_TRAINING[wrong] in line
+    assert "Traceback" not in err and not out
+    assert {p.name for p in tmp_path.iterdir()} == before  # no run folder
+
+
+def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("mine")
+    status, _, err = cli("train", *train_args())
+    assert status == 1 and "run already holds a run" in err and (tmp_path / "run" / "config.yaml").read_text() == "mine"
+
+
+@pytest.fixture
+def other_files(tmp_path, trained):
+    (tmp_path / "old.fa").write_text("kept")
+    (tmp_path / "cut.ckpt").write_bytes((trained / "checkpoints" / "last.ckpt").read_bytes()[:5000])
+    (tmp_path / "book.txt").write_text("to be or not to be\n" * 500)
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "message"),
+    [
+        ("sample", ["checkpoint={run}", "output=old.fa"], "old.fa exists; set overwrite=true"),
+        ("sample", ["checkpoint={run}", "output=x.txt"], "this model writes .fa"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be at least 1"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "length=40"], "num_groups 64 is larger than the length 40"),
+        ("sample", ["checkpoint={run}", "sampler=grouped2"], "did you mean grouped?"),
+        ("sample", ["checkpoint=cut.ckpt"], "is damaged or truncated"),
+        ("sample", [], "checkpoint is missing: give checkpoint=..."),
+        ("sample", ["checkpoint=latest"], "checkpoint=latest found no run"),
+        ("evaluate", ["checkpoint={run}", "num_draws=3"], "num_draws 3 must be even"),
+        ("evaluate", ["checkpoint={run}", "data.length=8"], "the data come from the checkpoint's run"),
+        ("evaluate", ["checkpoint={run}", "data=text", "data.path=book.txt"], "choose data or a model of the same vocabulary"),
+        ("evaluate", ["checkpoint={run}", "part=tset"], "part 'tset' is not known"),
+        ("evaluate", ["checkpoint={run}", "accelerator=tpu9"], "accelerator 'tpu9' is not known"),
+    ],
+)
+def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, trained, command, args, message):
+    before = {p.name for p in tmp_path.iterdir()}
+    status, _, err = cli(command, *(a.format(run=trained) for a in args))
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} == before and (tmp_path / "old.fa").read_text() == "kept"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "finetune"])
+def test_help_is_for_newcomers(cli, command):
+    status, out, _ = cli(command, "--help")
+    assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
+
+
+def test_the_list_of_commands():
+    run = [sys.executable, "-m", "dnadiff"]
+    listed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert all(f"dnadiff.{name}" in listed for name in ("train", "evaluate", "sample", "finetune"))
+    wrong = subprocess.run([*run, "train"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1 and "did you mean python -m dnadiff.train?" in wrong.stderr
+
+
+def test_a_traceback_is_there_for_those_who_ask(tmp_path):
+    run = [sys.executable, "-m", "dnadiff.train", "data=fasta", "data.path=none.fa"]
+    for value, shown in (("1", True), ("0", False)):
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"HYDRA_FULL_ERROR": value})
+        assert ("Traceback" in done.stderr) == shown and done.returncode != 0

@@ -1,0 +1,60 @@
+import functools
+
+import pytest
+
+from dnadiff import config
+from dnadiff.noise import LogLinear
+from dnadiff.objective.masking import Coins
+
+
+def test_build_makes_nested_objects_and_partials():
+    coins = config.build({"_target_": "dnadiff.objective.masking.Coins", "t_min": 0.5})
+    assert isinstance(coins, Coins) and coins.t_min == 0.5
+    partial = config.build(
+        {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Coins"}}
+    )
+    assert isinstance(partial, functools.partial) and isinstance(partial.keywords["masking"], Coins)
+    assert isinstance(config.build([{"_target_": "dnadiff.noise.LogLinear"}, 3][0]), LogLinear)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "subprocess.Popen",
+        "builtins.eval",
+        "dnadiff.draws.hashlib.blake2b",
+        "dnadiff.checkpoint.os.system",
+        "dnadiff.train.resource.getrusage",
+        "torch.load",
+    ],
+)
+def test_nothing_outside_the_package_is_called(target):
+    with pytest.raises(ValueError, match=r"refused|does not exist"):
+        config.build({"_target_": "dnadiff.noise.LogLinear", "eps": {"_target_": target}})
+
+
+def test_everything_is_checked_before_anything_is_called(tmp_path):
+    called = tmp_path / "called"
+    hostile = {
+        "first": {"_target_": "dnadiff.data.fasta.write_fasta", "path": str(called), "records": []},
+        "second": {"deep": [{"_target_": "os.system", "command": "true"}]},
+    }
+    with pytest.raises(ValueError, match=r"refused to build 'os\.system'"):
+        config.build(hostile)
+    assert not called.exists()
+
+
+def test_a_trusted_package_is_allowed():
+    assert config.build({"_target_": "fractions.Fraction", "numerator": 3}, trust=("fractions",)) == 3
+
+
+@pytest.mark.parametrize(("target", "message"), [("dnadiff.noise.Missing", "does not exist"), ("dnadiff.nowhere.X", "does not exist")])
+def test_misspelt_targets_are_named(target, message):
+    with pytest.raises(ValueError, match=message):
+        config.build({"_target_": target})
+
+
+def test_an_unknown_argument_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"dnadiff\.noise\.LogLinear.*'epsilon'"):
+        config.build({"_target_": "dnadiff.noise.LogLinear", "epsilon": 1})

@@ -1,0 +1,142 @@
+"""Contracts over every yaml: a new file is tested the moment it exists."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.config import build, compose, config_dir, locate
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import Denoiser
+from dnadiff.draws import Draws
+from dnadiff.noise import NoiseSchedule
+from dnadiff.process import AbsorbingProcess
+
+TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}
+
+
+def choices(group):
+    return sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
+
+
+def small(backbone):
+    """A yaml's network made small."""
+    settings = compose("train", [f"backbone={backbone}"])["backbone"] | {"d_model": 16, "n_layers": 1}
+    return settings | ({"n_heads": 2} if "n_heads" in settings else {}) | ({"max_length": 64} if "max_length" in settings else {})
+
+
+@pytest.mark.parametrize("path", sorted(config_dir().rglob("*.yaml")), ids=lambda p: str(p.relative_to(config_dir())))
+def test_targets_exist_and_take_the_keys_given(path):
+    import yaml
+
+    def walk(node):
+        if isinstance(node, dict):
+            if "_target_" in node and not str(node["_target_"]).startswith("lightning."):
+                target = locate(node["_target_"], None)
+                inspect.signature(target).bind_partial(**{k: v for k, v in node.items() if k not in ("_target_", "_partial_", "defaults")})
+            for value in node.values():
+                walk(value)
+
+    walk(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("group", ["backbone", "objective", "sampler"])
+def test_the_word_on_the_command_line_is_the_path(group):
+    import yaml
+
+    import dnadiff
+
+    root = Path(dnadiff.__file__).parent
+    for name in choices(group):
+        assert (root / group / f"{name}.py").is_file()
+        target = yaml.safe_load((config_dir() / group / f"{name}.yaml").read_text())["_target_"]
+        assert target.startswith(f"dnadiff.{group}.{name}.")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("name", choices("backbone"))
+def test_backbones_keep_the_contract(name, kind):
+    torch.manual_seed(0)
+    vocab = TOKENIZERS[kind].vocab
+    network = build(small(name), vocab=vocab).eval()
+    assert isinstance(network, Backbone)
+    ids = torch.full((2, 9), vocab.emitted[0])
+    ids[0, 3] = vocab.mask_id
+    before = ids.clone()
+    features = network.features(ids)
+    assert features.shape == (2, 9, network.d_model) and torch.equal(ids, before)
+    assert network(ids).shape[-1] >= vocab.size and network(ids).dtype == torch.float32
+    torch.testing.assert_close(network.head(features[:, 2]), network(ids)[:, 2])
+    network(ids).logsumexp(-1).mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", choices("noise"))
+def test_schedules_run_from_clean_to_masked(name):
+    noise = build(compose("train", [f"noise={name}"])["noise"])
+    t = torch.linspace(0, 1, 33, dtype=torch.float64, requires_grad=True)
+    alpha = noise.alpha(t)
+    assert isinstance(noise, NoiseSchedule)
+    assert float(alpha[0].detach()) == pytest.approx(1) and alpha[-1] < 2e-3 and (alpha.diff() < 0).all()
+    (slope,) = torch.autograd.grad(alpha.sum(), t)
+    torch.testing.assert_close(noise.dalpha(t.detach()), slope)
+    torch.testing.assert_close(noise.inverse(alpha), t)
+    inside = t.detach()[1:]
+    torch.testing.assert_close(noise.weight(inside), -noise.dalpha(inside) / (1 - noise.alpha(inside)))
+
+
+@pytest.mark.parametrize("masking", choices("objective/masking"))
+@pytest.mark.parametrize("name", choices("objective"))
+@pytest.mark.parametrize("backbone", choices("backbone"))
+def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
+    torch.manual_seed(0)
+    settings = compose("train", [f"objective={name}", f"objective/masking={masking}"])
+    vocab = TOKENIZERS["dna"].vocab
+    network = build(small(backbone), vocab=vocab)
+    objective = build(settings["objective"])(process=AbsorbingProcess(vocab, build(settings["noise"])))
+    if objective.causal != network.causal:
+        pytest.skip("does not fit by design")
+    x0 = torch.randint(7, 11, (4, 16))
+    result = objective(Denoiser(network), x0, torch.ones(4, 16), Draws.for_batch(0, 4))
+    result.loss.backward()
+    assert result.loss.isfinite() and result.num_tokens == 64 and not result.nll.requires_grad
+    assert sum(float(p.grad.abs().sum()) for p in network.parameters() if p.grad is not None) > 0
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("name", choices("sampler"))
+def test_samplers_fill_templates_and_count_honestly(name, kind):
+    torch.manual_seed(0)
+    vocab = TOKENIZERS[kind].vocab
+    network = build(small("dit"), vocab=vocab).eval()
+    torch.nn.init.normal_(network.output_layer.linear.weight)
+    denoiser, calls = Denoiser(network), []
+    original = network.features
+    network.features = lambda *a, **k: calls.append(len(a[0])) or original(*a, **k)
+    sampler = build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
+    process = AbsorbingProcess(vocab, build(compose("train")["noise"]))
+    x_init = process.prior(3, 12)
+    frozen = torch.zeros(3, 12, dtype=torch.bool)
+    x_init[:, 4], frozen[1, 7] = vocab.emitted[-1], True
+    result = sampler.sample(denoiser, process, x_init, Draws.for_batch(0, 3), frozen=frozen)
+    assert (result.nfe, result.rows) == (len(calls), sum(calls))
+    assert isinstance(sampler.exact, bool) and result.nfe <= sampler.num_steps_for(12)
+    assert (result.tokens[:, 4] == vocab.emitted[-1]).all() and result.tokens[1, 7] == vocab.mask_id
+    filled = result.tokens.clone()
+    filled[1, 7] = vocab.emitted[0]
+    assert torch.isin(filled, torch.tensor(vocab.emitted)).all()
+    again = sampler.sample(denoiser, process, x_init, Draws.for_batch(0, 3), frozen=frozen)
+    assert torch.equal(again.tokens, result.tokens)
+
+
+def test_text_and_dna_share_objective_and_sampler(tmp_path):
+    # The mission in one test, with resolved configurations; `test_train` runs the four combinations.
+    book = tmp_path / "book.txt"
+    classes = set()
+    for data in (["data=ecoli"], ["data=text", f"data.path={book}"]):
+        for backbone in ("dit", "caduceus"):
+            settings = compose("train", [*data, f"backbone={backbone}"])
+            classes.add((locate(settings["objective"]["_target_"], None), locate(settings["noise"]["_target_"], None)))
+    assert len(classes) == 1

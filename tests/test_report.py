@@ -1,0 +1,284 @@
+import csv
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report
+from dnadiff.report.composition import as_bases
+from dnadiff.report.figures import inline_svg, panel
+from dnadiff.report.headlines import UNDECIDED, verdict
+from dnadiff.report.panels import accuracies
+from dnadiff.report.results import smoothed
+
+HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
+
+
+def _group(bits, tokens):
+    return {
+        "nll": bits * np.log(2),
+        "bits": bits,
+        "perplexity": 2**bits,
+        "se_mc": 0.0002,
+        "se_total": 0.0015,
+        "bits_low": bits - 0.004,
+        "bits_high": bits + 0.004,
+        "tokens": tokens,
+    }
+
+
+def _markov(order, bits, difference, low, high):
+    values = {"bits": bits, "perplexity": 2**bits, "difference_bits": difference, "low": low, "high": high}
+    return {"order": order, "groups": {"all": values, "novel": values}}
+
+
+def _evaluation(name="E. coli"):
+    return {
+        "model": {
+            "checkpoint": "/home/someone/runs/a/checkpoints/last.ckpt",
+            "backbone": "Caduceus",
+            "parameters": 467328,
+            "step": 300,
+            "tokens": 4915200,
+        },
+        "data": {
+            "name": name,
+            "path": "/home/someone/genome.fa",
+            "split": "fraction",
+            "split_hash": "3f9a1c",
+            "split_tokens": {"train": 80, "test": 10},
+        },
+        "part": "test",
+        "num_draws": 8,
+        "protocol": "count form",
+        "groups": {"all": _group(1.9312, 464165), "novel": _group(1.9337, 452093), "repeated": {"bits": None, "tokens": 0}},
+        "markov": [
+            _markov(12, 1.9203, 0.0109, 0.0087, 0.0131),
+            _markov(0, 1.9993, -0.0681, -0.0703, -0.0659),
+            _markov(3, 1.952, -0.0208, -0.023, -0.0186),
+            _markov(6, 1.9331, -0.0019, -0.0041, 0.0003),
+        ],
+        "curve": {"visible": [10, 30, 50], "bits": [1.98, 1.94, 1.92], "se": [0.002, 0.002, 0.003]},
+    }
+
+
+def _finetune(name="fine-tuned"):
+    return {
+        "task": {"name": "ecoli_coding", "classes": 2},
+        "models": {
+            name: {"accuracy": 0.861, "low": 0.828, "high": 0.892, "per_seed": [0.85, 0.87]},
+            "from scratch": {"accuracy": 0.812, "low": 0.776, "high": 0.846, "per_seed": [0.80, 0.82]},
+        },
+        "differences": [{"a": name, "b": "from scratch", "difference": 0.049, "low": 0.019, "high": 0.08, "verdict": "ignored"}],
+        "notes": {"seeds": 2},
+    }
+
+
+def _metrics():
+    nan = np.nan
+    return {
+        "step": np.arange(6.0),
+        "tokens": np.arange(6.0) * 1e6,
+        "train_nll": np.array([1.39, 1.38, 1.36, nan, 1.35, 1.34]),
+        "valid_nll": np.array([nan, nan, nan, 1.37, nan, 1.35]),
+        "valid_nll_live": np.array([nan, nan, nan, 1.36, nan, 1.355]),
+    }
+
+
+def _sequences(number, gc=0.5, seed=0, length=60):
+    probs = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
+    return list(np.random.default_rng(seed).choice(4, (number, length), p=probs).astype(np.uint8))
+
+
+def _everything(name="E. coli", model="fine-tuned"):
+    return {
+        "metrics": _metrics(),
+        "evaluation": _evaluation(name),
+        "samples": _sequences(8),
+        "real": _sequences(30, seed=1),
+        "finetune": _finetune(model),
+    }
+
+
+class _Page(HTMLParser):
+    VOID = frozenset({"meta", "br", "link", "img"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.addresses, self.tags, self.text, self.pictures = [], [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.open += [tag] if tag not in self.VOID else []
+        self.ids += [values["id"]] if "id" in values else []
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.pictures += [values] if tag == "svg" else []
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style",):
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(path, **_everything(), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
+    return path.read_text(encoding="utf-8")
+
+
+def test_page_is_well_formed_and_every_picture_is_described(page):
+    parsed = _Page(page)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids)) > 50
+    assert len(parsed.pictures) == 8
+    assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in parsed.pictures)
+
+
+def test_page_loads_nothing(page):
+    parsed = _Page(page)
+    assert "http:" not in page and "https:" not in page and "@import" not in page
+    assert all(address.startswith("#") and address[1:] in parsed.ids for address in parsed.addresses)
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(parsed.ids)
+    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+
+
+def test_page_shows_the_numbers_and_no_home_folder(page):
+    text = " ".join(_Page(page).text)
+    expected = (
+        "1.9312",
+        "1.9272 to 1.9352",
+        "−0.0208",
+        "−0.0230 to −0.0186",
+        "86.1",
+        "+1.9 to +8.0",
+        "467,328",
+        "3f9a1c",
+        "train 80, test 10",
+        "cpu",
+        "RESPONSIBLE_USE.md",
+    )
+    assert all(number in text for number in expected)
+    assert "someone" not in page and "a/checkpoints/last.ckpt" in text and "python -m dnadiff.train data=ecoli" in text
+
+
+def test_same_input_gives_the_same_bytes(tmp_path, page):
+    again = write_report(tmp_path / "b.html", **_everything(), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
+    assert again.read_text(encoding="utf-8") == page
+    assert [file.name for file in tmp_path.iterdir()] == ["b.html"]
+
+
+def test_verdicts_follow_from_the_intervals():
+    said = sentences(_evaluation(), None, _finetune())
+    assert said[0].endswith("the model is better than order 0 and 3; not distinguishable from order 6; worse than order 12.")
+    assert said[1] == "On ecoli_coding, fine-tuned is better than from scratch."
+    rows = {row.name: row for row in headlines(_evaluation(), None, _finetune())}
+    assert rows["Model minus Markov order 3, bits per base"].reading.startswith("Below order 3 level")
+    assert rows["Model minus Markov order 6, bits per base"].reading.startswith("Not distinguishable from order 6.")
+    assert verdict(float("nan"), 1.0, "a", "b", "c") == verdict(None, None, "a", "b", "c") == UNDECIDED
+
+
+def test_hostile_names_are_escaped(tmp_path):
+    path = write_report(tmp_path / "r.html", **_everything(HOSTILE, HOSTILE), title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE])
+    parsed = _Page(path.read_text(encoding="utf-8"))
+    assert "script" not in parsed.tags and parsed.open == []
+    assert "".join(parsed.text).count(HOSTILE) >= 5
+
+
+@pytest.mark.parametrize("part", ["metrics", "evaluation", "finetune", "samples"])
+def test_one_part_is_enough(tmp_path, part):
+    parts = _everything()
+    given = {name: parts[name] for name in (("samples", "real") if part == "samples" else (part,))}
+    parsed = _Page(write_report(tmp_path / "r.html", **given).read_text(encoding="utf-8"))
+    assert parsed.open == [] and 1 <= len(parsed.pictures) <= 3
+
+
+def test_text_model_without_markov_models_or_groups(tmp_path):
+    evaluation = _evaluation("book") | {"markov": [], "groups": {"all": _group(2.31, 10000)}}
+    text = write_report(tmp_path / "r.html", evaluation=evaluation, unit="character", uniform_bits=None).read_text(encoding="utf-8")
+    assert "2.3100" in text and "Markov order" not in text and "blind guess" not in text and "per character" in text
+
+
+def test_missing_halves_and_empty_reports_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="samples came without real"):
+        write_report(tmp_path / "r.html", samples=_sequences(4))
+    with pytest.raises(ValueError, match="nothing to report"):
+        write_report(tmp_path / "r.html")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        save_overview(tmp_path / "r.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_overview_is_1200_pixels_wide_and_repeatable(tmp_path):
+    first, second = (save_overview(tmp_path / name, **_everything()).read_bytes() for name in ("a.png", "b.png"))
+    assert first == second and int.from_bytes(first[16:20]) == 1200
+    with pytest.raises(ValueError, match=r"\.png or \.svg"):
+        save_overview(tmp_path / "a.pdf", evaluation=_evaluation())
+
+
+def test_svg_of_a_model_name_keeps_its_dollars_and_settings_are_left_alone():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    svg = inline_svg(panel(accuracies, _finetune("$x^2$ net")), "one")
+    assert "$x^2$ net" in svg and 'id="one-' in svg and "xmlns" not in svg and dict(matplotlib.rcParams) == before
+
+
+def test_metrics_are_read_with_empty_cells(tmp_path):
+    path = tmp_path / "metrics.csv"
+    with path.open("w", newline="") as handle:
+        csv.writer(handle).writerows([["step", "train_nll", "valid_nll"], [1, 1.25, ""], [2, "", 1.5]])
+    metrics = read_metrics(path)
+    assert metrics["step"].tolist() == [1, 2] and metrics["train_nll"][0] == 1.25 and np.isnan(metrics["valid_nll"][0])
+    path.write_text("step,train_nll\n1,abc\n")
+    with pytest.raises(ValueError, match="line 2: train_nll is 'abc'"):
+        read_metrics(path)
+    path.write_text("step,train_nll\n1,2\n2\n")
+    with pytest.raises(ValueError, match="line 3: the row is cut short"):
+        read_metrics(path)
+
+
+def test_smoothing_keeps_a_constant_and_the_length():
+    assert smoothed(np.full(100, 2.0)).tolist() == [2.0] * 100
+    assert smoothed(np.array([1.0, 2.0, 6.0])).tolist() == [1.5, 3.0, 4.0]
+
+
+def test_words_on_both_strands_share_a_label():
+    c = compare(["AAAAA", "AAAAA"], ["TTTTT"] * 4)
+    assert len(c.words) == 32 and c.words[0] == "AAA/TTT"
+    assert c.sample_frequency[0] == c.real_frequency[0] == 0.5 and c.word_distance.samples == 0
+    one = compare(["AAAAA", "AAAAA"], ["TTTTT"] * 4, both_strands=False)
+    assert len(one.words) == 64 and one.words[63] == "TTT" and one.word_distance.samples == 1 and one.word_distance.beyond_floor
+
+
+def test_floor_tells_shifted_samples_from_real_windows():
+    real = _sequences(200, seed=1)
+    same, shifted = compare(_sequences(50, seed=2), real), compare(_sequences(50, gc=0.7, seed=2), real)
+    assert not same.gc_distance.beyond_floor and shifted.gc_distance.beyond_floor and shifted.word_distance.beyond_floor
+    assert shifted.gc_distance.samples == pytest.approx(0.2, abs=0.03) and same.num_compared == 50
+
+
+def test_sequences_that_cannot_be_compared_are_refused():
+    with pytest.raises(ValueError, match="samples have length 60 and real windows 50"):
+        compare(_sequences(4), _sequences(8, length=50))
+    with pytest.raises(ValueError, match="too few"):
+        compare(_sequences(1), _sequences(8))
+    with pytest.raises(ValueError, match="'x' at position 2"):
+        as_bases("ACx")
+    assert as_bases(b"acgtuNR").tolist() == as_bases("ACGTUnr").tolist() == [0, 1, 2, 3, 3, 4, 4]
+
+
+def test_results_survive_json(tmp_path):
+    parts = json.loads(json.dumps({"evaluation": _evaluation(), "finetune": _finetune()}))
+    assert write_report(tmp_path / "r.html", **parts).exists()

@@ -1,0 +1,128 @@
+"""Training from the command line: run folders, averages, interruption and resumption."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+from dnadiff import checkpoint
+
+
+def test_a_run_folder_describes_itself(cli, train_args, tmp_path):
+    status, out, err = cli("train", *train_args("caduceus", 8))
+    assert status == 0, err
+    run = tmp_path / "run"
+    assert {p.name for p in run.iterdir()} == {"config.yaml", "tokenizer.json", "metrics.csv", "metrics.json", "checkpoints"}
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["backbone"]["_target_"] == "dnadiff.backbone.caduceus.Caduceus" and "${" not in (run / "config.yaml").read_text()
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["finished"] and metrics["step"] == 8 and metrics["tokens"] == pytest.approx(8 * 4 * 64, rel=0.05)
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    assert [r["step"] for r in rows if r["valid_nll"]] == ["4", "8"] and all(r["valid_nll_live"] for r in rows if r["valid_nll"])
+    assert "files are in run" in out and "tokens/s" in out
+
+
+def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_path):
+    # After 200 steps the averaged weights must not lose more than 1 %.
+    status, _, err = cli(
+        "train", *train_args("caduceus", 200, "trainer.val_check_interval=200", "data.max_valid_windows=9", "callbacks.ema.decay=0.9999")
+    )
+    assert status == 0, err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["valid_nll_live"] < 1.0  # it has learnt something: guessing costs 1.386
+    assert metrics["valid_nll"] < 1.01 * metrics["valid_nll_live"]
+
+
+@pytest.mark.parametrize("backbone", ["dit", "caduceus"])
+@pytest.mark.parametrize("kind", ["dna", "text"])
+def test_every_alphabet_trains_and_samples_on_every_backbone(cli, train_args, tmp_path, kind, backbone):
+    # The mission: {DNA, text} x {dit, caduceus} with the same objective and samplers.
+    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 120)
+    data = {"text": {"data": ("data=text", "data.path=book.txt")}, "dna": {}}[kind]
+    status, _, err = cli("train", *train_args(backbone, 2, **data))
+    assert status == 0, err
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["objective"]["_target_"] == "dnadiff.objective.mdlm.MDLM"
+    for sampler in ("ancestral", "first_hitting", "grouped"):
+        output = f"{sampler}.{'fa' if kind == 'dna' else 'txt'}"
+        extra = ["sampler.num_groups=8"] if sampler == "grouped" else []
+        status, _, err = cli("sample", "checkpoint=run", "num_samples=2", "length=40", f"sampler={sampler}", f"output={output}", *extra)
+        assert status == 0, err
+        assert (tmp_path / output).stat().st_size > 80
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["current_model_state"]
+
+
+def test_resuming_ends_with_the_same_weights(cli, train_args, tmp_path):
+    constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1"]  # a schedule that does not depend on the number of steps
+    assert cli("train", *train_args("dit", 8, "hydra.run.dir=whole", *constant))[0] == 0
+    assert cli("train", *train_args("dit", 5, "hydra.run.dir=part", *constant))[0] == 0
+    status, _, err = cli("train", *train_args("dit", 8, "hydra.run.dir=part", "resume=true", *constant))
+    assert status == 0 and "resuming" in err
+    whole, part = (weights(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "part"))
+    assert all(torch.equal(whole[k], part[k]) for k in whole)
+    steps = [int(r["step"]) for r in csv.DictReader((tmp_path / "part" / "metrics.csv").open())]
+    assert steps == sorted(steps)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
+    # A real process and a real signal.
+    args = [sys.executable, "-m", "dnadiff.train", *train_args("caduceus", 100_000, "trainer.val_check_interval=100000")]
+    args = [a for a in args if a != "hydra.run.dir=run"]
+    process = subprocess.Popen(
+        args, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not list(tmp_path.glob("runs/train/*/metrics.csv")):
+        time.sleep(0.2)
+    (metrics,) = tmp_path.glob("runs/train/*/metrics.csv")
+    while time.monotonic() < deadline and len(metrics.read_text().splitlines()) < 3:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert "go on with resume=true" in out, out
+    (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
+    step = checkpoint.load(last).step
+    assert step > 0
+    # The same configuration but for the number of steps: name the folder.
+    more = [a for a in args if not a.startswith("trainer.max_steps")] + [
+        f"trainer.max_steps={step + 3}",
+        f"hydra.run.dir={last.parent.parent}",
+        "resume=true",
+    ]
+    done = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and "resuming" in done.stderr, done.stderr
+    assert checkpoint.load(last).step == step + 3
+
+
+def test_resume_finds_the_unfinished_run_or_says_there_is_none(cli, train_args, tmp_path):
+    args = [a for a in train_args("caduceus", 3) if not a.startswith("hydra")]
+    status, _, err = cli("train", *args, "resume=true")
+    assert status == 0 and "starting afresh" in err
+    (run,) = (tmp_path / "runs" / "train").iterdir()
+    (run / "metrics.json").unlink()  # as if it had been killed after its last checkpoint
+    status, _, err = cli("train", *args, "resume=true")
+    assert status == 1 and "is at step 3 already; set trainer.max_steps above that" in err
+    assert [p.name for p in (tmp_path / "runs" / "train").iterdir()] == [run.name]
+
+
+def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 4, "hydra.run.dir=first"))[0] == 0
+    plain = [a for a in train_args("caduceus", 1, "hydra.run.dir=second", "init_from=first", "optimizer.lr=0.0") if "backbone" not in a]
+    status, _, err = cli("train", *plain)
+    assert status == 0, err
+    first, second = (checkpoint.load(tmp_path / name).denoiser.state_dict() for name in ("first", "second"))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    status, _, err = cli("train", *plain, "backbone.d_model=32", "hydra.run.dir=third")
+    assert status == 1 and "with d_model 16 where 32 was asked" in err and "leave out backbone.d_model=32" in err
+    assert not (tmp_path / "third").exists()
