@@ -1,0 +1,207 @@
+"""A network under a linear classifier, and its training.
+
+The pretrained network reads the clean sequence; the mean of its features goes to a linear layer. Which networks are
+compared on which task is decided in `run`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.downstream.items import Batch, Items, ShuffledBatches, TaskData, batch
+from dnadiff.draws import hash64
+from dnadiff.optim import parameter_groups, warmup_cosine
+
+Report = Callable[..., None]
+
+
+class Classifier(nn.Module):
+    """features of the clean sequence -> mean over valid positions -> linear layer.
+
+    Args:
+        backbone: the network; told no noise level.
+        num_classes: C.
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.d_model, num_classes)
+
+    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Logits (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
+        features = self.backbone.features(ids, valid=valid).float()  # (B, L, D)
+        if valid is not None:
+            features = torch.where(valid[..., None], features, 0.0)
+        count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
+        return self.head(features.sum(1) / count)
+
+    @torch.no_grad()
+    def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
+        """Log-probabilities of the classes in evaluation mode: (S, C) on the CPU, normalised.
+
+        Args:
+            items: sequences of one or more tokens.
+            batch_size: items at once, grouped by length.
+            both_strands: average the log-probabilities of the two strands.
+        """
+        training, device, vocab = self.training, self.head.weight.device, self.backbone.vocab
+        self.eval()
+        result = torch.empty(len(items), self.head.out_features)
+        for index in items.lengths.argsort(stable=True).split(batch_size):
+            strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands else [None]
+            total = torch.zeros(len(index), self.head.out_features)
+            for reverse in strands:
+                ids, valid, _ = _to(batch(items, index, vocab, reverse), device)
+                total += self(ids, valid).log_softmax(-1).cpu()
+            result[index] = (total / len(strands)).log_softmax(-1)
+        self.train(training)
+        return result
+
+
+class FineTuning(lightning.LightningModule):
+    """Cross-entropy of a classifier; remembers the weights of the epoch with the best validation accuracy (ties: the lower loss).
+
+    Args:
+        classifier: what is trained, all of it.
+        data: the task.
+        lr: peak rate of AdamW, reached after `warmup` of the steps, then a half cosine to 0.
+        weight_decay: for matrices, see `dnadiff.optim.parameter_groups`.
+        warmup: share of all steps.
+        batch_size: items in a step.
+        seed: of order, strands and dropout.
+        report: called after each step as `report(1, tokens)`.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        data: TaskData,
+        lr: float,
+        weight_decay: float,
+        warmup: float,
+        batch_size: int,
+        seed: int,
+        report: Report,
+    ) -> None:
+        super().__init__()
+        self.classifier, self.data = classifier, data
+        self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
+        self.seed, self.report = seed, report
+        self.best: tuple[float, float] = (-1.0, 0.0)  # accuracy, -loss
+        self.best_weights: dict[str, Tensor] = {}
+
+    def train_dataloader(self) -> ShuffledBatches:
+        """The epoch's own order; Lightning asks anew each epoch."""
+        both_strands = not self.data.stranded
+        return ShuffledBatches(
+            self.data.train, self.batch_size, self.classifier.backbone.vocab, self.seed, self.current_epoch, both_strands
+        )
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Lightning's hook."""
+        return _to(batch, device)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean cross-entropy of one batch, nats."""
+        torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
+        loss = nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
+        self.report(1, batch.ids.numel())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Score the validation items and keep the weights if they are the best so far."""
+        log_probs = self.classifier.log_probs(self.data.valid, 4 * self.batch_size, not self.data.stranded)
+        labels = self.data.valid.labels
+        score = (float((log_probs.argmax(-1) == labels).float().mean()), -float(nn.functional.nll_loss(log_probs, labels)))
+        if not self.best_weights or score > self.best:
+            self.best, self.best_weights = score, copy.deepcopy(self.classifier.state_dict())
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with warm-up and cosine over the real number of steps."""
+        optimizer = torch.optim.AdamW(parameter_groups(self.classifier, self.weight_decay), lr=self.lr)
+        scheduler = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Network:
+    """A way to classify: some network, trained on the task as a whole.
+
+    Called with a task and a seed it gives the log-probabilities of the test items; the same call gives the same numbers.
+
+    Args:
+        backbone: gives a fresh copy of the network for a seed.
+        lr: see `FineTuning`.
+        weight_decay: see `FineTuning`.
+        warmup: see `FineTuning`.
+        epochs: passes over the training items.
+        batch_size: items in a step.
+        trainer: further arguments of `lightning.Trainer`, such as the accelerator.
+    """
+
+    random = True  # another seed gives another result
+
+    def __init__(
+        self,
+        backbone: Callable[[int], Backbone],
+        lr: float,
+        weight_decay: float = 0.1,
+        warmup: float = 0.05,
+        epochs: int = 1,
+        batch_size: int = 32,
+        trainer: dict[str, Any] | None = None,
+    ) -> None:
+        for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; set {name} to 1 or more")
+        self.backbone, self.epochs, self.batch_size = backbone, epochs, batch_size
+        self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size}
+        self.trainer = trainer or {}
+
+    def num_steps(self, data: TaskData) -> int:
+        """Optimizer steps of one call."""
+        return self.epochs * -(-len(data.train) // self.batch_size)
+
+    def fit(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Classifier:
+        """The classifier of the best epoch, in evaluation mode.
+
+        Raises:
+            ValueError: if a sequence is longer than the network takes.
+        """
+        backbone = self.backbone(seed)
+        if backbone.max_length is not None and data.max_length > backbone.max_length:
+            raise ValueError(
+                f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "
+                "use a checkpoint trained with a larger data.length, or shorter sequences"
+            )
+        torch.manual_seed(hash64(seed, "head") % 2**63)
+        training = FineTuning(Classifier(backbone, len(data.classes)), data, seed=seed, report=report, **self.settings)
+        trainer = lightning.Trainer(
+            max_epochs=self.epochs,
+            gradient_clip_val=1.0,
+            reload_dataloaders_every_n_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **self.trainer,
+        )
+        training.train()  # a loaded network arrives in evaluation mode, which Lightning would keep
+        trainer.fit(training)
+        training.classifier.load_state_dict(training.best_weights)
+        return training.classifier.eval()
+
+    def __call__(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Tensor:
+        """Log-probabilities of the test items, (S, C)."""
+        return self.fit(data, seed, report).log_probs(data.test, 4 * self.batch_size, not data.stranded)
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return Batch(*(None if x is None else x.to(device) for x in batch))

@@ -1,0 +1,49 @@
+import numpy as np
+import torch
+
+from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.downstream.baselines import KmerLogistic, kmer_counts
+from dnadiff.downstream.items import Items, TaskData
+
+DNA = DNATokenizer()
+
+
+def counts(*sequences: str, both_strands: bool) -> list[dict[int, float]]:
+    items = Items.from_sequences([DNA.encode(s) for s in sequences], [0] * len(sequences), DNA.vocab.pad_id)
+    table = kmer_counts(DNA.bases(items.ids.numpy()), items.lengths.numpy(), 2, both_strands).toarray()
+    return [{int(code): row[code] for code in np.flatnonzero(row)} for row in table]
+
+
+def test_words_are_counted_within_rows_and_never_across_an_unknown_base():
+    # AA 0, AC 1, CG 6, GT 11; CA is 4
+    assert counts("AACG", "GTNCA", "A", both_strands=False) == [{0: 1, 1: 1, 6: 1}, {11: 1, 4: 1}, {}]
+
+
+def test_both_strands_share_one_count():
+    assert counts("AAC", reverse_complement("AAC"), both_strands=True) == [{0: 1, 1: 1}] * 2
+
+
+def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
+    random = np.random.default_rng(0)
+
+    def items(number: int, permuted: bool) -> Items:
+        labels = np.arange(number) % 2
+        sequences = [
+            DNA.encode(random.permutation(["ACGGT", "TTGCA", "CAGAC"] if y else ["AAGGT", "CTGAA", "CAGTC"]).tolist()[0] * 4)
+            for y in labels
+        ]
+        return Items.from_sequences(sequences, random.integers(0, 2, number) if permuted else labels, DNA.vocab.pad_id)
+
+    def accuracy(permuted: bool) -> float:
+        data = TaskData("t", ["a", "b"], items(60, permuted), items(20, permuted), items(300, permuted))
+        return float((KmerLogistic(DNA.bases, k=3)(data).argmax(-1) == data.test.labels).float().mean())
+
+    assert accuracy(permuted=False) == 1.0
+    assert 0.35 < accuracy(permuted=True) < 0.65
+
+
+def test_log_probs_are_normalised_and_have_a_column_for_each_class():
+    items = Items.from_sequences([DNA.encode(s) for s in ("AAAAAA", "CCCCCC", "ACACAC")] * 3, [0, 1, 2] * 3, DNA.vocab.pad_id)
+    log_probs = KmerLogistic(DNA.bases, k=2)(TaskData("t", ["a", "b", "c"], items, items, items))
+    assert log_probs.shape == (9, 3)
+    assert torch.allclose(log_probs.exp().sum(1), torch.ones(9, dtype=log_probs.dtype))

@@ -1,0 +1,110 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.dit import DiT
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.classifier import Classifier, FineTuning, Network
+from dnadiff.downstream.items import Items, TaskData, batch, other_strand
+
+DNA = DNATokenizer()
+
+
+def network(kind: str, **settings):
+    torch.manual_seed(0)
+    if kind == "caduceus":
+        return Caduceus(DNA.vocab, d_model=16, n_layers=2, d_state=4)
+    dit = DiT(DNA.vocab, d_model=16, n_layers=2, n_heads=2, cond_dim=8, dropout=0.0, **settings)
+    for block in dit.blocks:  # adaLN starts as the identity: attention would have no influence at all
+        torch.nn.init.normal_(block.adaLN_modulation.weight, std=0.5)
+    return dit
+
+
+def rich_or_poor(number: int, seed: int, low: int = 20, high: int = 30) -> Items:
+    """Sequences of mostly A and T (class 0) or mostly C and G (class 1)."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(number) % 2
+    sequences = [
+        random.choice([7, 8, 9, 10], random.integers(low, high + 1), p=([0.1, 0.4, 0.4, 0.1] if y else [0.4, 0.1, 0.1, 0.4])).astype(
+            np.uint8
+        )
+        for y in labels
+    ]
+    return Items.from_sequences(sequences, labels, DNA.vocab.pad_id)
+
+
+def task(stranded: bool = False) -> TaskData:
+    return TaskData("gc", ["poor", "rich"], rich_or_poor(160, 0), rich_or_poor(40, 1), rich_or_poor(60, 2), stranded)
+
+
+@pytest.mark.parametrize("kind", ["dit", "caduceus"])
+def test_padding_on_the_right_changes_no_prediction(kind):
+    classifier = Classifier(network(kind), 3).eval()
+    items = rich_or_poor(6, 3)
+    with torch.no_grad():
+        together = batch(items, torch.arange(6), DNA.vocab)
+        padded = classifier(together.ids, together.valid)
+        alone = torch.cat([classifier(items.ids[i : i + 1, : items.lengths[i]].long()) for i in range(6)])
+    assert torch.allclose(padded, alone, atol=1e-5, rtol=0)
+
+
+def test_log_probs_of_both_strands_do_not_depend_on_which_one_is_given():
+    classifier = Classifier(network("caduceus"), 2)
+    items = rich_or_poor(7, 4)
+    other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
+    both = classifier.log_probs(items, 3, both_strands=True)
+    assert torch.allclose(both, classifier.log_probs(other, 3, both_strands=True), atol=1e-6)
+    assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
+    assert torch.allclose(both.exp().sum(1), torch.ones(7))
+
+
+def test_scores_are_in_the_order_of_the_items_whatever_the_batch_size():
+    classifier = Classifier(network("dit"), 2)
+    items = rich_or_poor(9, 5)
+    one = torch.cat([classifier.log_probs(items.select(torch.tensor([i])), 1, False) for i in range(9)])
+    assert torch.allclose(classifier.log_probs(items, 4, False), one, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Network:
+    start = network("caduceus")
+    return Network(lambda seed: copy.deepcopy(start), lr=2e-2, epochs=3, batch_size=16, trainer={"accelerator": "cpu"})
+
+
+def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(learner):
+    data, steps = task(), []
+    first = learner(data, 1, lambda n, tokens: steps.append(n))
+    assert (first.argmax(-1) == data.test.labels).float().mean() > 0.9
+    assert sum(steps) == learner.num_steps(data) == 30
+    torch.manual_seed(99)
+    assert torch.equal(first, learner(data, 1))
+    assert not torch.equal(first, learner(data, 2))
+
+
+def test_fine_tuning_leaves_the_loaded_network_as_it_was():
+    start = network("caduceus").eval()
+    before = copy.deepcopy(start.state_dict())
+    Network(lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40, trainer={"accelerator": "cpu"})(task(), 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in start.state_dict().items())
+
+
+def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
+    data = task()
+    classifier = Classifier(network("caduceus"), 2)
+    training = FineTuning(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=lambda *_: None)
+    right = data.valid.labels.float()[:, None] * torch.tensor([-2.0, 2.0]) + torch.tensor([1.0, -1.0])
+    for epoch, log_probs in enumerate([right * 0, right, right * 2, -right]):
+        classifier.head.bias.data.fill_(epoch)
+        classifier.log_probs = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
+        training.on_train_epoch_end()
+    assert training.best_weights["head.bias"].tolist() == [2, 2]  # as accurate as epoch 1, and surer
+    assert training.best[0] == 1.0
+
+
+def test_a_sequence_longer_than_the_network_takes_is_refused():
+    short = Network(lambda seed: network("dit", max_length=25), lr=1e-3)
+    with pytest.raises(ValueError, match="holds a sequence of 30 bases and this DiT takes at most 25"):
+        short(task(), 0)

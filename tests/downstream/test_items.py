@@ -1,0 +1,52 @@
+import numpy as np
+import torch
+
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.items import Items, ShuffledBatches, batch, other_strand
+
+DNA = DNATokenizer()
+
+
+def items(*sequences: str) -> Items:
+    return Items.from_sequences([DNA.encode(s) for s in sequences], list(range(len(sequences))), DNA.vocab.pad_id)
+
+
+def test_items_are_padded_on_the_right():
+    two = items("ACGT", "TT")
+    assert two.ids.tolist() == [[7, 8, 9, 10], [10, 10, 4, 4]]
+    assert two.lengths.tolist() == [4, 2]
+    assert two.ids.dtype == torch.uint8
+
+
+def test_other_strand_reverses_within_the_length_and_keeps_the_padding_right():
+    two = items("AACGN", "TTG")
+    assert other_strand(two.ids, two.lengths, DNA.vocab).tolist() == [[11, 8, 9, 10, 10], [8, 7, 7, 4, 4]]
+
+
+def test_a_batch_is_cut_to_its_longest_item_and_marks_padding_only_where_there_is_some():
+    three = items("ACGTACGT", "TTA", "GG")
+    short = batch(three, torch.tensor([1, 2]), DNA.vocab)
+    assert short.ids.tolist() == [[10, 10, 7], [9, 9, 4]]
+    assert short.valid.tolist() == [[True, True, True], [True, True, False]]
+    assert short.labels.tolist() == [1, 2]
+    assert batch(three, torch.tensor([0]), DNA.vocab).valid is None
+
+
+def test_an_epoch_shows_every_item_once_in_an_order_of_its_own():
+    many = Items.from_sequences([np.full(3, 7 + i % 4, np.uint8) for i in range(25)], list(range(25)), DNA.vocab.pad_id)
+
+    def order(epoch: int) -> list[int]:
+        return torch.cat([b.labels for b in ShuffledBatches(many, 4, DNA.vocab, seed=1, epoch=epoch, both_strands=False)]).tolist()
+
+    assert sorted(order(0)) == list(range(25))
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+
+
+def test_about_half_of_the_items_are_read_from_the_other_strand():
+    many = Items.from_sequences([DNA.encode("AAAC")] * 400, [0] * 400, DNA.vocab.pad_id)
+    ids = torch.cat([b.ids for b in ShuffledBatches(many, 64, DNA.vocab, seed=0, epoch=0, both_strands=True)])
+    forward = (ids == torch.tensor([7, 7, 7, 8])).all(1)
+    reverse = (ids == torch.tensor([9, 10, 10, 10])).all(1)
+    assert (forward | reverse).all()
+    assert 150 < int(forward.sum()) < 250

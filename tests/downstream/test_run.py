@@ -1,0 +1,84 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.run import mean_interval, rows_for_table, study
+
+
+def data(number: int = 100) -> TaskData:
+    labels = torch.arange(number) % 2
+    items = Items(torch.full((number, 4), 7, dtype=torch.uint8), torch.full((number,), 4), labels)
+    return TaskData("toy", ["a", "b"], items, items, items, notes={"why": "a test"})
+
+
+class Oracle:
+    """Right on the first `right` items; seed s is right on s more."""
+
+    def __init__(self, right: int, random: bool = True) -> None:
+        self.right, self.random, self.seeds = right, random, []
+
+    def num_steps(self, task: TaskData) -> int:
+        return 0
+
+    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+        self.seeds.append(seed)
+        labels = task.test.labels.clone()
+        wrong = torch.arange(len(labels)) >= self.right + seed
+        return torch.nn.functional.one_hot(torch.where(wrong, 1 - labels, labels), 2).float()
+
+
+def test_the_interval_of_one_seed_has_the_binomial_width():
+    rows = np.zeros((1, 400), bool)
+    rows[0, :300] = True
+    interval = mean_interval(rows)
+    assert interval.value == 0.75
+    assert interval.se == pytest.approx(math.sqrt(0.75 * 0.25 / 400), rel=0.05)
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * interval.se, rel=0.1)
+
+
+def test_seeds_that_differ_widen_the_interval():
+    rows = np.ones((4, 1000), bool)
+    rows[:2, :500] = rows[2:, 500:] = False
+    alike = mean_interval(rows[:2])
+    rows[2:] = True
+    assert mean_interval(rows).se > 3 * alike.se
+
+
+def test_a_model_differs_from_itself_by_exactly_nothing():
+    rows = np.random.default_rng(0).random((1, 50)) < 0.7
+    assert mean_interval(rows, rows)[:] == (0, 0, 0, 0)
+
+
+def test_differences_on_the_same_items_are_paired():
+    rows = np.random.default_rng(0).random((1, 400)) < 0.5
+    better = rows.copy()
+    better[0, np.flatnonzero(~rows[0])[:20]] = True
+    paired = mean_interval(better, rows)
+    assert paired.value == pytest.approx(0.05)
+    assert paired.low > 0
+    assert paired.se < mean_interval(rows).se
+
+
+def test_a_study_runs_every_seed_and_says_better_only_when_the_interval_excludes_zero():
+    models = {"good": Oracle(90), "fair": Oracle(60), "same": Oracle(89), "fixed": Oracle(70, random=False)}
+    result = study(data(), models, [1, 2, 3], [("good", "fair"), ("fair", "good"), ("good", "same"), ("good", "good")])
+    assert [m.seeds for m in models.values()] == [[1, 2, 3]] * 3 + [[1]]
+    assert result["models"]["good"]["per_seed"] == pytest.approx([0.91, 0.92, 0.93])
+    assert result["models"]["fixed"]["per_seed"] == pytest.approx([0.71])
+    assert [d["verdict"] for d in result["differences"]] == ["better", "worse", "no difference shown", "no difference shown"]
+    assert result["differences"][0]["difference"] == pytest.approx(0.3)
+    assert result["task"]["items"]["test"] == {"a": 50, "b": 50}
+    assert result["task"]["chance"] == 0.5
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_the_tables_show_each_model_and_each_difference():
+    result = study(data(), {"good": Oracle(90), "fixed": Oracle(70, random=False)}, [0], [("good", "fixed")])
+    models, differences = rows_for_table(result)
+    assert models[0][:2] == ("good", "0.900")
+    assert differences[0][:2] == ("good - fixed", "+0.200")
+    assert differences[0][3] == "better"

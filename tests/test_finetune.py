@@ -1,0 +1,99 @@
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff import commands, finetune
+from dnadiff.checkpoint import build_denoiser
+from dnadiff.config import compose
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+
+
+def checkpoint(path: Path, tokenizer) -> str:
+    """An untrained network as a training run would have saved it."""
+    config = compose("train", ["backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40"])
+    torch.manual_seed(0)
+    denoiser, _ = build_denoiser(config, tokenizer)
+    state = {f"denoiser.{name}": tensor for name, tensor in denoiser.state_dict().items()}
+    torch.save({"state_dict": state, "hyper_parameters": {"config": config, "tokenizer": tokenizer.config()}, "global_step": 7}, path)
+    return str(path)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    random = np.random.default_rng(0)
+    with open(tmp_path / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["sequence", "label"])
+        for i in range(120):
+            letters = random.choice(
+                list("ACGT"), random.integers(20, 40), p=[0.35, 0.15, 0.15, 0.35] if i % 2 else [0.15, 0.35, 0.35, 0.15]
+            )
+            writer.writerow(["".join(letters), "rich" if i % 2 == 0 else "poor"])
+    return str(tmp_path / "table.csv")
+
+
+def call(tmp_path: Path, *overrides: str) -> Path:
+    run_dir = tmp_path / "runs" / "tiny"
+    os.environ.pop("HYDRA_FULL_ERROR", None)  # a command line sets it, and an earlier one in this process left it
+    commands.run("finetune", finetune.run, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
+    return run_dir
+
+
+def test_a_table_goes_in_and_a_comparison_comes_out(tmp_path, table, capsys):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    overrides = [
+        f"checkpoint={run}",
+        "task=csv",
+        f"task.path={table}",
+        "seeds=2",
+        "epochs=2",
+        "batch_size=16",
+        "lr=0.01",
+        "lr_scratch=0.01",
+        "kmer=3",
+    ]
+    run_dir = call(tmp_path, *overrides)
+    result = json.loads((run_dir / "finetune.json").read_text())
+    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "from scratch"]
+    assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2]
+    assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
+    assert result["models"]["3-mer logistic regression"]["accuracy"] > 0.8
+    assert [(d["a"], d["b"]) for d in result["differences"]] == [
+        ("fine-tuned", "from scratch"),
+        ("fine-tuned", "3-mer logistic regression"),
+    ]
+    assert result["task"]["name"] == "table"
+    assert result["step"] == 7
+    printed = capsys.readouterr().out
+    assert "from scratch" in printed
+    assert f"files are in {run_dir}" in printed
+
+    again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
+    assert [m["per_seed"] for m in again["models"].values()] == [m["per_seed"] for m in result["models"].values()]
+
+
+def refusal(tmp_path: Path, capsys, *overrides: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        call(tmp_path, *overrides)
+    assert end.value.code == 1
+    assert not (tmp_path / "runs").exists()
+    lines = capsys.readouterr().err.strip().splitlines()
+    return lines[-1]
+
+
+def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, table, capsys):
+    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
+    text = f"checkpoint={checkpoint(tmp_path / 'text.ckpt', CharTokenizer('abc'))}"
+    csv_task = ["task=csv", f"task.path={table}"]
+    assert "was trained on text" in refusal(tmp_path, capsys, text, *csv_task)
+    assert "does not exist" in refusal(tmp_path, capsys, "checkpoint=nowhere", *csv_task)
+    assert "task.path" in refusal(tmp_path, capsys, run, "task=csv")
+    assert "no column 'y'" in refusal(tmp_path, capsys, run, *csv_task, "task.label_column=y")
+    assert "ecoli_coding" in refusal(tmp_path, capsys, run, "task=ecoli")
+    assert "exists; set overwrite=true" in refusal(tmp_path, capsys, run, *csv_task, f"output={table}")
+    assert "seeds is 0" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")
