@@ -12,7 +12,7 @@ from torch import Tensor
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective
-from dnadiff.optim import parameter_groups, warmup_cosine  # noqa: F401
+from dnadiff.optim import parameter_groups
 
 
 class Training(lightning.LightningModule):
