@@ -32,6 +32,9 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
     A run folder that a refused start left empty is removed.
     """
+    # GNU OpenMP threads spin at every barrier for milliseconds; on a machine that does anything else besides, that costs a factor
+    # of ten (6,000 against 63,000 tokens/s measured on two cores with one busy). A short spin costs nothing when it is idle.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing, and the one line is ours
     if argv is not None:
