@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from dnadiff.backbone.layout import Layout
 from dnadiff.vocab import Vocab
 
 
@@ -14,18 +15,22 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         vocab: the alphabet it was built for.
-        d_model: width D of `features`.
+        d_model: width D of `features`; a network that reads both strands has twice the width of one.
         causal: True if position l sees only 0..l; masked diffusion needs False.
         max_length: longest sequence it accepts, None for any.
+        takes_sigma: whether it can be told the noise level.
+        num_labels: C, columns of the labels that it can be told; 0 is none.
     """
 
     causal: bool = False
     max_length: int | None = None
 
-    def __init__(self, vocab: Vocab, d_model: int) -> None:
+    def __init__(self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0) -> None:
         super().__init__()
         self.vocab = vocab
         self.d_model = d_model
+        self.takes_sigma = takes_sigma
+        self.num_labels = num_labels
 
     @abstractmethod
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
@@ -34,7 +39,7 @@ class Backbone(nn.Module, ABC):
         Args:
             ids: (B, L) token ids.
             sigma: (B,) noise level; None is the network's value for "no time".
-            cond: (B, C) labels; refused by a network built without them.
+            cond: (B, C) labels, 1 where one applies; a row of zeros, like None, is no label. Refused by a network built without.
             valid: (B, L) bool, False on padding that must not be read; None reads everything, as published.
 
         Returns:
@@ -52,14 +57,27 @@ class Backbone(nn.Module, ABC):
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))
 
-    def check(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None, *, takes_sigma: bool, takes_cond: bool = False) -> None:
+    def check(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
         """Refuse inputs that this network cannot use, rather than ignore them."""
+        name = type(self).__name__
         if self.max_length is not None and ids.shape[1] > self.max_length:
             raise ValueError(
-                f"length {ids.shape[1]} exceeds what this {type(self).__name__} was built for; "
+                f"length {ids.shape[1]} exceeds what this {name} was built for; "
                 f"use a length of at most {self.max_length}, or train with a larger data.length"
             )
-        if sigma is not None and not takes_sigma:
-            raise ValueError(f"this {type(self).__name__} has no time input; build the denoiser with time_conditioning=false")
-        if cond is not None and not takes_cond:
-            raise ValueError(f"this {type(self).__name__} was built without labels; leave cond out")
+        if sigma is not None and not self.takes_sigma:
+            raise ValueError(f"this {name} has no time input; build the denoiser with time_conditioning=false")
+        if cond is not None and not self.num_labels:
+            raise ValueError(f"this {name} was built without labels; leave cond out")
+        if cond is not None and cond.shape != (len(ids), self.num_labels):
+            raise ValueError(
+                f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a column for each label, 1 where it applies"
+            )
+
+    def published(self) -> Layout:
+        """How published checkpoints write this network.
+
+        Raises:
+            ValueError: if they have no place for it.
+        """
+        raise ValueError(f"{type(self).__name__} has no published format; caduceus, caduceus_ps and dit have")

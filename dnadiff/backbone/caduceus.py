@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.blocks import MambaBackbone
 from dnadiff.backbone.layers import RMSNorm
+from dnadiff.backbone.layout import Layout
 from dnadiff.backbone.mixer import BiMamba
-from dnadiff.kernels import check_scan
 from dnadiff.vocab import Vocab
 
 
-class Block(nn.Module):
-    """Add the incoming branch to the residual stream, normalise, mix."""
-
-    def __init__(self, d_model: int, norm_eps: float, **mixer: int | None) -> None:
-        super().__init__()
-        self.norm = RMSNorm(d_model, norm_eps)
-        self.mixer = BiMamba(d_model, **mixer)
-
-    def forward(self, branch: Tensor, residual: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor]:
-        """Both (B, L, D); returns the new branch and the residual stream."""
-        residual = branch if residual is None else residual + branch
-        return self.mixer(self.norm(residual), valid, scan), residual
-
-
-class Caduceus(Backbone):
+class Caduceus(MambaBackbone):
     """Embedding, `n_layers` bidirectional Mamba blocks, a final norm and a tied head.
 
     Deviation from the published code: the number of columns is `vocab.size` padded up to a multiple of
@@ -42,8 +28,17 @@ class Caduceus(Backbone):
         d_state: N, states per channel.
         d_conv: taps of the short convolution.
         expand: inner width over D.
-        norm_eps: epsilon of every RMSNorm.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
+        norm_eps: epsilon of every norm.
+        rms_norm: RMSNorm; False takes LayerNorm with a bias.
+        residual_in_fp32: keep the residual stream in float32 when the weights are narrower.
+        bidirectional_strategy: `add` or `ew_multiply` the outputs of the two directions.
+        bidirectional_weight_tie: share the projections between the directions.
         pad_vocab_to: the embedding's rows are rounded up to a multiple of this.
+        num_labels: C, columns of `cond`; 0 is no labels.
+        time_conditioning: take the noise level.
+        cond_dim: width of what labels and noise level are mapped to.
+        activation_checkpointing: keep each layer's input alone and compute the layer again in the backward pass.
         scan: which kernel runs the recurrence; `auto` takes the fastest that works here.
     """
 
@@ -55,47 +50,129 @@ class Caduceus(Backbone):
         d_state: int = 16,
         d_conv: int = 4,
         expand: int = 2,
+        dt_rank: int | None = None,
         norm_eps: float = 1e-5,
+        rms_norm: bool = True,
+        residual_in_fp32: bool = False,
+        bidirectional_strategy: str = "add",
+        bidirectional_weight_tie: bool = True,
         pad_vocab_to: int = 8,
+        num_labels: int = 0,
+        time_conditioning: bool = False,
+        cond_dim: int = 128,
+        activation_checkpointing: bool = False,
         scan: str = "auto",
     ) -> None:
-        super().__init__(vocab, d_model)
-        rows = math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to
-        self.scan = check_scan(scan)
-        self.embedding = nn.Embedding(rows, d_model)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        self.layers = nn.ModuleList(Block(d_model, norm_eps, d_state=d_state, d_conv=d_conv, expand=expand) for _ in range(n_layers))
-        self.norm_f = RMSNorm(d_model, norm_eps)
-        with torch.no_grad():  # GPT-2's rule: the residual stream of n layers keeps unit scale at the start
-            for layer in self.layers:
-                layer.mixer.out_proj.weight /= math.sqrt(n_layers)
+        super().__init__(
+            vocab,
+            d_model,
+            n_layers,
+            partial(BiMamba, d_model, d_state, d_conv, expand, dt_rank, bidirectional_strategy, bidirectional_weight_tie),
+            norm_eps=norm_eps,
+            rms_norm=rms_norm,
+            residual_in_fp32=residual_in_fp32,
+            pad_vocab_to=pad_vocab_to,
+            num_labels=num_labels,
+            time_conditioning=time_conditioning,
+            cond_dim=cond_dim,
+            activation_checkpointing=activation_checkpointing,
+            scan=scan,
+        )
 
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-        """See `Backbone.features`; this network has neither a time input nor labels."""
-        self.check(ids, sigma, cond, takes_sigma=False)
-        branch, residual = self.embedding(ids), None
-        for layer in self.layers:
-            branch, residual = layer(branch, residual, valid, self.scan)
-        return self.norm_f(branch if residual is None else residual + branch)
+    def published(self) -> Layout:
+        """See `Backbone.published`."""
+        if self.condition is not None:
+            raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
+        if not len(self.layers):
+            raise ValueError("a network without layers has no published form")
+        mixer, direction = self.layers[0].mixer, self.layers[0].mixer.fwd
+        tied = mixer.in_proj_rev is None
+        config = {
+            "model_type": "caduceus",
+            "architectures": ["CaduceusForMaskedLM"],
+            "d_model": mixer.in_proj.in_features,
+            "n_layer": len(self.layers),
+            "vocab_size": self.embedding.num_embeddings,
+            "pad_vocab_size_multiple": self.pad_vocab_to,
+            "ssm_cfg": {
+                "d_state": direction.d_state,
+                "d_conv": direction.conv_weight.shape[1],
+                "expand": mixer.out_proj.in_features // mixer.in_proj.in_features,
+                "dt_rank": direction.dt_rank,
+                "conv_bias": True,
+                "bias": False,
+            },
+            "rms_norm": isinstance(self.norm_f, RMSNorm),
+            "norm_epsilon": self.norm_f.eps,
+            "residual_in_fp32": self.residual_in_fp32,
+            "fused_add_norm": True,
+            "bidirectional": True,
+            "bidirectional_strategy": mixer.strategy,
+            "bidirectional_weight_tie": tied,
+            "rcps": False,
+            "complement_map": None,
+            "tie_word_embeddings": True,
+        }
+        # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
+        weights = [
+            (p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data, published_names(own, tied))
+            for own, p in self.named_parameters()
+        ]
+        return Layout(config, weights, {})
 
-    def head(self, features: Tensor) -> Tensor:
-        """Raw logits (..., rows) in float32: products with the embedding's rows."""
-        return nn.functional.linear(features, self.embedding.weight).float()
+
+def published_names(own: str, tied: bool) -> tuple[str, ...]:
+    """What published Caduceus-Ph files call a parameter of this module; tied ones have two names."""
+    if own == "embedding.weight":
+        return "caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight"
+    name = f"caduceus.backbone.{own}"
+    if projection := re.fullmatch(r"(.*\.mixer)\.(in_proj|out_proj)(_rev)?\.weight", name):
+        where, which, rev = projection.groups()
+        directions = ("rev",) if rev else ("fwd", "rev") if tied else ("fwd",)
+        return tuple(f"{where}.mamba_{direction}.{which}.weight" for direction in directions)
+    name = re.sub(r"\.mixer\.(fwd|rev)\.", r".mixer.mamba_\1.", name)
+    return (re.sub(r"\.dt_(weight|bias)$", r".dt_proj.\1", re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name)),)
 
 
-def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Published Caduceus-Ph tensors under this module's names.
+def from_published(config: Mapping[str, Any], vocab: Vocab) -> dict[str, Any]:
+    """The network that a published `config.json` describes, as a `_target_` and its arguments.
 
-    The published checkpoints store tied projections once per direction and the tied head beside the embedding;
-    the copies are dropped here.
+    Raises:
+        KeyError: if a size is not given.
+        ValueError: if it asks for what these networks are not.
     """
-    renamed = {}
-    for name, tensor in state.items():
-        if name == "lm_head.weight" or re.search(r"mamba_rev\.(in|out)_proj", name):
-            continue
-        name = name.removeprefix("caduceus.").removeprefix("backbone.").replace("embeddings.word_embeddings", "embedding")
-        name = re.sub(r"mamba_fwd\.(in|out)_proj", r"\1_proj", name)
-        name = name.replace("mamba_fwd", "fwd").replace("mamba_rev", "rev")
-        name = name.replace("conv1d.", "conv_").replace("dt_proj.", "dt_")
-        renamed[name] = tensor.squeeze(1) if name.endswith("conv_weight") else tensor
-    return renamed
+    ssm, pad = config.get("ssm_cfg") or {}, config.get("pad_vocab_size_multiple", 8)
+    rows, rank = math.ceil(config["vocab_size"] / pad) * pad, ssm.get("dt_rank", "auto")
+    required = {"bidirectional": (config, True), "conv_bias": (ssm, True), "bias": (ssm, False)}
+    for key, (where, value) in required.items():
+        if where.get(key, value) != value:
+            raise ValueError(f"{key} is {where[key]}, and these networks have {key} {value}")
+    table = config.get("complement_map")
+    if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
+        raise ValueError(
+            f"vocab_size {config['vocab_size']} with complement_map {table} is another alphabet than the {vocab.size} ids of DNA"
+        )
+    arguments = {
+        "_target_": "dnadiff.backbone.caduceus.Caduceus",
+        "d_model": config["d_model"],
+        "n_layers": config["n_layer"],
+        "d_state": ssm.get("d_state", 16),
+        "d_conv": ssm.get("d_conv", 4),
+        "expand": ssm.get("expand", 2),
+        "dt_rank": None if rank == "auto" else rank,
+        "norm_eps": config.get("norm_epsilon", 1e-5),
+        "rms_norm": config.get("rms_norm", True),
+        "residual_in_fp32": config.get("residual_in_fp32", True),
+        "bidirectional_strategy": config.get("bidirectional_strategy") or "add",
+        "bidirectional_weight_tie": config.get("bidirectional_weight_tie", True),
+        "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
+    }
+    if config.get("rcps", False):
+        ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": config.get("fused_add_norm", True)}
+        return arguments | ps
+    return arguments
+
+
+def _agrees(table: Mapping[str, int], vocab: Vocab) -> bool:
+    complement = vocab.complement or range(vocab.size)
+    return all(int(table.get(str(i), table.get(i, -1))) == j for i, j in enumerate(complement))

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.layers import LayerNorm, Rotary, sinusoid
+from dnadiff.backbone.conditioning import SigmaMap, modulate
+from dnadiff.backbone.layers import LayerNorm, Rotary, widened
+from dnadiff.backbone.layout import Layout
 from dnadiff.vocab import Vocab
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """x (1 + scale) + shift, with shift and scale (B, 1, D)."""
-    return x * (1 + scale) + shift
-
-
-class SigmaMap(nn.Module):
-    """An embedding of the noise level: (B,) -> (B, cond_dim)."""
-
-    def __init__(self, cond_dim: int, frequencies: int = 256) -> None:
-        super().__init__()
-        self.frequencies = frequencies
-        self.mlp = nn.Sequential(nn.Linear(frequencies, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
-
-    def forward(self, sigma: Tensor) -> Tensor:
-        """(B,) -> (B, cond_dim)."""
-        return self.mlp(sinusoid(sigma, self.frequencies).to(self.mlp[0].weight.dtype))
 
 
 class Block(nn.Module):
@@ -107,12 +93,12 @@ class DiT(Backbone):
         dropout: float = 0.1,
         max_length: int | None = None,
     ) -> None:
-        super().__init__(vocab, d_model)
+        super().__init__(vocab, d_model, takes_sigma=True)
         if d_model % n_heads or (d_model // n_heads) % 2:
             raise ValueError(
                 f"d_model {d_model} must be n_heads {n_heads} times an even head width; change backbone.d_model or backbone.n_heads"
             )
-        self.max_length = max_length
+        self.max_length, self.mlp_ratio = max_length, mlp_ratio
         self.vocab_embed = nn.ParameterDict({"embedding": nn.Parameter(torch.empty(vocab.size, d_model))})
         nn.init.kaiming_uniform_(self.vocab_embed["embedding"], a=math.sqrt(5))
         self.sigma_map = SigmaMap(cond_dim)
@@ -122,7 +108,7 @@ class DiT(Backbone):
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; None stands for sigma = 0, as MDLM's network is told without time conditioning."""
-        self.check(ids, sigma, cond, takes_sigma=True)
+        self.check(ids, sigma, cond)
         sigma = torch.zeros(len(ids), device=ids.device) if sigma is None else sigma
         condition = silu(self.sigma_map(sigma))
         x = nn.functional.embedding(ids, self.vocab_embed["embedding"])
@@ -132,4 +118,40 @@ class DiT(Backbone):
 
     def head(self, features: Tensor) -> Tensor:
         """Raw logits (..., vocab.size) in float32."""
-        return self.output_layer.linear(features).float()
+        return widened(self.output_layer.linear(features))
+
+    def published(self) -> Layout:
+        """See `Backbone.published`; `time_conditioning` is the denoiser's."""
+        if self.mlp_ratio != 4 or not len(self.blocks):
+            raise ValueError(f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {self.mlp_ratio} and {len(self.blocks)} layers")
+        config = {
+            "model_type": "mdlm",
+            "architectures": ["MDLM"],
+            "vocab_size": len(self.vocab_embed["embedding"]),
+            "model_length": self.max_length,
+            "hidden_dim": self.d_model,
+            "cond_dim": self.sigma_map.mlp[-1].out_features,
+            "n_blocks": len(self.blocks),
+            "n_heads": self.blocks[0].n_heads,
+            "dropout": self.blocks[0].dropout.p,
+            "tie_word_embeddings": False,
+        }
+        weights = [(p.data, (f"backbone.{name}",)) for name, p in self.named_parameters()]
+        return Layout(config, weights, {"backbone.rotary_emb.inv_freq": self.rotary_emb.frequencies()})
+
+
+def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The network that a published `config.json` of MDLM describes, as a `_target_` and its arguments.
+
+    Raises:
+        KeyError: if a size is not given.
+    """
+    return {
+        "_target_": "dnadiff.backbone.dit.DiT",
+        "d_model": config["hidden_dim"],
+        "n_layers": config["n_blocks"],
+        "n_heads": config["n_heads"],
+        "cond_dim": config["cond_dim"],
+        "dropout": config.get("dropout", 0.1),
+        "max_length": config.get("model_length"),
+    }

@@ -22,17 +22,30 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation with a weight and no bias, in float32 under any autocast."""
+    """Layer normalisation with a weight, in float32 under any autocast.
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    Args:
+        width: D.
+        eps: added to the variance.
+        bias: add a learned vector, as Mamba's does and DiT's does not.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) float32 (float64 stays)."""
         x = x if x.dtype == torch.float64 else x.float()
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), None, self.eps)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return nn.functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), bias, self.eps)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32 where it was narrower: logits and residual streams lose too much in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
@@ -50,10 +63,13 @@ class Rotary(nn.Module):
         super().__init__()
         self.head_width, self.base = head_width, base
 
+    def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
+        """Angle per position of each pair, (head_width / 2,), float32."""
+        return self.base ** -(torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width)
+
     def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos and sin, each (length, head_width), float32."""
-        exponent = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width
-        angle = torch.arange(length, dtype=torch.float32, device=device)[:, None] * self.base**-exponent
+        angle = torch.arange(length, dtype=torch.float32, device=device)[:, None] * self.frequencies(device)
         return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from dnadiff.kernels import selective_scan, short_conv
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
 _NO_STEP = -1e4
+_COMBINE = {"add": torch.add, "ew_multiply": torch.mul}
 
 
 class Direction(nn.Module):
@@ -56,27 +57,83 @@ class Direction(nn.Module):
         return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
 
 
-class BiMamba(nn.Module):
-    """Two scans, one each way, between one input and one output projection.
+class UniMamba(nn.Module):
+    """The mixer of the published Mamba: one scan, from the first position to the last, between two projections.
 
-    The published network (arXiv 2403.03234, section 4.1, tied projections, strategy `add`) projects the sequence and its
-    reversal separately and adds two outputs; as both projections act on each position alone, one call of each
-    is the same function, and the two directions share one gate.
+    Args:
+        d_model: D.
+        d_state: N, states per channel.
+        d_conv: K, taps of the convolution.
+        expand: inner width E over D.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
     """
 
     def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None) -> None:
         super().__init__()
         d_inner = expand * d_model
+        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
+        self.fwd = Direction(d_inner, d_state, d_conv, dt_rank or math.ceil(d_model / 16), reverse=False)
+        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+
+    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        x, z = _split(self.in_proj, hidden, valid)
+        return self.out_proj(self.fwd(x, valid, scan) * nn.functional.silu(z))
+
+
+class BiMamba(nn.Module):
+    """Two scans, one each way, as in Caduceus (arXiv 2403.03234, section 4.1).
+
+    The published network projects the sequence and its reversal separately and combines two outputs. As projections act on
+    each position alone, nothing needs to be reversed around them; with tied projections and the strategy `add` one call
+    of each is the same function, and the two directions share one gate. Every other choice has two output projections.
+
+    Args:
+        d_model: D.
+        d_state: N, states per channel.
+        d_conv: K, taps of the convolution.
+        expand: inner width E over D.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
+        bidirectional_strategy: how two outputs become one, `add` or `ew_multiply`.
+        bidirectional_weight_tie: the two directions share their input and their output projection.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+        bidirectional_strategy: str = "add",
+        bidirectional_weight_tie: bool = True,
+    ) -> None:
+        super().__init__()
+        if bidirectional_strategy not in _COMBINE:
+            raise ValueError(f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose {' or '.join(_COMBINE)}")
+        d_inner, tied = expand * d_model, bidirectional_weight_tie
         dt_rank = dt_rank or math.ceil(d_model / 16)
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
         self.fwd = Direction(d_inner, d_state, d_conv, dt_rank, reverse=False)
         self.rev = Direction(d_inner, d_state, d_conv, dt_rank, reverse=True)
         self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+        self.in_proj_rev = None if tied else nn.Linear(d_model, 2 * d_inner, bias=False)
+        self.out_proj_rev = None if tied else nn.Linear(d_inner, d_model, bias=False)
+        self.strategy, self.combine = bidirectional_strategy, _COMBINE[bidirectional_strategy]
+        self.one_projection = tied and bidirectional_strategy == "add"
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        if valid is not None:
-            x = x * valid[..., None].to(x.dtype)
-        y = self.fwd(x, valid, scan) + self.rev(x, valid, scan)
-        return self.out_proj(y * nn.functional.silu(z))
+        x, z = _split(self.in_proj, hidden, valid)
+        x_rev, z_rev = (x, z) if self.in_proj_rev is None else _split(self.in_proj_rev, hidden, valid)
+        y, y_rev = self.fwd(x, valid, scan), self.rev(x_rev, valid, scan)
+        if self.one_projection:
+            return self.out_proj((y + y_rev) * nn.functional.silu(z))
+        out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
+        return self.combine(self.out_proj(y * nn.functional.silu(z)), out_proj_rev(y_rev * nn.functional.silu(z_rev)))
+
+
+def _split(in_proj: nn.Linear, hidden: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scan's input, zero outside `valid`, and the gate: (B, L, D) -> two of (B, L, E)."""
+    x, z = in_proj(hidden).chunk(2, dim=-1)
+    return (x if valid is None else x * valid[..., None].to(x.dtype)), z

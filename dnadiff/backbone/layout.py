@@ -1,0 +1,68 @@
+"""How a network's tensors are called in published checkpoints: one list serves reading and writing.
+
+Each network says so itself (`Backbone.published`); folders and the Hub belong to `dnadiff.published`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The published form of one network.
+
+    Attributes:
+        config: what its `config.json` says.
+        weights: the network's own tensors, as views of the published shape, each with the names that files have for it.
+            A tied tensor has several; a file needs one of them.
+        constants: tensors that files may hold beside the weights, and that the configuration determines.
+    """
+
+    config: dict[str, Any]
+    weights: Sequence[tuple[Tensor, tuple[str, ...]]]
+    constants: Mapping[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything under every name, detached copies: what a file holds."""
+        named = {name: tensor for tensor, names in self.weights for name in names} | dict(self.constants)
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+
+    @torch.no_grad()
+    def fill(self, given: Mapping[str, Tensor], source: object) -> None:
+        """Copy the tensors of a file into the network.
+
+        Raises:
+            ValueError: listing what is missing, surplus, misshapen, or differs where the network has one tensor or a constant.
+        """
+        if faults := [*self._faults(given)]:
+            raise ValueError(f"the weights in {source} do not fit its configuration: {listing(faults)}")
+        for tensor, names in self.weights:
+            tensor.copy_(next(given[name] for name in names if name in given))
+
+    def _faults(self, given: Mapping[str, Tensor]) -> Iterator[str]:
+        known = set(self.constants)
+        for tensor, names in self.weights:
+            known.update(names)
+            found = [name for name in names if name in given]
+            if not found:
+                yield f"missing {names[0]}"
+            for name in found:
+                if given[name].shape != tensor.shape:
+                    yield f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
+                elif name != found[0] and not torch.equal(given[name].to(tensor), given[found[0]].to(tensor)):
+                    yield f"{name} differs from {found[0]}, to which it is tied"
+        yield from (f"surplus {name}" for name in given if name not in known)
+        for name, constant in self.constants.items():
+            if name in given and (given[name].shape != constant.shape or not torch.allclose(given[name].float(), constant.cpu().float())):
+                yield f"{name} differs from what the configuration means"
+
+
+def listing(faults: Sequence[str], limit: int = 12) -> str:
+    """Faults in one line, the first few by name."""
+    return "; ".join(faults[:limit]) + (f"; and {len(faults) - limit} more" if len(faults) > limit else "")

@@ -1,0 +1,46 @@
+"""Reverse-complement sharing: one network reads both strands, side by side in the batch.
+
+Two streams (2B, L, D) are kept, the first B rows in the order of the sequence, the others in the order of its reverse
+complement. Whatever treats all rows alike commutes with exchanging the strands. Features follow the published
+convention (arXiv 2403.03234, section 4.2): the second strand comes back to the sequence's positions with its channels
+reversed as well, so that reversing positions and channels of the features is what reverse-complementing the sequence does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dnadiff.vocab import Vocab
+
+
+def complement_table(vocab: Vocab, rows: int) -> Tensor:
+    """The complement of every id, (rows,); rows beyond the vocabulary are their own.
+
+    Raises:
+        ValueError: if the vocabulary has no complement.
+    """
+    if vocab.complement is None:
+        raise ValueError("this vocabulary has no complement, so there is no second strand to share parameters with; use backbone=caduceus")
+    return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
+
+
+def both_strands(ids: Tensor, complement: Tensor) -> Tensor:
+    """A sequence and its reverse complement: (B, L) -> (2B, L)."""
+    return torch.cat([ids, complement[ids].flip(1)])
+
+
+def swap(streams: Tensor) -> Tensor:
+    """Each strand's stream in the other's place, positions and channels reversed: (2B, L, D) -> (2B, L, D)."""
+    return streams.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1)
+
+
+def join(streams: Tensor) -> Tensor:
+    """Features of both strands at the sequence's positions: (2B, L, D) -> (B, L, 2D)."""
+    first, second = streams.chunk(2)
+    return torch.cat([first, second.flip(1, 2)], dim=-1)
+
+
+def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
+    """Head weights for joined features: each id's row beside its complement's reversed one, (rows, D) -> (rows, 2D)."""
+    return torch.cat([weight, weight[complement].flip(1)], dim=1)

@@ -1,0 +1,111 @@
+"""A causal transformer: DiT's blocks without adaLN, each position seeing itself and what lies to its left."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.layers import LayerNorm, Rotary, widened
+from dnadiff.vocab import Vocab
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward network, each behind a norm (arXiv 1706.03762, pre-norm) and with rotary positions."""
+
+    def __init__(self, d_model: int, n_heads: int, mlp_ratio: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.norm1 = LayerNorm(d_model)
+        self.attn_qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.attn_out = nn.Linear(d_model, d_model, bias=False)
+        self.norm2 = LayerNorm(d_model)
+        self.mlp = nn.Sequential(
+            nn.Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * d_model, d_model)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def attend(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+        """(B, L, D) -> (B, L, D); mask (B, 1, L, L) or None for plainly causal."""
+        batch, length, width = x.shape
+        q, k, v = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(rotary(q), rotary(k), v, attn_mask=mask, is_causal=mask is None)
+        return self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        x = x + self.dropout(self.attend(self.norm1(x), rotary, mask))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class Transformer(Backbone):
+    """The autoregressive control of the size of a `DiT`: embedding, causal blocks, a final norm and an untied head.
+
+    Args:
+        vocab: the alphabet; one embedding row per id.
+        d_model: width D, n_heads times an even number.
+        n_layers: number of blocks.
+        n_heads: attention heads.
+        mlp_ratio: feed-forward width over D.
+        dropout: on both branches of each block.
+        max_length: longest sequence; positions beyond those trained on mean nothing to rotary attention.
+    """
+
+    causal = True
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        d_model: int = 128,
+        n_layers: int = 4,
+        n_heads: int = 4,
+        mlp_ratio: int = 4,
+        dropout: float = 0.1,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(vocab, d_model)
+        if d_model % n_heads or (d_model // n_heads) % 2:
+            raise ValueError(
+                f"d_model {d_model} must be n_heads {n_heads} times an even head width; change backbone.d_model or backbone.n_heads"
+            )
+        self.max_length = max_length
+        self.embedding = nn.Embedding(vocab.size, d_model)
+        self.rotary_emb = Rotary(d_model // n_heads)
+        self.blocks = nn.ModuleList(Block(d_model, n_heads, mlp_ratio, dropout) for _ in range(n_layers))
+        self.norm_f = LayerNorm(d_model)
+        self.linear = nn.Linear(d_model, vocab.size)
+        self.initialise()
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """GPT-2's rules: weights of deviation 0.02, smaller by sqrt(2 n_layers) where they write into the residual stream, a head of zeros."""
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        for name, weight in self.blocks.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            elif weight.ndim == 2:
+                into_stream = name.endswith(("attn_out.weight", "mlp.2.weight"))
+                nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * len(self.blocks)) if into_stream else 1))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """See `Backbone.features`; this network has neither a time input nor labels."""
+        self.check(ids, sigma, cond)
+        mask = None
+        if valid is not None:
+            length = ids.shape[1]
+            left = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+            itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # a position of padding sees itself: no row is empty
+            mask = ((left & valid[:, None, :]) | itself)[:, None]
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.rotary_emb, mask)
+        return self.norm_f(x)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Raw logits (..., vocab.size) in float32."""
+        return widened(self.linear(features))

@@ -1,0 +1,209 @@
+"""Published weights in and out: folders of `config.json` with `model.safetensors` or `pytorch_model.bin`, and the Hub.
+
+What a network's tensors and settings are called there is said by the network itself (`Backbone.published`, and
+`from_published` beside each); here are files, the choice of network, and the alphabet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dnadiff import weights
+from dnadiff.backbone import caduceus, dit
+from dnadiff.config import build
+from dnadiff.data.files import check_output, replacing
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import Denoiser
+from dnadiff.noise import LogLinear
+from dnadiff.vocab import Vocab
+
+CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
+ALPHABET = "dnadiff_vocab"  # our own key, written where an alphabet is not the one that the format implies
+_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model.
+
+    Attributes:
+        denoiser: in evaluation mode, with its weights.
+        config: `backbone`, a `_target_` with arguments, and `time_conditioning`, as in a training configuration.
+        path: the folder it came from.
+    """
+
+    denoiser: Denoiser
+    config: dict[str, Any]
+    path: Path
+
+    @property
+    def tokenizer(self) -> DNATokenizer:
+        """What turns letters into its ids.
+
+        Raises:
+            ValueError: if it is not a model of DNA.
+        """
+        if self.denoiser.vocab != DNATokenizer().vocab:
+            raise ValueError(f"{self.path} reads {self.denoiser.vocab.size} ids that are not DNA's; its tokenizer is not part of dnadiff")
+        return DNATokenizer()
+
+
+def is_published(name: str | os.PathLike[str]) -> bool:
+    """Whether `read` is meant: a folder with `config.json`, or a Hub id with a commit, `organisation/name@<40 digits>`."""
+    hub = _HUB.fullmatch(str(name))
+    return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
+
+
+def load_published(folder: str | os.PathLike[str], revision: str | None = None) -> Denoiser:
+    """The model of a published folder: Caduceus-Ph, Caduceus-PS or MDLM's DiT; see `read`."""
+    return read(folder, revision).denoiser
+
+
+def read(folder: str | os.PathLike[str], revision: str | None = None) -> Published:
+    """Find out what a published folder holds, and load it.
+
+    Args:
+        folder: a folder, or a Hub id `organisation/name`, also `organisation/name@revision`.
+        revision: the commit to take from the Hub, 40 hexadecimal digits; a folder has none.
+
+    Raises:
+        FileNotFoundError: if the folder lacks a file.
+        ValueError: if a file is damaged, the model is of another kind, or tensors are missing or surplus (they are listed).
+    """
+    path = Path(folder)
+    if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
+        path = download(hub["repository"], revision or hub["revision"])
+    settings = read_config(path / CONFIG)
+    try:
+        vocab, backbone = _FAMILIES[settings["model_type"]](settings)
+        time_conditioning = bool(settings.get("time_conditioning", False))
+    except KeyError as error:
+        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG}: {error}") from None
+    file = find_tensors(path)
+    with torch.random.fork_rng(devices=()):  # the weights drawn here are overwritten; a caller's random numbers stay as they were
+        network = build(backbone, vocab=vocab)
+    network.published().fill(tensors(file), file)
+    denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
+    return Published(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
+
+
+def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Write a Caduceus or a DiT as the published models are: `config.json` and `model.safetensors`, each whole or not at all.
+
+    Raises:
+        ValueError: if the network has parts that the format does not know.
+        FileExistsError: if the folder holds such files and `overwrite` is false.
+    """
+    from safetensors.torch import save
+
+    layout, path = denoiser.backbone.published(), Path(folder)
+    settings = dict(layout.config)
+    if settings["model_type"] == "mdlm":
+        settings["time_conditioning"] = denoiser.time_conditioning
+    if _implied(settings) != denoiser.vocab:
+        settings[ALPHABET] = asdict(denoiser.vocab)
+    for name in (CONFIG, TENSORS[0]):
+        check_output(path / name, overwrite)
+    with replacing(path / TENSORS[0], overwrite) as file:
+        file.write(save(layout.tensors(), metadata={"format": "pt"}))
+    with replacing(path / CONFIG, overwrite) as file:
+        file.write((json.dumps(settings, indent=2) + "\n").encode())
+    return path
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The contents of a `config.json`.
+
+    Raises:
+        FileNotFoundError, ValueError: if it does not exist, is not JSON, or describes another kind of model.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from None
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if kind not in _FAMILIES:
+        raise ValueError(f"{path} describes a model of type {kind!r}; known are {', '.join(_FAMILIES)}")
+    return settings
+
+
+def find_tensors(path: Path) -> Path:
+    """The file of tensors in a folder; safetensors where there are both."""
+    for name in TENSORS:
+        if (path / name).is_file():
+            return path / name
+    raise FileNotFoundError(f"{path} holds neither {' nor '.join(TENSORS)}")
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name.
+
+    Raises:
+        ValueError: if it is damaged or holds anything else.
+    """
+    content = weights.read(path)
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} is not a file of named tensors")
+    return content
+
+
+def download(repository: str, revision: str | None) -> Path:
+    """The folder of a Hub repository at one commit; data files only, never code.
+
+    Raises:
+        ValueError: if no commit is named, or huggingface_hub is not installed.
+    """
+    if not _COMMIT.fullmatch(revision or ""):
+        raise ValueError(
+            f"{repository} is no folder here; from the Hub it is fetched at a commit: add revision=, or @, with its 40 hexadecimal digits"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ValueError(
+            f"fetching {repository} needs huggingface_hub (pip install huggingface_hub); "
+            f"or download {CONFIG} and {TENSORS[0]} yourself and name their folder"
+        ) from None
+    for name in TENSORS:
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, name]))
+        if (path / name).is_file():
+            break
+    return path
+
+
+def _implied(settings: Mapping[str, Any]) -> Vocab:
+    """The alphabet that a format stands for: DNA for Caduceus; for MDLM any, with the mask as the last id."""
+    if settings["model_type"] == "caduceus":
+        return DNATokenizer().vocab
+    last = settings["vocab_size"] - 1
+    return Vocab(size=last + 1, mask_id=last, pad_id=last, never_emitted=(last,))
+
+
+def _vocab(settings: Mapping[str, Any]) -> Vocab:
+    return Vocab(**settings[ALPHABET]) if ALPHABET in settings else _implied(settings)
+
+
+def _caduceus(settings: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
+    vocab = _vocab(settings)
+    return vocab, caduceus.from_published(settings, vocab)
+
+
+def _mdlm(settings: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
+    return _vocab(settings), dit.from_published(settings)
+
+
+_FAMILIES: dict[str, Callable[[Mapping[str, Any]], tuple[Vocab, dict[str, Any]]]] = {"caduceus": _caduceus, "mdlm": _mdlm}

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.vocab import Vocab
+
+DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return Transformer(DNA, 16, 2, 2, max_length=64).eval()
+
+
+def test_a_position_sees_itself_and_what_is_left_of_it(network):
+    ids = torch.randint(7, 11, (2, 12))
+    features = network.features(ids)
+    changed = ids.clone()
+    changed[:, 7] = 17 - changed[:, 7]
+    after = network.features(changed)
+    assert torch.equal(after[:, :7], features[:, :7])
+    assert ((after[:, 7:] - features[:, 7:]).abs().amax(-1) > 0).all()
+
+
+def test_a_mask_that_hides_nothing_changes_nothing(network):
+    ids = torch.randint(7, 11, (2, 12))
+    torch.testing.assert_close(network.features(ids, valid=torch.ones_like(ids, dtype=torch.bool)), network.features(ids))
+
+
+def test_invalid_positions_are_not_seen(network):
+    ids = torch.randint(7, 11, (1, 8))
+    valid = torch.arange(8)[None] != 2
+    changed = torch.where(valid, ids, 4)
+    assert torch.equal(network.features(ids, valid=valid)[:, 3:], network.features(changed, valid=valid)[:, 3:])
+
+
+def test_bad_sizes_and_inputs_are_refused(network):
+    with pytest.raises(ValueError, match="d_model 18 must be n_heads 4 times an even head width"):
+        Transformer(DNA, 18, 1, 4)
+    with pytest.raises(ValueError, match="has no time input"):
+        network.features(torch.tensor([[7]]), sigma=torch.ones(1))
+    with pytest.raises(ValueError, match="length 65 exceeds"):
+        network.features(torch.full((1, 65), 7))
+
+
+def test_the_residual_stream_reaches_the_end(network):
+    # facts 27: with every branch silenced the features are the normalised embedding
+    with torch.no_grad():
+        for block in network.blocks:
+            for layer in (block.attn_out, block.mlp[2]):
+                for p in layer.parameters():
+                    p.zero_()
+    ids = torch.randint(7, 11, (2, 9))
+    torch.testing.assert_close(network.features(ids), network.norm_f(network.embedding(ids)))

@@ -1,0 +1,257 @@
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dnadiff import checkpoint, published
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
+from dnadiff.backbone.dit import DiT
+from dnadiff.config import build
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import Denoiser
+
+DNA = DNATokenizer().vocab
+PARITY = Path(__file__).parent / "parity"
+FIRST = "caduceus.backbone.layers.0.mixer."
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def folder_of(name, tmp_path, change=lambda weights: weights, settings=None, binary=False):
+    """A published folder made of a parity file, as the README there describes them; and the file's arrays."""
+    with safe_open(PARITY / f"{name}.safetensors", "pt") as file:
+        config, arrays = json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    weights = {key.removeprefix("weights."): value for key, value in arrays.items() if key.startswith("weights.")}
+    if name.startswith("mdlm"):
+        weights = {f"backbone.{key}": value for key, value in weights.items()}
+        config = {"vocab_size": 33, "model_length": 24, "hidden_dim": 64, "cond_dim": 16, "n_blocks": 2, "n_heads": 4, "dropout": 0.1}
+        config["time_conditioning"] = False
+    config |= {"model_type": name.split("_")[0]} | (settings or {})
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = change(weights)
+    if binary:
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        save_file(weights, tmp_path / "model.safetensors")
+    return tmp_path, arrays
+
+
+def without(*names):
+    return lambda weights: {key: value for key, value in weights.items() if key not in names}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("name", ["caduceus_ph", "caduceus_ps", "caduceus_ps_unfused"])
+def test_caduceus_folders_load(name, binary, tmp_path):
+    folder, arrays = folder_of(name, tmp_path, binary=binary)
+    denoiser = checkpoint.load_published(folder)
+    assert denoiser.vocab == DNA and not denoiser.training and not denoiser.time_conditioning
+    assert type(denoiser.backbone) is (Caduceus if name == "caduceus_ph" else CaduceusPS)
+    logits = denoiser.backbone(arrays["input_ids"])
+    assert (logits - arrays["logits"]).abs().max() < 1e-4 * arrays["logits"].abs().max()
+    assert denoiser.log_probs(arrays["input_ids"]).shape == (2, 50, 12)
+
+
+def test_mdlm_folders_load(tmp_path):
+    folder, arrays = folder_of("mdlm_dit", tmp_path)
+    denoiser = checkpoint.load_published(folder)
+    torch.testing.assert_close(denoiser.backbone(arrays["input_ids"], arrays["sigma"]), arrays["logits"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(denoiser.backbone(arrays["input_ids"]), arrays["logits_sigma0"], rtol=1e-5, atol=1e-5)
+    assert denoiser.vocab.mask_id == 32 and denoiser.vocab.never_emitted == (32,) and denoiser.backbone.max_length == 24
+    told = published.load_published(folder_of("mdlm_dit", tmp_path / "told", settings={"time_conditioning": True})[0])
+    assert told.time_conditioning and float(told.noise.sigma(torch.tensor([0.5]))) == pytest.approx(0.692148, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("caduceus_ph", ["lm_head.weight", FIRST + "mamba_rev.in_proj.weight", FIRST + "mamba_rev.out_proj.weight"]),
+        ("caduceus_ph", ["caduceus.backbone.embeddings.word_embeddings.weight", FIRST + "mamba_fwd.in_proj.weight"]),
+        ("caduceus_ps", ["lm_head.lm_head.weight", "lm_head.complement_map", FIRST + "submodule.mamba_rev.out_proj.weight"]),
+        ("mdlm_dit", ["backbone.rotary_emb.inv_freq"]),
+    ],
+)
+def test_one_copy_of_a_tied_tensor_is_enough(name, absent, tmp_path):
+    folder, arrays = folder_of(name, tmp_path, without(*absent))
+    expected = arrays["logits_sigma0" if name == "mdlm_dit" else "logits"]
+    torch.testing.assert_close(published.load_published(folder).backbone(arrays["input_ids"]), expected, rtol=1e-4, atol=1e-4)
+
+
+def swapped_names(weights):
+    return {key.replace("norm_f", "norm_g"): value for key, value in weights.items()}
+
+
+def changed(name, value):
+    return lambda weights: weights | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("caduceus_ph", swapped_names, r"missing caduceus\.backbone\.norm_f\.weight; surplus caduceus\.backbone\.norm_g\.weight"),
+        ("caduceus_ps", without("caduceus.backbone.layers.2.norm.weight"), r"missing caduceus\.backbone\.layers\.2\.norm\.weight"),
+        ("mdlm_dit", changed("backbone.blocks.2.norm1.weight", torch.ones(64)), r"surplus backbone\.blocks\.2\.norm1\.weight"),
+        ("mdlm_dit", changed("backbone.blocks.0.norm1.weight", torch.ones(65)), r"norm1\.weight is \(65,\), expected \(64,\)"),
+        ("mdlm_dit", changed("backbone.rotary_emb.inv_freq", torch.ones(8)), "inv_freq differs from what the configuration means"),
+        ("caduceus_ph", changed("lm_head.weight", torch.ones(16, 32)), r"lm_head\.weight differs from .*to which it is tied"),
+        ("caduceus_ps", changed("lm_head.complement_map", torch.arange(16)), r"lm_head\.complement_map differs"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path):
+    folder, _ = folder_of(name, tmp_path, change)
+    with pytest.raises(ValueError, match=message) as caught:
+        published.load_published(folder)
+    assert "\n" not in str(caught.value) and "model.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("caduceus_ph", {"model_type": "bert"}, "type 'bert'; known are caduceus, mdlm"),
+        ("caduceus_ph", {"ssm_cfg": {"bias": True}}, "bias is True"),
+        ("caduceus_ph", {"bidirectional": False}, "bidirectional is False"),
+        ("caduceus_ph", {"vocab_size": 8}, "another alphabet than the 12 ids of DNA"),
+        ("caduceus_ps", {"complement_map": {str(i): i for i in range(16)}}, "another alphabet"),
+        ("caduceus_ps", {"fused_add_norm": False}, r"missing .*norm\.submodule\.weight"),
+        ("caduceus_ph", {"bidirectional_strategy": "concat"}, "bidirectional_strategy 'concat' is not known"),
+        ("caduceus_ph", {"d_model": 64}, r"is \(16, 32\), expected \(16, 64\)"),
+        ("mdlm_dit", {"n_heads": 5}, "d_model 64 must be n_heads 5 times"),
+    ],
+)
+def test_settings_that_mean_another_network_are_refused(name, settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        published.load_published(folder_of(name, tmp_path, settings=settings)[0])
+
+
+def test_damaged_and_absent_files_are_named(tmp_path):
+    folder, _ = folder_of("mdlm_dit", tmp_path)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:5000])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or truncated"):
+        published.load_published(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"):
+        published.load_published(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "mdlm", "vocab_size": 33}))
+    with pytest.raises(ValueError, match=r"config\.json lacks hidden_dim"):
+        published.load_published(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        published.load_published(folder)
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
+        published.load_published(tmp_path / "nowhere")
+
+
+def test_pickled_code_is_not_executed(tmp_path, monkeypatch):
+    class Hostile:
+        def __reduce__(self):
+            import os
+
+            return os.system, ("touch pwned",)
+
+    monkeypatch.chdir(tmp_path)
+    folder, _ = folder_of("mdlm_dit", tmp_path / "a", binary=True)
+    torch.save({"a": Hostile()}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="could run code"):
+        published.load_published(folder)
+    torch.save([1], folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="not a file of named tensors"):
+        published.load_published(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("name", ["caduceus_ph", "caduceus_ps", "caduceus_ps_unfused", "mdlm_dit"])
+def test_what_is_exported_is_what_was_published(name, tmp_path):
+    folder, _ = folder_of(name, tmp_path / "in")
+    published.export_published(published.load_published(folder), tmp_path / "out")
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[key].float(), after[key].float(), rtol=1e-6) for key in before)
+    ours = json.loads((tmp_path / "out" / "config.json").read_text())
+    theirs = json.loads((folder / "config.json").read_text())
+    for settings in (ours, theirs):  # an automatic rank is written out, and what only initialises is not kept
+        settings["ssm_cfg"] = {key: settings.get("ssm_cfg", {}).get(key) for key in ("d_state", "d_conv", "expand", "conv_bias", "bias")}
+    theirs.pop("fused_add_norm" if name == "caduceus_ph" else "", None)
+    assert {key: ours[key] for key in theirs} == theirs and "dnadiff_vocab" not in ours
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Caduceus(
+            DNA, 16, 2, d_state=5, expand=1, rms_norm=False, bidirectional_weight_tie=False, bidirectional_strategy="ew_multiply"
+        ),
+        lambda: CaduceusPS(DNA, 16, 2, swap_strands=True, residual_in_fp32=True, pad_vocab_to=1, norm_eps=1e-4),
+        lambda: CaduceusPS(DNA, 16, 2, rms_norm=False, dt_rank=3, d_conv=2),
+        lambda: DiT(DNA, 16, 2, 2, 8, dropout=0.0),
+        lambda: DiT(CharTokenizer("abc").vocab, 16, 2, 2, 8, max_length=7),
+    ],
+)
+def test_networks_of_our_own_come_back_from_the_published_form(make, tmp_path):
+    torch.manual_seed(0)
+    network = make().eval()
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    published.export_published(Denoiser(network), tmp_path / "out")
+    read = published.read(tmp_path / "out")
+    again, ids = read.denoiser.backbone, torch.randint(0, network.vocab.size, (2, 7))
+    assert type(again) is type(network) and again.vocab == network.vocab and again.max_length == network.max_length
+    assert all(torch.equal(p, q) for p, q in zip(network.state_dict().values(), again.state_dict().values(), strict=True))
+    assert torch.equal(network(ids), again(ids))
+    rebuilt = build(read.config["backbone"], vocab=again.vocab)  # what init_from= trains further
+    assert rebuilt.state_dict().keys() == again.state_dict().keys() and not read.config["time_conditioning"]
+
+
+def test_exports_are_not_replaced_unasked_and_leave_nothing_behind(tmp_path):
+    denoiser = Denoiser(Caduceus(DNA, 16, 1))
+    published.export_published(denoiser, tmp_path / "out")
+    with pytest.raises(FileExistsError, match=r"config\.json exists"):
+        published.export_published(denoiser, tmp_path / "out")
+    published.export_published(denoiser, tmp_path / "out", overwrite=True)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+    with pytest.raises(ValueError, match="no labels and no time conditioning"):
+        published.export_published(Denoiser(Caduceus(DNA, 16, 1, num_labels=2)), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_loading_leaves_the_random_state_alone(tmp_path):
+    folder, _ = folder_of("caduceus_ph", tmp_path)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    published.load_published(folder)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch):
+    name = "kuleshov-group/mdlm-owt"
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for revision in (None, "main"):
+        with pytest.raises(ValueError, match="fetched at a commit: add revision="):
+            checkpoint.load_published(name, revision=revision)
+    with pytest.raises(ValueError, match="pip install huggingface_hub"):
+        checkpoint.load_published(name, revision=COMMIT)
+    asked = []
+
+    def snapshot_download(repository, revision, allow_patterns):
+        asked.append((repository, revision, *allow_patterns))
+        return str(folder_of("mdlm_dit", tmp_path / "hub", binary=True)[0])
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    assert isinstance(checkpoint.load_published(f"{name}@{COMMIT}").backbone, DiT)
+    assert asked == [(name, COMMIT, "config.json", "model.safetensors"), (name, COMMIT, "config.json", "pytorch_model.bin")]
+
+
+def test_what_init_from_may_name(tmp_path, trained):
+    folder, _ = folder_of("caduceus_ph", tmp_path / "dna")
+    assert published.is_published(folder) and published.is_published(f"a/b@{COMMIT}")
+    assert not published.is_published(trained) and not published.is_published("a/b") and not published.is_published("latest")
+    assert published.read(folder).tokenizer == DNATokenizer()
+    with pytest.raises(ValueError, match="reads 33 ids that are not DNA's"):
+        _ = published.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer
