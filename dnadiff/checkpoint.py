@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dnadiff import weights
 from dnadiff.backbone.base import Backbone
-from dnadiff.config import PACKAGE, build
+from dnadiff.backbone.layout import listing
+from dnadiff.config import PACKAGE, build, locate
 from dnadiff.denoiser import Denoiser
 from dnadiff.noise import NoiseSchedule
+from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
+from dnadiff.published import export_published, load_published  # noqa: F401
 
 PREFIX = "denoiser."
 
@@ -49,16 +50,37 @@ class Loaded:
     step: int
 
 
+def build_objective(config: Mapping[str, Any], process: AbsorbingProcess, trust: Sequence[str] | None = (PACKAGE,)) -> Objective:
+    """The objective of a training configuration: what its network's output means."""
+    return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
+
+
+def settled(config: Mapping[str, Any], trust: Sequence[str] | None = (PACKAGE,)) -> dict[str, Any]:
+    """The configuration with `time_conditioning: null` replaced by the objective's own habit, for the backbone too."""
+    told = config.get("time_conditioning")
+    if told is None:
+        told = getattr(locate(config["objective"]["_target_"], trust), "time_conditioning", False)
+    backbone = dict(config["backbone"])
+    if "time_conditioning" in backbone and backbone["time_conditioning"] is None:
+        backbone["time_conditioning"] = told
+    return {**config, "time_conditioning": told, "backbone": backbone}
+
+
 def build_denoiser(
     config: Mapping[str, Any], tokenizer: Any, trust: Sequence[str] | None = (PACKAGE,)
 ) -> tuple[Denoiser, AbsorbingProcess]:
-    """The untrained network and process that a training configuration describes."""
+    """The untrained network and process that a training configuration describes; the objective says how the network is wrapped.
+
+    Raises:
+        ValueError: if objective, backbone and time conditioning exclude each other.
+    """
+    config = settled(config, trust)
     noise = build(config["noise"], trust=trust)
     backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
         raise ValueError("noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_")
-    denoiser = Denoiser(backbone, noise=noise, time_conditioning=bool(config.get("time_conditioning", False)))
-    return denoiser, AbsorbingProcess(tokenizer.vocab, noise)
+    process = AbsorbingProcess(tokenizer.vocab, noise)
+    return build_objective(config, process, trust).denoiser(backbone, bool(config["time_conditioning"])), process
 
 
 def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
@@ -94,16 +116,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} holds more than tensors and plain values, and was not loaded: it could run code on this machine"
-        ) from error
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(
-            f"{path} is damaged or truncated ({(str(error) or type(error).__name__).splitlines()[0]}); use another checkpoint of the run"
-        ) from error
+    content = weights.read(path)
     if not isinstance(content, dict) or "state_dict" not in content or "config" not in content.get("hyper_parameters", {}):
         raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights or configuration")
     return content
@@ -145,9 +158,9 @@ def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) 
         if name in state and own[name].shape != state[name].shape
     ]
     if faults:
-        shown = "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else "")
         raise ValueError(
-            f"the weights in {source} do not fit the network of the configuration: {shown}. Was it trained with another vocabulary or size?"
+            f"the weights in {source} do not fit the network of the configuration: {listing(faults)}. "
+            "Was it trained with another vocabulary or size?"
         )
     denoiser.load_state_dict(state)
 

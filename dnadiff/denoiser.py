@@ -6,6 +6,7 @@ nobody asks about never meet the head: with a large vocabulary that is most of t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -17,14 +18,49 @@ from dnadiff.vocab import Vocab
 
 
 class Parameterization(ABC):
-    """Turns raw logits at some positions into log-probabilities of x0 there."""
+    """Turns raw logits at some positions into what is known of x0 there.
+
+    Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and returns `(..., V)` in float32 or
+    better, with -inf for probability 0 and finite gradients.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
 
     @abstractmethod
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """`logits (..., V)` and the tokens `xt (...)` at the same positions -> `(..., V)`, float32 or better."""
+        """Log-probabilities of x0 as samplers and likelihoods use them: nothing on ids that are never emitted."""
+
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """The law of x0 that the objective trains, where that is another one."""
+        return self.log_probs(logits, xt)
+
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        """log p_t(xt with y here) / p_t(xt) for each letter y, `sigma (...)` the total noise at each position.
+
+        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma - 1), at a visible one that of the
+        mask is e^sigma - 1 and the other letters' 0. The token itself has ratio 1.
+        """
+        log_odds = log_expm1(sigma)[..., None]
+        log_score = self.log_probs(logits, xt)
+        visible = (xt != self.vocab.mask_id)[..., None]
+        to_mask = visible & (torch.arange(logits.shape[-1], device=logits.device) == self.vocab.mask_id)
+        log_score = torch.where(to_mask, log_odds.to(log_score), log_score - log_odds.to(log_score))
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _is_token(xt: Tensor, logits: Tensor) -> Tensor:
+    """(..., V) bool, True at each position's own token."""
+    return torch.arange(logits.shape[-1], device=logits.device) == xt[..., None]
+
+
+def log_expm1(sigma: Tensor) -> Tensor:
+    """log(e^sigma - 1), the log-odds of being masked, without overflow and without losing digits near 0."""
+    return sigma + torch.log(-torch.expm1(-sigma))
 
 
 class SUBS(Parameterization):
@@ -34,13 +70,58 @@ class SUBS(Parameterization):
     """
 
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """See the class; -inf stands for probability 0, with finite gradients."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        """See the class."""
+        logits = _float(logits)
         banned = ~self.vocab.is_emitted(logits.device)
         log_probs = torch.log_softmax(logits.masked_fill(banned, -torch.inf), dim=-1)
-        ids = torch.arange(logits.shape[-1], device=logits.device)
-        known = torch.where(ids == xt[..., None], 0.0, -torch.inf).to(log_probs)
-        return torch.where((xt == self.vocab.mask_id)[..., None], log_probs, known)
+        return _carry_over(log_probs, xt, self.vocab)
+
+
+def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
+    hidden = xt == vocab.mask_id
+    if hidden.all():  # losses and samplers ask at masked positions alone: spare them two copies of (M, V)
+        return log_probs
+    known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
+    return torch.where(hidden[..., None], log_probs, known)
+
+
+class Softmax(SUBS):
+    """A plain softmax over all ids as the law that is trained (D3PM, BERT), with SUBS's two properties as switches.
+
+    Samplers and likelihoods are served as SUBS serves them, whatever is switched off: a sample holds no mask, and a visible
+    token stays. For D3PM's posterior the second is no change; the first gives the mass on the mask back to the letters.
+
+    Args:
+        vocab: the alphabet.
+        zero_masking: ids that are never emitted have probability 0.
+        carry_over: a visible token is known.
+    """
+
+    def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
+        super().__init__(vocab)
+        self.zero_masking, self.carry_over = zero_masking, carry_over
+
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """See the class."""
+        logits = _float(logits)
+        if self.zero_masking:
+            logits = logits.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf)
+        log_probs = torch.log_softmax(logits, dim=-1)
+        return _carry_over(log_probs, xt, self.vocab) if self.carry_over else log_probs
+
+
+class Score(SUBS):
+    """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's code).
+
+    The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of letters, so that logits of 0 are
+    the ratios of a uniform guess. Nothing normalises them: score entropy does. Normalised, they are the `log_probs` of SUBS.
+    """
+
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        """See the class; at visible positions, whose ratios no loss and no sampler reads, they are what the network says."""
+        log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
+        log_score = log_ratio.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf) - log_expm1(sigma)[..., None].to(log_ratio)
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
 
 
 class Denoiser(nn.Module):
@@ -68,6 +149,11 @@ class Denoiser(nn.Module):
             )
         if time_conditioning and noise is None:
             raise ValueError("time_conditioning=True needs the noise schedule: pass noise=")
+        if time_conditioning and not backbone.takes_sigma:
+            raise ValueError(
+                f"time_conditioning=true, but this {type(backbone).__name__} has no time input; set time_conditioning=false, "
+                "or build the backbone with one"
+            )
         self.backbone = backbone
         self.vocab = backbone.vocab
         self.parameterization = parameterization or SUBS(backbone.vocab)
@@ -105,3 +191,69 @@ class Denoiser(nn.Module):
         """Log-probabilities of x0, shaped as `logits`."""
         at = xt if positions is None else xt[positions]
         return self.parameterization.log_probs(self.logits(xt, t, cond, positions, valid), at)
+
+    def x0_log_probs(
+        self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+    ) -> Tensor:
+        """The law of x0 that D3PM and the masked language model train, shaped as `logits`; under SUBS, `log_probs`."""
+        at = xt if positions is None else xt[positions]
+        return self.parameterization.x0_log_probs(self.logits(xt, t, cond, positions, valid), at)
+
+    def log_score(
+        self, xt: Tensor, t: Tensor, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+    ) -> Tensor:
+        """Log-ratios of probabilities at time t, shaped as `logits`; see `Parameterization.log_score`."""
+        if self.noise is None:
+            raise ValueError("log_score needs the noise schedule: build the denoiser with noise=")
+        sigma = self.noise.sigma(t)[:, None].expand(xt.shape)
+        at = xt if positions is None else xt[positions]
+        return self.parameterization.log_score(
+            self.logits(xt, t, cond, positions, valid), at, sigma if positions is None else sigma[positions]
+        )
+
+
+class CausalDenoiser(nn.Module):
+    """A causal backbone -> the law of each token given those before it: the autoregressive control's own protocol.
+
+    The network reads a start token and all tokens but the last. The start token is the mask: every vocabulary has one and
+    nothing else here uses it, so that the first token is predicted and counted, and likelihoods compare with a NELBO token by token.
+
+    Args:
+        backbone: the network; must be causal.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        if not backbone.causal:
+            raise ValueError(
+                f"{type(backbone).__name__} sees both sides: next-token prediction needs a causal backbone such as transformer"
+            )
+        self.backbone = backbone
+        self.vocab = backbone.vocab
+
+    def next_log_probs(self, x: Tensor, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """Row l: log-probabilities of token l given tokens 0..l-1, nothing on ids that are never emitted.
+
+        Args:
+            x: (B, L) token ids.
+            cond: (B, C) labels.
+            positions: (B, L) bool; only these meet the head. None is all.
+            valid: (B, L) bool, False on padding that must not be read.
+
+        Returns:
+            (M, V) in row-major order of the M chosen positions, or (B, L, V) for None.
+        """
+        start = torch.full_like(x[:, :1], self.vocab.mask_id)
+        if valid is not None:
+            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1)
+        features = self.backbone.features(torch.cat([start, x[:, :-1]], 1).long(), None, cond, valid)
+        if positions is not None:
+            features = features[positions]
+        logits = _float(self.backbone.head(features)[..., : self.vocab.size])
+        return torch.log_softmax(logits.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf), dim=-1)
+
+    def log_probs(self, *args: object, **kwargs: object) -> Tensor:
+        """Refused: a causal network knows nothing about a masked position's right side."""
+        raise ValueError(
+            "an autoregressive model predicts from left to right (next_log_probs); unmasking needs a diffusion objective such as mdlm"
+        )

@@ -74,3 +74,27 @@ class AbsorbingProcess:
         r = r.expand_as(alpha_t)[:, None, None]
         from_token = (1 - r) * visible + r * is_mask
         return torch.where((xt == self.vocab.mask_id)[..., None], from_mask, from_token)
+
+    def plug_in_posterior(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """D3PM's posterior with the predicted law put in for x0: `(B, L, V)` probabilities, s < t.
+
+        q(xs | xt, x0) with the vector of probabilities in place of the one-hot x0, as MDLM (arXiv 2406.07524) states and computes D3PM.
+        It has a meaning where the law gives mass to the mask itself; without such mass it is `posterior` at remask 0. The mixture
+        of q(xs | xt, x0) over x0 (arXiv 2107.03006, section 3.3) is a third law where there is such mass.
+
+        Args:
+            log_probs: (B, L, V) the law of x0, `Denoiser.x0_log_probs`.
+            xt: (B, L).
+            t: (B,) now.
+            s: (B,) next, smaller than t.
+        """
+        alpha_t, alpha_s = (self.noise.alpha(time)[:, None, None] for time in (t, s))
+        is_mask = torch.zeros(log_probs.shape[-1], dtype=log_probs.dtype, device=log_probs.device)
+        is_mask[self.vocab.mask_id] = 1.0
+        probs = log_probs.exp()
+        on_mask = probs[..., self.vocab.mask_id, None]
+        from_mask = torch.where(is_mask > 0, 1 - alpha_s + alpha_s * on_mask, (alpha_s - alpha_t) * probs) / (
+            1 - alpha_t + alpha_t * on_mask
+        )
+        visible = torch.nn.functional.one_hot(xt, log_probs.shape[-1]).to(log_probs.dtype)
+        return torch.where((xt == self.vocab.mask_id)[..., None], from_mask, visible)

@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from dnadiff import commands
-from dnadiff.config import build, locate
+from dnadiff.config import build
 from dnadiff.progress import duration, table
 
 # Keys that say how to run, not what: they may differ between a run and its resumption.
 HOW = ("resume", "overwrite")
+PRECISIONS = ("highest", "high", "medium")
 log = logging.getLogger("dnadiff")
 
 
@@ -24,6 +25,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     """Train and return the contents of `metrics.json`."""
     from dnadiff import checkpoint
 
+    config = checkpoint.settled(config, trust=None)
     start_from = resumable(config, run_dir, overrides) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
@@ -31,7 +33,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         raise FileExistsError(
             f"{run_dir} already holds a run: go on with it by resume=true, replace it by overwrite=true, or set another hydra.run.dir"
         )
-    initial = checkpoint.load(config["init_from"]) if config["init_from"] else None
+    initial = start_weights(config["init_from"]) if config["init_from"] else None
     if initial is not None:
         config = adopt(config, initial.config, overrides)
     fits(config)
@@ -56,6 +58,13 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         log.info(f"resuming {start_from}")
     fit(trainer, module, data, start_from)
     return finish(trainer, module, config, run_dir, parameters)
+
+
+def start_weights(source: str) -> Any:
+    """What `init_from` names: a published folder or Hub id, or else a run or checkpoint of this package."""
+    from dnadiff import checkpoint, published
+
+    return published.read(source) if published.is_published(source) else checkpoint.load(source)
 
 
 def resumable(config: Mapping[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path | None:
@@ -102,10 +111,17 @@ def describe_difference(config: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def fits(config: Mapping[str, Any]) -> None:
-    """Refuse an objective and a backbone that exclude each other, before any data is read."""
-    from dnadiff.objective.base import check_fit
+    """Refuse an objective, a backbone and a schedule that exclude each other, before any data is read.
 
-    check_fit(locate(config["objective"]["_target_"], None), locate(config["backbone"]["_target_"], None))
+    All are built once with a stand-in alphabet and without memory for weights, so that what their constructors refuse is refused here.
+    """
+    import torch
+
+    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.data.tokenizer import DNATokenizer
+
+    with torch.device("meta"):
+        build_denoiser(config, DNATokenizer(), trust=None)
 
 
 def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, Any]:
@@ -113,14 +129,17 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     import torch
 
     from dnadiff.callbacks import AtomicCheckpoints
-    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.training import Training
 
+    if config["matmul_precision"] not in PRECISIONS:
+        raise ValueError(f"matmul_precision {config['matmul_precision']!r} is not known; choose one of {', '.join(PRECISIONS)}")
+    torch.set_float32_matmul_precision(config["matmul_precision"])
     torch.manual_seed(config["seed"])
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
     module = Training(
         denoiser,
-        build(config["objective"], trust=None)(process=process),
+        build_objective(config, process, trust=None),
         build(config["optimizer"], trust=None),
         build(config["lr_scheduler"], trust=None),
         config["weight_decay"],

@@ -60,7 +60,7 @@ class Training(lightning.LightningModule):
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63)
         result = self.loss(batch, self.objective, self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated))
         tokens = int(result.num_tokens)
-        self.tokens_seen += tokens * self.trainer.world_size
+        self.tokens_seen += int((batch["weight"] > 0).sum()) * self.trainer.world_size  # read, not predicted: mlm predicts 15 %
         self.log_dict({"train/loss": result.loss.detach(), "train/nll": result.nll}, batch_size=max(tokens, 1), on_step=True)
         return result.loss
 

@@ -12,6 +12,14 @@ from safetensors.torch import load_file
 from dnadiff.vocab import Vocab
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory) -> Path:
+    """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["DNADIFF_CACHE"] = str(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data beside the checkout; tests that need it are skipped elsewhere."""
@@ -117,6 +125,8 @@ SMALL = ["data.length=64", "data.batch_size=4", "trainer.val_check_interval=4", 
 SMALL_NETWORK = {
     "caduceus": ["backbone.d_model=16", "backbone.n_layers=1"],
     "dit": ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"],
+    "mamba": ["backbone.d_model=16", "backbone.n_layers=1"],
+    "transformer": ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"],
 }
 
 

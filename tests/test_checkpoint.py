@@ -52,7 +52,7 @@ def test_pickled_code_is_not_executed(tmp_path, monkeypatch, content):
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize("where", ["backbone", "noise", "tokenizer"])
+@pytest.mark.parametrize("where", ["backbone", "noise", "objective", "tokenizer"])
 def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     hyper = content["hyper_parameters"]

@@ -9,7 +9,7 @@ import pytest
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
     "backbon=dit": "unknown key backbon; did you mean backbone?",
-    "backbone=caduceu": "backbone=caduceu does not exist; did you mean caduceus?; known: caduceus, dit",
+    "backbone=caduceu": "backbone=caduceu does not exist; did you mean caduceus?; known: caduceus, caduceus_ps, dit, mamba",
     "data=fasta": "data.path is missing: give data.path=...",
     "data=fasta data.path=none.fa": "none.fa does not exist",
     "data=fasta data.path=empty.fa": "empty.fa is empty",
@@ -21,6 +21,9 @@ WRONG_TRAINING = {
     "trainer.max_steps=few": "trainer.max_steps 'few' must be a whole number",
     "objective.weighting=elbo": "choose one of nelbo, cross_entropy",
     "backbone.scan=fastest": "unknown scan 'fastest'",
+    "backbone/size=119x4": "backbone/size=119x4 does not exist; did you mean 118x4?; known: 118x4, 256x16, 256x4, 256x8, 64x4",
+    "backbone.bidirectional_strategy=concat": "bidirectional_strategy 'concat' is not known; choose add or ew_multiply",
+    "data=text data.path=book.txt data.length=8 backbone=caduceus_ps": "this vocabulary has no complement",
     "data.length=0": "set data.length to 1 or more",
     "init_from=nowhere": "checkpoint nowhere does not exist",
     "a=[b": "cannot read the command line",
@@ -35,6 +38,7 @@ def bad_files(tmp_path):
         "double.fa": ">a\nACGT\n>a\nACGT\n",
         "protein.fa": ">a\nACGTEF\n",
         "short.fa": ">a\nACGTACGT\n",
+        "book.txt": "to be or not to be\n" * 50,
     }.items():
         (tmp_path / name).write_text(text)
 

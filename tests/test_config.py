@@ -58,3 +58,21 @@ def test_misspelt_targets_are_named(target, message):
 def test_an_unknown_argument_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"dnadiff\.noise\.LogLinear.*'epsilon'"):
         config.build({"_target_": "dnadiff.noise.LogLinear", "epsilon": 1})
+
+
+@pytest.mark.parametrize("backbone", ["caduceus", "caduceus_ps", "mamba"])
+def test_published_sizes_have_names(backbone):
+    def size(*overrides):
+        found = config.compose("train", [f"backbone={backbone}", *overrides])["backbone"]
+        return found["d_model"], found["n_layers"]
+
+    assert size() == (64, 4)
+    for name in ("64x4", "118x4", "256x4", "256x8", "256x16"):
+        assert size(f"backbone/size={name}") == tuple(map(int, name.split("x")))
+    assert size("backbone/size=256x8", "backbone.d_model=32") == (32, 8)
+
+
+def test_other_backbones_know_no_sizes():
+    assert config.compose("train", ["backbone=dit"])["backbone"]["d_model"] == 128
+    with pytest.raises(Exception, match="backbone/size"):
+        config.compose("train", ["backbone=dit", "backbone/size=118x4"])

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import SUBS, Denoiser
+from dnadiff.denoiser import SUBS, Denoiser, Score, Softmax, log_expm1
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
 
@@ -66,3 +66,38 @@ def test_a_causal_backbone_is_refused():
     backbone.causal = True
     with pytest.raises(ValueError, match="bidirectional"):
         Denoiser(backbone)
+
+
+def test_time_conditioning_needs_a_network_with_a_time_input():
+    backbone = DiT(DNA, 16, 1, 2, 8)
+    backbone.takes_sigma = False
+    with pytest.raises(ValueError, match="this DiT has no time input; set time_conditioning=false"):
+        Denoiser(backbone, noise=LogLinear(), time_conditioning=True)
+
+
+def test_switches_of_the_softmax():
+    torch.manual_seed(0)
+    logits, xt = torch.randn(1, 3, 12), torch.tensor([[7, 3, 8]])
+    for zero_masking in (False, True):
+        for carry_over in (False, True):
+            law = Softmax(DNA, zero_masking, carry_over)
+            probs = law.x0_log_probs(logits, xt).exp()
+            torch.testing.assert_close(probs.sum(-1), torch.ones(1, 3))
+            assert (probs[0, 1, 3] == 0) == zero_masking and (probs[0, 0, 7] == 1) == carry_over
+            assert torch.equal(law.log_probs(logits, xt), SUBS(DNA).log_probs(logits, xt))
+    assert torch.equal(Softmax(DNA, True, True).x0_log_probs(logits, xt), SUBS(DNA).x0_log_probs(logits, xt))
+
+
+def test_ratios_at_a_masked_position_are_probabilities_times_their_factor():
+    logits, xt = torch.zeros(1, 2, 12), torch.tensor([[7, 3]])
+    sigma = LogLinear(0.0).sigma(torch.tensor([0.75])).expand(1, 2)
+    for law in (SUBS(DNA), Score(DNA)):
+        ratios = law.log_score(logits, xt, sigma).exp()[0]
+        assert ratios[1, [7, 8, 9, 10]].tolist() == pytest.approx([0.25 / 3] * 4) and ratios[1, 3] == 1  # alpha/(1 - alpha) = 1/3
+        assert ratios[0, 7] == 1
+    assert SUBS(DNA).log_score(logits, xt, sigma).exp()[0, 0, [3, 8]].tolist() == pytest.approx([3, 0])
+
+
+def test_log_expm1_from_small_to_large():
+    sigma = torch.tensor([1e-8, 1e-3, 1.0, 80.0])
+    torch.testing.assert_close(log_expm1(sigma).double(), torch.expm1(sigma.double()).log(), rtol=1e-6, atol=1e-6)

@@ -11,15 +11,15 @@ import dnadiff
 
 PACKAGE = Path(dnadiff.__file__).parent
 LEVELS = [
-    {"vocab", "noise", "categorical", "draws", "kernels", "config", "kmers", "bootstrap", "progress", "optim"},
+    {"vocab", "noise", "categorical", "draws", "kernels", "config", "kmers", "bootstrap", "progress", "optim", "weights"},
     {"process", "backbone", "data"},
     {"denoiser", "markov"},
-    {"objective", "sampler", "likelihood"},
+    {"objective", "sampler", "likelihood", "published"},
     {"checkpoint"},
     {"training", "callbacks", "downstream", "model"},
     {"report"},
     {"commands"},
-    {"train", "evaluate", "sample", "finetune", "__main__"},
+    {"train", "evaluate", "sample", "finetune", "genome", "__main__"},
     {"__init__"},
 ]
 COMMAND_LINES = LEVELS[-2]  # these may share a function of another
@@ -33,6 +33,7 @@ ONLY = {
     "lightning": {"training", "callbacks", "downstream", "data"},
     "hydra": {"config", "commands"},
     "omegaconf": {"config", "commands"},
+    "huggingface_hub": {"published"},
 }
 
 

@@ -65,3 +65,14 @@ def test_corrupt_count_masks_exactly_so_many_uniformly():
     masked = xt == 3
     assert (masked.sum(-1) == 2).all() and not masked[:, 1].any()
     assert ((masked.double().mean(0)[[0, 2, 3]] - 2 / 3).abs() < 5 * (2 / 9 / 3000) ** 0.5).all()
+
+
+def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
+    process = AbsorbingProcess(VOCAB, LogLinear(1e-3))
+    xt, t, s = torch.tensor([[3, 1, 3]]), torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
+    log_probs = UNIFORM.expand(1, 3, 4)
+    torch.testing.assert_close(process.plug_in_posterior(log_probs, xt, t, s), process.posterior(log_probs, xt, t, s))
+    # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the law says.
+    rows = process.plug_in_posterior(torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
+    torch.testing.assert_close(rows.sum(-1), torch.ones(1, 3, dtype=torch.float64))
+    assert rows[0, 1].tolist() == [0, 1, 0, 0]

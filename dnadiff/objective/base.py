@@ -1,4 +1,4 @@
-"""What an objective returns, and the check that tokens can be emitted at all."""
+"""What an objective returns, the denoiser it trains, and the loop over masked positions that the diffusion bounds share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from dnadiff.denoiser import SUBS, Denoiser, Parameterization
 from dnadiff.draws import Draws
+from dnadiff.objective.masking import Coins, Masked, Masking
+from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
+
+_FEW = 1e-12  # an empty batch divides 0 by this, not by 0
 
 
 class Loss(NamedTuple):
@@ -26,13 +31,21 @@ class Loss(NamedTuple):
 
 
 class Objective(ABC):
-    """A training loss that never sees a network's inside: only `denoiser.log_probs`.
+    """A training loss that never sees a network's inside: only the denoiser it wraps it in.
+
+    Args:
+        process: the absorbing process; its vocabulary says which tokens can be counted.
 
     Attributes:
         causal: which backbones fit; `Objective.causal == backbone.causal` is checked before data is loaded.
+        time_conditioning: whether the network is told the noise level when the configuration leaves that open (null).
     """
 
     causal: bool = False
+    time_conditioning: bool = False
+
+    def __init__(self, process: AbsorbingProcess) -> None:
+        self.process = process
 
     @abstractmethod
     def __call__(
@@ -44,6 +57,65 @@ class Objective(ABC):
         """The form of this objective with the least noise, for validation; itself unless there is a better one."""
         return self
 
+    def parameterization(self) -> Parameterization:
+        """What the network's logits mean under this objective."""
+        return SUBS(self.process.vocab)
+
+    def denoiser(self, backbone: nn.Module, time_conditioning: bool | None = None) -> nn.Module:
+        """The backbone as this objective trains it and samplers call it; the same after loading a checkpoint.
+
+        Args:
+            backbone: the network.
+            time_conditioning: tell it the noise level; None is the objective's own habit.
+
+        Raises:
+            ValueError: if they exclude each other.
+        """
+        check_fit(type(self), backbone)
+        told = self.time_conditioning if time_conditioning is None else time_conditioning
+        return Denoiser(backbone, self.parameterization(), self.process.noise, told)
+
+
+class MaskedObjective(Objective):
+    """A bound on -log p from masked positions alone: mask, ask the denoiser there, weigh each row.
+
+    Logits exist at masked positions only: with a large vocabulary that is most of the memory. Positions of weight 0 are
+    never masked: an N in a genome stays visible as N. With all weights 0 the loss is exactly 0 and its gradient too.
+
+    Args:
+        process: the absorbing process.
+        masking: how xt is drawn.
+    """
+
+    def __init__(self, process: AbsorbingProcess, masking: Masking | None = None) -> None:
+        super().__init__(process)
+        self.masking = masking or Coins()
+        self.masking.check(process.noise)
+
+    @abstractmethod
+    def token_nll(
+        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+    ) -> Tensor:
+        """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool."""
+
+    def __call__(
+        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> Loss:
+        """See `Objective`."""
+        x0, weight = x0.long(), weight.float()
+        refuse_unemittable(x0, weight, self.process.vocab)
+        maskable = weight > 0
+        masked = self.masking(self.process, x0, maskable, draws)
+        positions = (masked.xt == self.process.vocab.mask_id) & maskable
+        nll = self.token_nll(denoiser, x0, masked, positions, cond, valid) * weight[positions]  # (M,)
+        row = positions.nonzero()[:, 0]
+        bound = (nll * masked.weight.to(nll)[row]).sum() / weight.sum().clamp(min=_FEW)
+        return self.reduce(bound, nll.sum() / weight[positions].sum().clamp(min=_FEW), weight.sum())
+
+    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
+        """What to differentiate: the bound, or the plain mean over masked tokens."""
+        return Loss(bound, bound.detach(), num_tokens)
+
 
 def check_fit(objective: type[Objective], backbone: nn.Module) -> None:
     """Refuse an objective that the backbone cannot serve.
@@ -52,8 +124,9 @@ def check_fit(objective: type[Objective], backbone: nn.Module) -> None:
         ValueError: naming both and what would fit.
     """
     if objective.causal != backbone.causal:
-        wanted = "a causal backbone" if objective.causal else "a bidirectional backbone, such as caduceus or dit"
-        raise ValueError(f"objective {objective.__name__} does not fit backbone {type(backbone).__name__}: it needs {wanted}")
+        wanted = "a causal backbone, transformer or mamba" if objective.causal else "a bidirectional backbone, such as caduceus or dit"
+        name = backbone.__name__ if isinstance(backbone, type) else type(backbone).__name__
+        raise ValueError(f"objective {objective.__name__} does not fit backbone {name}: it needs {wanted}")
 
 
 def refuse_unemittable(x0: Tensor, weight: Tensor, vocab: Vocab) -> None:

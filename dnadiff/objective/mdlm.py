@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, Objective, refuse_unemittable
-from dnadiff.objective.masking import Coins, ExactCount, Masking
+from dnadiff.objective.base import Loss, MaskedObjective
+from dnadiff.objective.masking import Masked, Masking
 from dnadiff.process import AbsorbingProcess
 
 WEIGHTINGS = ("nelbo", "cross_entropy")
 
 
-class MDLM(Objective):
-    """The continuous-time negative evidence lower bound under SUBS (arXiv 2406.07524v2, eq. 10).
-
-    Positions of weight 0 are never masked: an N in a genome stays visible as N.
+class MDLM(MaskedObjective):
+    """The negative evidence lower bound under SUBS: in continuous time (arXiv 2406.07524v2, eq. 10), or in T steps (masking `Steps`).
 
     Args:
         process: the absorbing process.
@@ -25,28 +22,22 @@ class MDLM(Objective):
     """
 
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, weighting: str = "nelbo") -> None:
+        super().__init__(process, masking)
         if weighting not in WEIGHTINGS:
             raise ValueError(f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}")
-        self.process = process
-        self.masking = masking or Coins()
         self.bound = weighting == WEIGHTINGS[0]
 
-    def __call__(
-        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
-    ) -> Loss:
-        """See `Objective`. With all weights 0 the loss is exactly 0 and its gradient too."""
-        x0, weight = x0.long(), weight.float()
-        refuse_unemittable(x0, weight, self.process.vocab)
-        maskable = weight > 0
-        xt, t, factor = self.masking(self.process, x0, maskable, draws)
-        positions = (xt == self.process.vocab.mask_id) & maskable
-        log_probs = denoiser.log_probs(xt, t.float(), cond, positions, valid)  # (M, V)
-        nll = -log_probs.gather(-1, x0[positions][:, None])[:, 0] * weight[positions]  # (M,)
-        row = positions.nonzero()[:, 0]
-        bound = (nll * factor.to(nll)[row]).sum() / weight.sum().clamp(min=1e-12)
-        loss = bound if self.bound else nll.sum() / weight[positions].sum().clamp(min=1e-12)
-        return Loss(loss, bound.detach(), weight.sum())
+    def token_nll(
+        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+    ) -> Tensor:
+        """-log p(x0): see `MaskedObjective.token_nll`."""
+        log_probs = denoiser.log_probs(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
+        return -log_probs.gather(-1, x0[positions][:, None])[:, 0]
+
+    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
+        """See `MaskedObjective.reduce`."""
+        return Loss(bound if self.bound else mean, bound.detach(), num_tokens)
 
     def evaluation(self) -> MDLM:
-        """The bound by exact counts, whatever is trained on: the same mean with less noise."""
-        return MDLM(self.process, ExactCount())
+        """The bound itself, whatever is trained on: by exact counts in continuous time, by the same steps in discrete time."""
+        return MDLM(self.process, self.masking.evaluation())

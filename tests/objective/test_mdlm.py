@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -9,8 +8,10 @@ from dnadiff.denoiser import SUBS, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.base import check_fit
-from dnadiff.objective.masking import Coins, ExactCount, Masked, Masking
+from dnadiff.objective.d3pm import D3PM
+from dnadiff.objective.masking import Coins, ExactCount, Importance, Steps
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -29,38 +30,6 @@ class Uniform(torch.nn.Module):
         return self.subs.log_probs(torch.zeros(*at.shape, self.subs.vocab.size, dtype=torch.float64), at)
 
 
-class Given(Masking):
-    """A corruption decided beforehand."""
-
-    def __init__(self, xt, t):
-        self.xt, self.t = xt, t
-
-    def __call__(self, process, x0, maskable, draws):
-        return Masked(self.xt, self.t, process.noise.weight(self.t))
-
-
-class Fixed(torch.nn.Module):
-    """Raw logits from a file."""
-
-    def __init__(self, logits, vocab):
-        super().__init__()
-        self.raw, self.subs = logits, SUBS(vocab)
-
-    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
-        return self.subs.log_probs(self.raw[positions], xt[positions])
-
-
-@pytest.mark.parametrize(("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))])
-def test_loss_equals_the_published_nelbo(parity, name, vocab):
-    file = parity(f"mdlm_losses_{name}")
-    process = AbsorbingProcess(vocab, LogLinear(1e-3))
-    result = MDLM(process, Given(file["xt"], file["t"]))(
-        Fixed(file["raw_logits"], vocab), file["x0"], torch.ones_like(file["x0"]), Draws.for_batch(0, 4)
-    )
-    assert result.loss.item() == pytest.approx(file["subs_nelbo_per_token"].mean().item(), rel=1e-5)
-    assert result.num_tokens == 160
-
-
 def test_uniform_predictor_costs_log_v_with_coins():
     # facts 2: in MDLM's convention, eps 1e-3 and t in [1e-3, 1], the expectation is 0.999 log 4
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
@@ -77,59 +46,6 @@ def test_uniform_predictor_costs_log_v_exactly_with_counts():
     for step in range(3):
         result = MDLM(process, ExactCount())(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 5, step))
         assert result.loss.item() == pytest.approx(math.log(4), rel=1e-12)
-
-
-@pytest.mark.parametrize("noise", [LogLinear(0.0), LogLinear(0.3)], ids=["eps0", "eps0.3"])
-def test_nelbo_of_the_oracle_is_the_entropy_whatever_the_schedule(toy, oracle, noise):
-    # facts 12, by quadrature over the mask probability and enumeration of all sequences and masks
-    process = AbsorbingProcess(toy.vocab, noise)
-    total = 0.0
-    nodes, weights = gauss_legendre(6)
-    low, high = 1 - float(noise.alpha(torch.zeros(1))), 1 - float(noise.alpha(torch.ones(1)))
-    for p, w in zip(low + (high - low) * nodes, (high - low) * weights):
-        t = noise.inverse(1 - p.reshape(1))
-        # dt = dp / -alpha'(t): the objective's weight(t) dt is dp / p
-        dt_dp = 1 / -float(noise.dalpha(t))
-        for mask in itertools.product([False, True], repeat=3):
-            mask = torch.tensor(mask)
-            if not mask.any():
-                continue
-            xt = torch.where(mask, 3, toy.sequences)
-            draws = Draws.for_batch(0, 27)
-            for i in range(27):
-                row = toy.sequences[i : i + 1]
-                result = MDLM(process, Given(xt[i : i + 1], t))(oracle, row, torch.ones_like(row), draws.select(torch.tensor([i])))
-                chance = float(p ** mask.sum() * (1 - p) ** (~mask).sum())
-                total += float(w) * dt_dp * chance * float(toy.joint[i]) * 3 * result.loss.item()
-    expected = toy.entropy if high == 1 else truncated(toy, high)
-    assert total == pytest.approx(expected, abs=1e-6)
-
-
-def gauss_legendre(n):
-    import numpy
-
-    x, w = numpy.polynomial.legendre.leggauss(n)
-    return torch.tensor((x + 1) / 2), torch.tensor(w / 2)
-
-
-def truncated(toy, high):
-    """The integral over mask probabilities up to `high` alone: sum over orders of conditional entropies, term by term."""
-
-    def conditional(l, visible):
-        keys = {}
-        for s, p in zip(toy.sequences.tolist(), toy.joint.tolist()):
-            row = keys.setdefault(tuple(s[v] for v in visible), [0.0, 0.0, 0.0])
-            row[s[l]] += p
-        return -sum(p * math.log(p / sum(row)) for row in keys.values() for p in row)
-
-    total, (x, w) = 0.0, gauss_legendre(8)
-    for l in range(3):
-        others = [j for j in range(3) if j != l]
-        for k in range(3):
-            for visible in itertools.combinations(others, k):
-                chance = sum(float(b) * high * (high * float(a)) ** (2 - k) * (1 - high * float(a)) ** k for a, b in zip(x, w))
-                total += chance * conditional(l, visible)
-    return total
 
 
 def test_copies_of_one_bit_cost_one_bit(make_oracle):
@@ -154,21 +70,7 @@ def test_coins_and_counts_agree(toy, oracle):
     assert 3 * by_coins == pytest.approx(toy.entropy, abs=0.08)
 
 
-def test_stratified_times_fall_one_into_each_stratum():
-    # facts 6: Var(mean t) is 1/(12 N^3), against 1/(12 N)
-    process = AbsorbingProcess(DNA, LogLinear())
-    x0, maskable = torch.full((16, 2), 7), torch.ones(16, 2, dtype=torch.bool)
-
-    def times(stratified, step):
-        return Coins(stratified, t_min=0.0)(process, x0, maskable, Draws.for_batch(0, 16, step)).t
-
-    means = {s: torch.stack([times(s, step).mean() for step in range(400)]).var().item() for s in (True, False)}
-    assert ((times(True, 0) * 16).floor() == torch.arange(16)).all()
-    assert means[True] == pytest.approx(1 / (12 * 16**3), rel=0.35)
-    assert means[False] == pytest.approx(1 / (12 * 16), rel=0.35)
-
-
-@pytest.mark.parametrize("masking", [Coins(), ExactCount()], ids=["coins", "count"])
+@pytest.mark.parametrize("masking", [Coins(), ExactCount(), Importance(), Steps(4)], ids=["coins", "count", "importance", "steps"])
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
     # facts 11
@@ -182,7 +84,7 @@ def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
 
 
-@pytest.mark.parametrize("masking", [Coins(), ExactCount()], ids=["coins", "count"])
+@pytest.mark.parametrize("masking", [Coins(), ExactCount(), Importance(), Steps(4)], ids=["coins", "count", "importance", "steps"])
 def test_positions_of_weight_zero_stay_visible_and_uncounted(masking):
     process = AbsorbingProcess(DNA, LogLinear())
     x0 = torch.tensor([[7, 11, 8, 11, 9, 10]]).expand(64, -1)
@@ -212,3 +114,47 @@ def test_misfits_are_refused():
         check_fit(MDLM, backbone)
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
+
+
+def test_validation_uses_the_bound_with_the_least_noise():
+    process = AbsorbingProcess(DNA, LogLinear())
+    trained_on = MDLM(process, Coins(stratified=False), "cross_entropy").evaluation()
+    assert isinstance(trained_on.masking, ExactCount) and trained_on.bound
+    # Another bound stays another bound: T steps are validated in T steps.
+    steps = MDLM(process, Steps(7, stratified=False)).evaluation().masking
+    assert steps.num_steps == 7 and steps.stratified
+
+
+def test_the_first_step_of_discrete_time_costs_minus_log_p():
+    # facts 10: 0/0 in the published code
+    process = AbsorbingProcess(DNA, LogLinear(1e-3))
+    draws = Draws.for_batch(0, 4000)  # stratified over 4 steps: the first 1,000 rows are at t = 1/4
+    xt, t, weight = Steps(4)(process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws)
+    assert (t.view(4, 1000) == torch.tensor([0.25, 0.5, 0.75, 1.0])[:, None]).all()
+    assert (weight[:1000] == 4).all() and weight.isfinite().all()  # the factor T, and nothing else
+    torch.testing.assert_close(weight[1000:2000], torch.full((1000,), 4 * 0.25 / 0.5, dtype=torch.float64))
+    assert (xt[:1000] == 3).double().mean().item() == pytest.approx(0.25 * 0.999, abs=0.03)
+
+
+@pytest.mark.parametrize("make", [MDLM, SEDD, lambda p, m: D3PM(p, Steps(4), carry_over=True)], ids=["mdlm", "sedd", "d3pm"])
+def test_logits_exist_at_masked_positions_only(make):
+    torch.manual_seed(0)
+    process = AbsorbingProcess(DNA, LogLinear())
+    objective = make(process, Steps(4))
+    backbone = DiT(DNA, 16, 1, 2, 8)
+    rows, head = [], backbone.head
+    backbone.head = lambda features: rows.append(len(features)) or head(features)
+    x0, draws = torch.randint(7, 11, (4, 32)), Draws.for_batch(0, 4)
+    objective(objective.denoiser(backbone), x0, torch.ones(4, 32), draws)
+    assert rows == [int((objective.masking(process, x0, x0 > 0, draws).xt == 3).sum())]
+
+
+@pytest.mark.parametrize("make", [MDLM, SEDD], ids=["mdlm", "sedd"])
+def test_the_bound_is_in_float32_under_autocast(make):
+    torch.manual_seed(0)
+    process = AbsorbingProcess(DNA, LogLinear())
+    objective, backbone = make(process, Coins()), DiT(DNA, 16, 1, 2, 8)
+    x0 = torch.randint(7, 11, (4, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = objective(objective.denoiser(backbone), x0, torch.ones(4, 32), Draws.for_batch(0, 4))
+    assert all(value.dtype == torch.float32 for value in result)

@@ -1,0 +1,133 @@
+"""Schedules given by the total noise sigma(t), alpha = exp(-sigma), or by the mask probability: truncated where sigma(0) > 0."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from dnadiff.noise.base import NoiseSchedule
+
+
+class TotalNoise(NoiseSchedule):
+    """alpha = exp(-sigma(t)), with sigma growing from sigma_min to sigma_max: truncated at both ends unless sigma_min is 0.
+
+    Args:
+        sigma_min: total noise at t = 0, where 1 - exp(-sigma_min) of the tokens are masked already.
+        sigma_max: total noise at t = 1, where exp(-sigma_max) are still visible.
+    """
+
+    def __init__(self, sigma_min: float, sigma_max: float) -> None:
+        if not 0 <= sigma_min < sigma_max:
+            raise ValueError(
+                f"sigma_min {sigma_min} and sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max; set noise.sigma_max"
+            )
+        self.sigma_min, self.sigma_max = sigma_min, sigma_max
+
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor:
+        """The total noise."""
+
+    @abstractmethod
+    def dsigma(self, t: Tensor) -> Tensor:
+        """d sigma / dt, positive."""
+
+    @abstractmethod
+    def time(self, sigma: Tensor) -> Tensor:
+        """The t with the given sigma in [sigma_min, sigma_max]."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """exp(-sigma)."""
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """-sigma' alpha."""
+        return -self.dsigma(t) * self.alpha(t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """sigma' / (e^sigma - 1)."""
+        return self.dsigma(t) / torch.expm1(self.sigma(t))
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """See `NoiseSchedule.inverse`."""
+        return self.time(-torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))).clamp(0, 1)
+
+
+class Linear(TotalNoise):
+    """sigma = sigma_min + (sigma_max - sigma_min) t: a constant masking rate, `linear` in MDLM's code (sigma from 0 to 10)."""
+
+    def __init__(self, sigma_min: float = 0.0, sigma_max: float = 10.0) -> None:
+        super().__init__(sigma_min, sigma_max)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Linear in t."""
+        return self.sigma_min + (self.sigma_max - self.sigma_min) * t
+
+    def dsigma(self, t: Tensor) -> Tensor:
+        """Constant."""
+        return torch.full_like(t, self.sigma_max - self.sigma_min)
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """(sigma - sigma_min) / (sigma_max - sigma_min)."""
+        return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
+
+
+class Geometric(TotalNoise):
+    """sigma = sigma_min^(1-t) sigma_max^t, `geometric` in SEDD's and MDLM's code; SEDD's configuration runs from 1e-4 to 20.
+
+    1 - alpha(0) is sigma_min, not 0: an integral over t leaves that much of the mask probability out.
+    """
+
+    def __init__(self, sigma_min: float = 1e-4, sigma_max: float = 20.0) -> None:
+        super().__init__(sigma_min, sigma_max)
+        if sigma_min <= 0:
+            raise ValueError(f"sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4")
+        self.ratio = math.log(sigma_max / sigma_min)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """sigma_min (sigma_max / sigma_min)^t."""
+        return self.sigma_min * torch.exp(self.ratio * t)
+
+    def dsigma(self, t: Tensor) -> Tensor:
+        """sigma log(sigma_max / sigma_min)."""
+        return self.ratio * self.sigma(t)
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """log(sigma / sigma_min) / log(sigma_max / sigma_min)."""
+        return torch.log(sigma / self.sigma_min) / self.ratio
+
+
+class LogMask(NoiseSchedule):
+    """1 - alpha = p_min^(1-t) p_max^t: time is the logarithm of the mask probability, so the weight is constant.
+
+    MDLM's change of variables (arXiv 2406.07524: the NELBO as an integral over log(1 - alpha)) written as a schedule.
+    Uniform times here are the times that `dnadiff.objective.masking.Importance` draws under any other schedule.
+
+    Args:
+        p_min: mask probability at t = 0.
+        p_max: mask probability at t = 1.
+    """
+
+    def __init__(self, p_min: float = 1e-3, p_max: float = 0.999) -> None:
+        if not 0 < p_min < p_max <= 1:
+            raise ValueError(f"p_min {p_min} and p_max {p_max} must satisfy 0 < p_min < p_max <= 1; set noise.p_min and noise.p_max")
+        self.p_min, self.p_max = p_min, p_max
+        self.range = math.log(p_max / p_min)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """1 - p_min (p_max / p_min)^t."""
+        return 1 - self.p_min * torch.exp(self.range * t)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """-log(p_max / p_min) (1 - alpha)."""
+        return -self.range * self.p_min * torch.exp(self.range * t)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """log(p_max / p_min), constant."""
+        return torch.full_like(t, self.range)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """log((1 - alpha) / p_min) / log(p_max / p_min)."""
+        return (torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range).clamp(0, 1)

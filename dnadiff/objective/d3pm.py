@@ -1,0 +1,83 @@
+"""Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv 2406.07524) compares with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.denoiser import Parameterization, Softmax
+from dnadiff.draws import Draws
+from dnadiff.objective.base import Loss, MaskedObjective
+from dnadiff.objective.masking import Masked, Masking, Steps
+from dnadiff.process import AbsorbingProcess
+
+
+class D3PM(MaskedObjective):
+    """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log p(x0 | x at t = 0).
+
+    The two properties of SUBS are switches (MDLM's ablation). Without zero masking the network may give mass mu to the mask, and a
+    masked position costs more than MDLM's cross-entropy by [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/reveal,
+    where reveal = (alpha_s - alpha_t)/(1 - alpha_t) and stay = 1 - reveal; with both on the objective is MDLM's with T steps.
+    Without carry-over the network must copy the clean sequence: the reconstruction term, one more network call at t = 0
+    with logits everywhere. It stands outside the sum over steps, so it is counted once and not T times.
+
+    Args:
+        process: the absorbing process.
+        masking: `Steps`, which holds T.
+        zero_masking: ids that are never emitted have probability 0.
+        carry_over: a visible token is known, and the reconstruction term 0.
+    """
+
+    def __init__(
+        self, process: AbsorbingProcess, masking: Masking | None = None, zero_masking: bool = False, carry_over: bool = False
+    ) -> None:
+        masking = masking or Steps()
+        if not isinstance(masking, Steps):
+            raise ValueError(
+                f"d3pm is defined in discrete time and cannot use masking {type(masking).__name__}; set objective/masking=steps"
+            )
+        super().__init__(process, masking)
+        self.zero_masking, self.carry_over = zero_masking, carry_over
+
+    def parameterization(self) -> Parameterization:
+        """A softmax with the two switches."""
+        return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
+
+    def token_nll(
+        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+    ) -> Tensor:
+        """KL / reveal: see `MaskedObjective.token_nll`."""
+        log_probs = denoiser.x0_log_probs(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
+        cross_entropy = -log_probs.gather(-1, x0[positions][:, None])[:, 0]
+        if self.zero_masking:
+            return cross_entropy
+        on_mask = log_probs[:, self.process.vocab.mask_id].exp()
+        alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
+        # The first step reveals everything (stay = 0); with the odds of t for those of s the difference below vanishes there.
+        odds_t = alpha_t / (1 - alpha_t)
+        odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
+        rows = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
+        odds, gain, reveal = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[positions].unbind(-1)
+        # log(1 + mu odds_t) - (1 - reveal) log(1 + mu odds_s), over reveal, without subtracting almost equal logarithms.
+        return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / reveal
+
+    def __call__(
+        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> Loss:
+        """See `Objective`."""
+        diffusion = super().__call__(denoiser, x0, weight, draws, cond, valid)
+        if self.carry_over:
+            return diffusion
+        clean = self.reconstruction(denoiser, x0.long(), weight.float(), cond, valid)
+        return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
+
+    def reconstruction(self, denoiser: nn.Module, x0: Tensor, weight: Tensor, cond: Tensor | None, valid: Tensor | None) -> Tensor:
+        """-log p(x0 | x0) at t = 0, nats per token."""
+        counted = weight > 0
+        log_probs = denoiser.x0_log_probs(x0, torch.zeros(len(x0), device=x0.device), cond, counted, valid)
+        nll = -log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight[counted]
+        return nll.sum() / weight.sum().clamp(min=1e-12)
+
+    def evaluation(self) -> D3PM:
+        """The same bound with stratified steps."""
+        return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over)

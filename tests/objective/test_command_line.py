@@ -1,0 +1,93 @@
+"""Objectives through the command line: what is trained, what a checkpoint rebuilds, and what is refused before data is read."""
+
+import pytest
+import yaml
+
+from dnadiff import checkpoint
+from dnadiff.config import compose
+from dnadiff.denoiser import SUBS, CausalDenoiser, Score, Softmax
+
+WRAPPED = {
+    "d3pm": ("dit", Softmax, ["objective.masking.num_steps=10"]),
+    "sedd": ("caduceus", Score, []),
+    "mlm": ("caduceus", Softmax, []),
+    "mdlm": ("dit", SUBS, ["objective/masking=steps", "noise=cosine"]),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_checkpoint_rebuilds_what_its_objective_made_and_samplers_run(name, cli, train_args, tmp_path):
+    backbone, law, more = WRAPPED[name]
+    status, _, err = cli("train", *train_args(backbone, 2, f"objective={name}", *more))
+    assert status == 0, err
+    loaded = checkpoint.load(tmp_path / "run")
+    assert type(loaded.denoiser.parameterization) is law
+    # Score entropy is told the time, on a network that takes one; the others are not.
+    told = name == "sedd"
+    assert loaded.denoiser.time_conditioning == told == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["time_conditioning"]
+    status, _, err = cli("sample", "checkpoint=run", "num_samples=2", "length=40", "sampler.num_groups=8", "output=s.fa")
+    assert status == 0, err
+
+
+@pytest.mark.parametrize("backbone", ["transformer", "mamba"])
+def test_the_autoregressive_control_trains_and_says_what_it_cannot(backbone, cli, train_args, tmp_path):
+    status, _, err = cli("train", *train_args(backbone, 60, "objective=ar", "optimizer.lr=2e-2"))
+    assert status == 0, err
+    loaded = checkpoint.load(tmp_path / "run")
+    assert isinstance(loaded.denoiser, CausalDenoiser) and loaded.step == 60
+    metrics = yaml.safe_load((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["valid_nll_live"] < 1.0  # a period of seven; guessing costs 1.386
+    status, _, err = cli("sample", "checkpoint=run", "num_samples=1", "length=40", "sampler.num_groups=4")
+    assert status == 1 and "from left to right" in err and "Traceback" not in err
+
+
+def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 3, "objective=mlm", "hydra.run.dir=first"))[0] == 0
+    plain = [a for a in train_args("caduceus", 1, "hydra.run.dir=second", "init_from=first", "optimizer.lr=0.0") if "backbone" not in a]
+    for objective in ("mdlm", "sedd"):  # score entropy then goes without the time, for which this network has no input
+        status, _, err = cli("train", *plain, f"objective={objective}", "overwrite=true")
+        assert status == 0, err
+        first, second = (checkpoint.load(tmp_path / name).denoiser for name in ("first", "second"))
+        assert all((a == b).all() for a, b in zip(first.state_dict().values(), second.state_dict().values()))
+    status, _, err = cli("train", *plain, "objective=ar", "hydra.run.dir=third")
+    assert status == 1 and "objective AR does not fit backbone Caduceus" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["objective=ar"], "objective AR does not fit backbone Caduceus: it needs a causal backbone, transformer or mamba"),
+        (["objective=mdlm", "backbone=mamba"], "objective MDLM does not fit backbone Mamba: it needs a bidirectional backbone"),
+        (["objective=d3pm", "objective.masking.num_steps=0"], "num_steps 0 must be at least 1"),
+        (["objective=d3pm", "objective/masking=coins"], "set objective/masking=steps"),
+        (["objective=ar", "backbone=transformer", "time_conditioning=true"], "AR has no time"),
+        (["noise=shifted_log_odds"], "set objective/masking=importance or count"),
+        (["noise=linear", "noise.sigma_max=0"], "sigma_min 0.0 and sigma_max 0 must satisfy"),
+        (["objective.weighting=elbo"], "choose one of nelbo, cross_entropy"),
+        (["time_conditioning=true", "backbone.time_conditioning=false"], "this Caduceus has no time input; set time_conditioning=false"),
+    ],
+)
+def test_misfits_are_refused_in_one_line_before_data_is_read(arguments, message, cli, tmp_path):
+    status, _, err = cli("train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *arguments)
+    assert status == 1 and message in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_of_before_go_on_loading(trained, tmp_path):
+    # Configurations without the newer keys: no objective.masking, no null, no time input of the backbone.
+    import torch
+
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    config = content["hyper_parameters"]["config"]
+    config["objective"] = {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "weighting": "nelbo"}
+    config["time_conditioning"] = False
+    config["backbone"].pop("time_conditioning", None)
+    torch.save(content, tmp_path / "old.ckpt")
+    assert type(checkpoint.load(tmp_path / "old.ckpt").denoiser.parameterization) is SUBS
+
+
+def test_null_means_the_objectives_own_habit_for_the_network_too():
+    for objective, told in (("mdlm", False), ("sedd", True)):
+        config = checkpoint.settled(compose("train", [f"objective={objective}"]))
+        assert config["time_conditioning"] is told and config["backbone"]["time_conditioning"] is told
+    assert checkpoint.settled(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"]["time_conditioning"] is False
