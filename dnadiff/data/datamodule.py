@@ -1,231 +1,52 @@
-"""Lightning data modules: a genome, or a text, cut into batches of windows.
-
-Both are records of token ids, a tokenizer and a split; a subclass says only how its records are read. What a batch
-is made of is decided in `windows`.
-"""
+"""Lightning data modules for a genome and for a text; what they share is in `module`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning
-import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Subset
 
+from dnadiff.data.download import Download
 from dnadiff.data.genome import Genome
-from dnadiff.data.loader import TrainLoader
-from dnadiff.data.splits import DefaultSplit, Interval, Split, split_hash
+from dnadiff.data.labels import Labels
+from dnadiff.data.module import SequenceDataModule, expect_dna
+from dnadiff.data.regions import read_bed
+from dnadiff.data.splits import Interval, Split, without
 from dnadiff.data.text import read_text
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.windows import TiledWindows, TrainWindows
-from dnadiff.vocab import Vocab
+from dnadiff.data.windows import DrawnWindows, IntervalWindows, TiledWindows, TrainWindows
 
-
-class SequenceDataModule(lightning.LightningDataModule):
-    """Windows of records for training, validation and test.
-
-    A batch is a dict of tensors: `ids (B, L)` uint8 (uint16 for more than 254 characters), `weight (B, L)` uint8, 1 where
-    a token counts, and `index (B,)` int64. Files are read by `prepare`, or when something is first asked for.
-
-    Args:
-        path: file, or list of files; `bundled:NAME` ships with the package.
-        length: tokens in a window.
-        batch_size: windows in a batch, on each device.
-        split: which intervals are for training, validation and test.
-        seed: of the training windows.
-        num_workers: processes that cut windows; batches do not depend on it.
-        epoch_size: training windows in an epoch, rounded up to whole batches; None: as many as cover the training part once.
-        max_valid_windows: validation uses at most so many tiles, spread evenly and always the same.
-        augment_rc: show half of the training windows from the other strand.
-        name: what reports call the data; None: the file name.
-    """
-
-    n_policy = ""
-
-    def __init__(
-        self,
-        path: str | Path | Sequence[str | Path],
-        length: int,
-        batch_size: int,
-        split: Split | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
-        epoch_size: int | None = None,
-        max_valid_windows: int = 256,
-        augment_rc: bool = False,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        for key, value, least in (
-            ("length", length, 1),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-            ("epoch_size", 1 if epoch_size is None else epoch_size, 1),
-            ("max_valid_windows", max_valid_windows, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{key} is {value}; set data.{key} to {least} or more")
-        self.paths = [str(path)] if isinstance(path, str | Path) else [str(p) for p in path]
-        if not self.paths:
-            raise ValueError("path names no file; set data.path to a file or to a list of files")
-        self.length, self.batch_size, self.num_workers = length, batch_size, num_workers
-        self.split = split or DefaultSplit()
-        self.seed, self.epoch_size, self.max_valid_windows, self.augment_rc = seed, epoch_size, max_valid_windows, augment_rc
-        self.name = name or ", ".join(Path(p).name.removeprefix("bundled:") for p in self.paths)
-        self._names: list[str] | None = None
-        self._loader: TrainLoader | None = None
-        self._resume: dict[str, int] | None = None
-
-    def read(self) -> tuple[list[str], list[NDArray[Any]], DNATokenizer | CharTokenizer]:
-        """Names and token ids of the records, and what the ids mean."""
-        raise NotImplementedError
-
-    def expect(self, tokenizer: Any) -> None:
-        """Announce, before anything is read, the tokenizer of the model that will use the data.
-
-        Raises:
-            ValueError: if these data cannot be written in its alphabet.
-        """
-        raise NotImplementedError
-
-    def prepare(self) -> None:
-        """Read the files and check that windows fit; a second call does nothing.
-
-        Raises:
-            FileNotFoundError, ValueError: from reading, splitting or cutting, in one line with the remedy.
-        """
-        if self._names is not None:
-            return
-        names, self._records, self._tokenizer = self.read()
-        self._intervals = self.split(names, [len(r) for r in self._records])
-        self._names = names
-        try:
-            self.train_windows()
-            self.test_windows("valid")
-        except ValueError as error:
-            self._names = None
-            raise ValueError(f"{self.name}: {error}") from None
-
-    def setup(self, stage: str | None = None) -> None:
-        """Lightning's name for `prepare`."""
-        self.prepare()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the records."""
-        self.prepare()
-        return self._names
-
-    @property
-    def records(self) -> list[NDArray[Any]]:
-        """Token ids of each record: arrays `(length,)`."""
-        self.prepare()
-        return self._records
-
-    @property
-    def tokenizer(self) -> DNATokenizer | CharTokenizer:
-        """Letters to ids and back."""
-        self.prepare()
-        return self._tokenizer
-
-    @property
-    def vocab(self) -> Vocab:
-        """What the model needs to know of the alphabet."""
-        return self.tokenizer.vocab
-
-    @property
-    def intervals(self) -> dict[str, list[Interval]]:
-        """Intervals of "train", "valid" and "test"."""
-        self.prepare()
-        return self._intervals
-
-    def sequences(self, split: str) -> list[NDArray[Any]]:
-        """Token ids of each interval of a part: arrays `(end - start,)`."""
-        return [self.records[i.record][i.start : i.end] for i in self._part(split)]
-
-    def train_windows(self) -> TrainWindows:
-        """The training windows as a dataset."""
-        intervals = self._part("train")
-        size = self.epoch_size or max(1, sum(i.end - i.start for i in intervals) // self.length)
-        return TrainWindows(self.records, intervals, self.length, size, self.vocab, self.seed, self.augment_rc)
-
-    def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
-        """All of a part in windows side by side, of `length` tokens or the module's own."""
-        return TiledWindows(self.records, self._part(split), self.length if length is None else length, self.vocab)
-
-    def train_dataloader(self) -> TrainLoader:
-        """Batches of random windows; resumable at any batch."""
-        trainer, progress, rank, world_size = self.trainer, None, 0, 1
-        if trainer is not None:
-            rank, world_size = trainer.global_rank, trainer.world_size
-
-            # After Ctrl-C the batch being worked on has left the loader, but is not trained on.
-            def progress() -> tuple[int, float]:
-                return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches
-
-        self._loader = TrainLoader(self.train_windows(), self.batch_size, self.num_workers, rank, world_size, progress)
-        if self._resume is not None:
-            self._loader.load_state_dict(self._resume)
-            self._resume = None
-        return self._loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the training windows go on; Lightning saves it in checkpoints."""
-        # Lightning saves the loader's state too, but does not give it back to a run saved at the end of an epoch.
-        return {} if self._loader is None else {"train_loader": self._loader.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next training loader go on where the state was saved."""
-        self._resume = state_dict.get("train_loader")
-
-    def val_dataloader(self) -> DataLoader:
-        """Batches of validation tiles, the same every time."""
-        tiles = self.test_windows("valid")
-        count = min(len(tiles), self.max_valid_windows)
-        chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()
-        return DataLoader(Subset(tiles, chosen), batch_size=self.batch_size, num_workers=self.num_workers)
-
-    def describe(self) -> dict[str, Any]:
-        """What every reported number must name: plain values, ready for JSON."""
-        sizes = {part: [i.end - i.start for i in intervals] for part, intervals in self.intervals.items()}
-        held_out = {part: sorted({self.names[i.record] for i in self.intervals[part]}) for part in ("valid", "test")}
-        return {
-            "name": self.name,
-            "path": ", ".join(self.paths),
-            "records": len(self.names),
-            "tokens": sum(len(r) for r in self.records),
-            "split": self.split.describe(),
-            "split_hash": split_hash(self.intervals, self.names),
-            "split_tokens": {part: sum(each) for part, each in sizes.items()},
-            "too_short_tokens": {part: sum(n for n in each if n < self.length) for part, each in sizes.items()},
-            "held_out_records": {part: names[:20] for part, names in held_out.items()},
-            "window": self.length,
-            "n_policy": self.n_policy,
-        }
-
-    def _part(self, split: str) -> list[Interval]:
-        if split not in self.intervals:
-            raise ValueError(f"split is {split!r}; expected one of {', '.join(self.intervals)}")
-        return self.intervals[split]
+WINDOWS = {"uniform": TrainWindows, "intervals": IntervalWindows}
+log = logging.getLogger("dnadiff")
 
 
 class GenomeDataModule(SequenceDataModule):
-    """DNA from FASTA files.
+    """DNA from sequence files, packed into the cache when they are met for the first time.
 
     Args:
-        path, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, name: see `SequenceDataModule`.
+        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, a folder, several of them, `{label: path}`, a
+            pyfaidx.Fasta. None: what `download` fetches.
+        length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, name, start_method: see `SequenceDataModule`.
         stranded: the letters have a direction (promoters, transcripts), so that strands are not interchangeable.
         augment_rc: None means: unless `stranded`.
+        keep: names of the records to use, or a regular expression for whole names; None: all.
+        windows: how training windows are drawn: `uniform` over all starts, or `intervals`, each tile of each interval once an epoch.
+        max_n: windows with a larger share of N are left out.
+        blacklist: BED whose regions no window touches.
+        soft_weight: training weight of soft-masked (lower-case) bases; likelihoods count them in full.
+        iupac: `unknown` reads ambiguity codes as N, `refuse` raises.
+        label_dropout: share of training windows that are not told their label; only with `{label: path}`.
+        download: fetches the file if `path` is None.
     """
 
     n_policy = "N is seen but never masked, generated or counted"
 
     def __init__(
         self,
-        path: str | Path | Sequence[str | Path],
+        path: Any,
         length: int,
         batch_size: int,
         split: Split | None = None,
@@ -236,15 +57,39 @@ class GenomeDataModule(SequenceDataModule):
         stranded: bool = False,
         augment_rc: bool | None = None,
         name: str | None = None,
+        keep: str | Sequence[str] | None = None,
+        windows: str = "uniform",
+        max_n: float = 0.1,
+        blacklist: str | Path | None = None,
+        soft_weight: float = 1.0,
+        iupac: str = "unknown",
+        label_dropout: float = 0.1,
+        download: Download | None = None,
+        start_method: str | None = None,
     ) -> None:
+        if path is None:
+            if download is None:
+                raise ValueError("path names no file; set data.path to a FASTA file, a folder, or to a list of them")
+            path = download.name
+            self._download: Download | None = download
+        else:
+            self._download = None
+        if windows not in WINDOWS:
+            raise ValueError(f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows")
+        for key, value in (("max_n", max_n), ("soft_weight", soft_weight), ("label_dropout", label_dropout)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{key} is {value}; set data.{key} to a share from 0 to 1")
+        if iupac not in ("unknown", "refuse"):
+            raise ValueError(f"iupac is {iupac!r}; choose unknown or refuse for data.iupac")
         augment_rc = not stranded if augment_rc is None else augment_rc
-        super().__init__(path, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, augment_rc, name)
-        self.stranded = stranded
+        super().__init__(path, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, augment_rc, name, start_method)
+        self.stranded, self.keep, self.max_n, self.blacklist, self.soft_weight = stranded, keep, max_n, blacklist, soft_weight
+        self.iupac, self.label_dropout, self._windows, self._leak = iupac, label_dropout, WINDOWS[windows], None
+        self._labels: Labels | None = None
 
     def expect(self, tokenizer: Any) -> None:
         """See `SequenceDataModule.expect`: DNA has one alphabet."""
-        if tokenizer != DNATokenizer():
-            raise ValueError(f"the model was trained on {tokenizer.name}, these data are DNA ({self.name}); choose data or a model of the same vocabulary")
+        expect_dna(tokenizer, self.name)
 
     @property
     def genome(self) -> Genome:
@@ -252,10 +97,81 @@ class GenomeDataModule(SequenceDataModule):
         self.prepare()
         return self._genome
 
-    def read(self) -> tuple[list[str], list[NDArray[np.uint8]], DNATokenizer]:
-        """Names and token ids of the FASTA records."""
-        self._genome = Genome.from_fasta(self.paths)
+    def open(self) -> Genome:
+        """The genome, fetched and packed if need be; the split is not asked."""
+        path = self.path if self._download is None else self._download.fetch()
+        return Genome.open(path, self.keep, self.iupac)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of `{label: path}` in the order of the columns of `cond`."""
+        self.prepare()
+        return self._labels.names if self._labels is not None else []
+
+    def read(self) -> tuple[list[str], Sequence[Any], DNATokenizer]:
+        """Names and token ids of the records."""
+        self._genome = self.open()
+        self._labels = Labels.of([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
         return self._genome.names, self._genome.records, self._genome.tokenizer
+
+    def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
+        """The split without the blacklist."""
+        parts = self.split(names, lengths)
+        if hasattr(self.split, "leak"):
+            self._leak = self.split.leak(names, lengths, self.length)
+            leak = self._leak
+            log.info(
+                f"split {self.split.describe()}: {leak['as_evaluated']:,} of {leak['windows']:,} training windows "
+                f"({100 * leak['share_as_evaluated']:.1f} %) overlap held-out intervals as they are evaluated, "
+                f"{leak['as_written']:,} ({100 * leak['share_as_written']:.1f} %) as the file has them"
+            )
+        if self.blacklist is None:
+            return parts
+        number = {name: each for each, name in enumerate(names)}
+        regions = [r for r in read_bed(self.blacklist, None) if r.chrom in number]
+        if not regions:
+            read_bed(self.blacklist, dict(zip(names, lengths)))  # says which names it has and which the genome has
+        holes = [Interval(number[r.chrom], r.start, r.end) for r in regions]
+        return {part: without(intervals, holes) for part, intervals in parts.items()}
+
+    def train_windows(self) -> DrawnWindows:
+        """The training windows as a dataset."""
+        size = self.epoch_size or (None if self._windows is IntervalWindows else self._epoch_size())
+        return self._windows(
+            self.records,
+            self._part("train"),
+            self.length,
+            size,
+            self.vocab,
+            self.seed,
+            self.augment_rc,
+            self._genome.unknown_runs if self.max_n < 1 else None,
+            self.max_n,
+            self.soft_weight,
+            self._labels,
+        )
+
+    def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
+        """See `SequenceDataModule.test_windows`; tiles with more N than `max_n` are left out."""
+        length = self.length if length is None else length
+        unknown = self.genome.unknown_runs if self.max_n < 1 else None
+        return TiledWindows(self.records, self._part(split), length, self.vocab, unknown, self.max_n, self._labels)
+
+    def describe(self) -> dict[str, Any]:
+        """See `SequenceDataModule.describe`, with what is left out."""
+        about = super().describe()
+        about |= {"max_n": self.max_n, "keep": self.keep, "soft_weight": self.soft_weight, "iupac": self.iupac}
+        if self.max_n < 1:
+            about["tiles_left_out_for_n"] = {part: self._left_out(part) for part in ("valid", "test")}
+        about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
+        about |= {"labels": self.labels} if self._labels is not None else {}
+        return about | ({"leak": self._leak} if self._leak else {})
+
+    def _left_out(self, part: str) -> int:
+        try:
+            return self.test_windows(part).left_out
+        except ValueError:  # nothing of this part is long enough
+            return 0
 
 
 class TextDataModule(SequenceDataModule):
@@ -270,7 +186,7 @@ class TextDataModule(SequenceDataModule):
 
     def __init__(
         self,
-        path: str | Path | Sequence[str | Path],
+        path: Any,
         length: int,
         batch_size: int,
         split: Split | None = None,
@@ -293,7 +209,9 @@ class TextDataModule(SequenceDataModule):
     def expect(self, tokenizer: Any) -> None:
         """See `SequenceDataModule.expect`: the model's characters replace those of the files."""
         if not isinstance(tokenizer, CharTokenizer):
-            raise ValueError(f"the model was trained on {tokenizer.name}, these data are text ({self.name}); choose data or a model of the same vocabulary")
+            raise ValueError(
+                f"the model was trained on {tokenizer.name}, these data are text ({self.name}); choose data or a model of the same vocabulary"
+            )
         self._given = tokenizer
 
     def _encode(self, tokenizer: CharTokenizer, path: str, text: str) -> NDArray[Any]:

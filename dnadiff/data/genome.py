@@ -1,23 +1,26 @@
-"""A genome in memory: one byte a base, its token id in the low seven bits and soft-masking in the highest.
+"""A genome: named records of one byte a base, the token id in the low seven bits and soft-masking in the highest.
 
-Coordinates are 0-based and half-open. Which parts are for training is decided in `splits`, how they are cut in `windows`.
+Bytes lie in the cache and are mapped (`packed`), or in memory. Coordinates are 0-based and half-open. Which parts are for
+training is decided in `splits`, how they are cut in `windows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.fasta import Record, read_fasta
+from dnadiff.data.fasta import Record
+from dnadiff.data.packed import SOFT_MASKED, TOKEN, UNKNOWN, PackedFile, pack
+from dnadiff.data.records import GenomeRecords
 from dnadiff.data.regions import check_names
+from dnadiff.data.sources import Source, as_sources
 from dnadiff.data.tokenizer import DNATokenizer, letters
-
-SOFT_MASKED = 0x80
-_TOKEN = 0x7F
+from dnadiff.data.unknown import UnknownRuns
 
 
 class Genome:
@@ -29,55 +32,101 @@ class Genome:
     """
 
     def __init__(self, packed: Mapping[str, NDArray[np.uint8]], tokenizer: DNATokenizer | None = None) -> None:
-        self._packed = dict(packed)
         self.tokenizer = tokenizer or DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
+        arrays = list(packed.values())
+        self.rows = [_row(name, array) for name, array in packed.items()]
+        self.records: Sequence[Any] = GenomeRecords(arrays, [row["soft"] > 0 for row in self.rows])
+        self._number = {name: number for number, name in enumerate(packed)}
 
     @classmethod
     def from_records(cls, records: Iterable[Record], tokenizer: DNATokenizer | None = None) -> Genome:
-        """Pack records as `read_fasta` gives them."""
-        tokenizer = tokenizer or DNATokenizer()
-        return cls({r.name: tokenizer.encode(r.sequence) | _case_bit(r.sequence) for r in records}, tokenizer)
+        """Keep records as `read_fasta` gives them in memory."""
+        tokenizer, records = tokenizer or DNATokenizer(), list(records)
+        genome = cls({r.name: tokenizer.encode(r.sequence) | _case_bit(r.sequence) for r in records}, tokenizer)
+        for row, record in zip(genome.rows, records):
+            row["description"] = record.description
+        return genome
 
     @classmethod
-    def from_fasta(cls, path: str | Path | Iterable[str | Path], tokenizer: DNATokenizer | None = None) -> Genome:
-        """Read one FASTA file or several.
+    def from_fasta(cls, path: Any, tokenizer: DNATokenizer | None = None) -> Genome:
+        """The former name of `open`."""
+        return cls.open(path, tokenizer=tokenizer)
+
+    @classmethod
+    def open(
+        cls, path: Any, keep: str | Sequence[str] | None = None, iupac: str = "unknown", tokenizer: DNATokenizer | None = None
+    ) -> Genome:
+        """Open sequence files, packed into the cache when they are met for the first time.
+
+        Args:
+            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, several of them, `{label: path}`, or a
+                pyfaidx.Fasta. With labels the records are called `label:name`.
+            keep: names of the records to use, or a regular expression that a whole name must match; None: all.
+            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse` raises.
+            tokenizer: gives the ids their meaning.
 
         Raises:
-            FileNotFoundError, ValueError: as `read_fasta`; also if two files share a record name.
+            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a record name.
         """
-        paths = [path] if isinstance(path, str | Path) else list(path)
-        if not paths:
-            raise ValueError("path names no file; set data.path to a FASTA file or to a list of them")
-        file_of: dict[str, str | Path] = {}
-        records = []
-        for file in paths:
-            for record in read_fasta(file):
-                if record.name in file_of:
-                    raise ValueError(f"{file}: record {record.name} is also in {file_of[record.name]}; rename one, names must be unique")
-                file_of[record.name] = file
-                records.append(record)
-        return cls.from_records(records, tokenizer)
+        if iupac not in ("unknown", "refuse"):
+            raise ValueError(f"iupac is {iupac!r}; choose unknown or refuse")
+        genome = cls({}, tokenizer)
+        places: list[tuple[PackedFile, int]] = []
+        for source in as_sources(path):
+            file = pack(source.path)
+            for number, (name, row) in enumerate(zip(_names(source, file), file.records)):
+                if name in genome._number:
+                    other = genome.rows[genome._number[name]]["file"]
+                    raise ValueError(f"{source.path}: record {name} is also in {other}; rename one, names must be unique")
+                if iupac == "refuse" and row["ambiguous"][0]:
+                    raise ValueError(_ambiguous(source.path, name, row))
+                genome._number[name] = len(places)
+                genome.rows.append({**row, "name": name, "label": source.label, "file": source.path})
+                places.append((file, number))
+        kept = _kept(genome.names, keep)
+        genome.rows = [genome.rows[number] for number in kept]
+        genome.records = GenomeRecords([places[number] for number in kept], [row["soft"] > 0 for row in genome.rows])
+        genome._number = {row["name"]: number for number, row in enumerate(genome.rows)}
+        return genome
 
     @property
     def names(self) -> list[str]:
-        """Names of the records, in the order of the file."""
-        return list(self._packed)
+        """Names of the records, in the order of the files."""
+        return [row["name"] for row in self.rows]
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The label of each record's file; None where none was given."""
+        return [row.get("label") for row in self.rows]
 
     @property
     def lengths(self) -> dict[str, int]:
         """Record name to number of bases."""
-        return {name: len(packed) for name, packed in self._packed.items()}
+        return {row["name"]: row["length"] for row in self.rows}
 
     @property
     def total(self) -> int:
         """Number of bases in all records."""
-        return sum(self.lengths.values())
+        return sum(row["length"] for row in self.rows)
 
     @cached_property
-    def records(self) -> list[NDArray[np.uint8]]:
-        """Token ids of each record, without the case: arrays `(length,)` uint8."""
-        return [packed & _TOKEN for packed in self._packed.values()]
+    def unknown_runs(self) -> UnknownRuns:
+        """Where N stands."""
+        runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
+        for number, row in enumerate(self.rows):
+            offsets.append(total)
+            if row["unknown"]:
+                place = self.records.places[number]
+                if isinstance(place, tuple):
+                    file, at = place
+                    low, high = np.searchsorted(file.runs[:, 0], file.offsets[at : at + 2])
+                    runs.append(file.runs[low:high] - file.offsets[at] + total)
+                else:
+                    one = UnknownRuns.of_records([place & TOKEN], UNKNOWN)
+                    runs.append(np.stack([one.starts, one.ends], axis=1) + total)
+            total += row["length"]
+        return UnknownRuns(np.concatenate(runs), offsets)
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
         """Token ids of `[start, end)` on a strand: `(end - start,)` uint8; "-" is the reverse complement, "." is "+".
@@ -85,7 +134,7 @@ class Genome:
         Raises:
             ValueError: if there is no such record or strand, or the window leaves the record.
         """
-        ids = self._cut(record, start, end) & _TOKEN
+        ids = self._cut(record, start, end) & TOKEN
         return self._complement[ids[::-1]] if _is_reverse(strand) else ids
 
     def soft_masked(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.bool_]:
@@ -98,11 +147,64 @@ class Genome:
         return lower[::-1] if _is_reverse(strand) else lower
 
     def _cut(self, record: str, start: int, end: int) -> NDArray[np.uint8]:
-        check_names([record], self._packed, "window")
-        packed = self._packed[record]
+        check_names([record], self._number, "window")
+        packed = self.records.packed(self._number[record])
         if not 0 <= start < end <= len(packed):
             raise ValueError(f"window {record}:{start}-{end} does not lie inside the record, 0-{len(packed)}")
         return packed[start:end]
+
+
+def _names(source: Source, file: PackedFile) -> list[str]:
+    """What the records of a file are called here."""
+    names = [row["name"] for row in file.records]
+    if source.names is not None:
+        if len(source.names) != len(names):
+            raise ValueError(
+                f"{source.path} holds {len(names)} records, this pyfaidx.Fasta shows {len(source.names)}; open it without a filter"
+            )
+        names = list(source.names)
+    return names if source.label is None else [f"{source.label}:{name}" for name in names]
+
+
+def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
+    if keep is None:
+        return list(range(len(names)))
+    if isinstance(keep, str):
+        try:
+            pattern = re.compile(keep)
+        except re.error as error:
+            raise ValueError(f"keep {keep!r} is not a regular expression ({error}); set data.keep to one, or to a list of names") from None
+        kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
+    else:
+        check_names(keep, names, "keep")
+        kept = [number for number, name in enumerate(names) if name in set(keep)]
+    if not kept:
+        shown = ", ".join(names[:8])
+        raise ValueError(
+            f"keep {keep!r} leaves no record; the records are {shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
+        )
+    return kept
+
+
+def _ambiguous(path: str, name: str, row: Mapping[str, Any]) -> str:
+    count, first = row["ambiguous"]
+    return (
+        f"{path}: record {name} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position {first + 1}; "
+        f"set data.iupac=unknown to read them as N"
+    )
+
+
+def _row(name: str, packed: NDArray[np.uint8]) -> dict[str, Any]:
+    """What the index of a packed file says of a record, for an array in memory."""
+    low = packed & TOKEN
+    return {
+        "name": name,
+        "description": "",
+        "length": len(packed),
+        "unknown": int(np.count_nonzero(low == UNKNOWN)),
+        "gc": int(np.count_nonzero((low == 8) | (low == 9))),
+        "soft": int(np.count_nonzero(packed >= SOFT_MASKED)),
+    }
 
 
 def _case_bit(sequence: bytes) -> NDArray[np.uint8]:

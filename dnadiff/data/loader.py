@@ -6,12 +6,20 @@ Lightning saves the state of an iterable that has `state_dict`; this one says ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from dnadiff.data.windows import TrainWindows
+
+class Batches(Protocol):
+    """What a loader reads: `DrawnWindows`, `ShortSequences`. Its size is rounded up to whole batches by the loader."""
+
+    size: int
+
+    def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
+        """Windows `first` up to `first + count` of an epoch, collated."""
+        ...
 
 
 class TrainLoader:
@@ -28,20 +36,22 @@ class TrainLoader:
         world_size: number of processes.
         progress: asked when the state is saved: how many batches of this epoch training has finished, and with how
             many it ends. Without it every batch handed out counts, the one just worked on included.
+        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the system's way.
     """
 
     def __init__(
         self,
-        windows: TrainWindows,
+        windows: Batches,
         batch_size: int,
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
         progress: Callable[[], tuple[int, float]] | None = None,
+        start_method: str | None = None,
     ) -> None:
-        self.windows, self.batch_size, self.num_workers = windows, batch_size, num_workers
+        self.windows, self.batch_size, self.num_workers, self.start_method = windows, batch_size, num_workers, start_method
         self.rank, self.world_size, self.progress = rank, world_size, progress
-        self.num_batches = -(-len(windows) // (batch_size * world_size))
+        self.num_batches = -(-windows.size // (batch_size * world_size))
         windows.size = self.num_batches * batch_size * world_size
         self.epoch = 0
         self._handed_out = 0  # batches of this epoch, those before a resume included
@@ -68,13 +78,33 @@ class TrainLoader:
             self.epoch, self._handed_out = self.epoch + 1, 0
         self._resumed = False
         first = self._handed_out
-        keys = [self._keys(batch) for batch in range(first, self.num_batches)]
-        # Its own generator: a loader otherwise draws from the global one, and resuming would shift dropout.
-        loader = DataLoader(self.windows, batch_sampler=keys, num_workers=self.num_workers, generator=torch.Generator())
-        for number, batch in enumerate(loader, start=first + 1):
+        for number, batch in enumerate(self._batches(first), start=first + 1):
             self._handed_out = number
             yield batch
 
-    def _keys(self, batch: int) -> list[tuple[int, int]]:
-        first = (batch * self.world_size + self.rank) * self.batch_size
-        return [(self.epoch, index) for index in range(first, first + self.batch_size)]
+    def _batches(self, first: int) -> Iterator[dict[str, Any]]:
+        keys = [(self.epoch, (batch * self.world_size + self.rank) * self.batch_size) for batch in range(first, self.num_batches)]
+        read = _Reader(self.windows, self.batch_size)
+        if self.num_workers == 0:
+            return map(read.__getitem__, keys)
+        # Its own generator: a loader otherwise draws from the global one, and resuming would shift dropout.
+        return iter(
+            DataLoader(
+                read,
+                batch_size=None,
+                sampler=keys,
+                num_workers=self.num_workers,
+                generator=torch.Generator(),
+                multiprocessing_context=self.start_method,
+            )
+        )
+
+
+class _Reader(Dataset):
+    """Whole batches by (epoch, first window); what travels to a worker."""
+
+    def __init__(self, windows: Batches, batch_size: int) -> None:
+        self.windows, self.batch_size = windows, batch_size
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, torch.Tensor]:
+        return self.windows.batch(*key, self.batch_size)

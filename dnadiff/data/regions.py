@@ -1,4 +1,4 @@
-"""Regions of a genome from BED, GTF and GFF files.
+"""Regions of a genome from BED, GTF and GFF files, and from strings such as chr1:1,001-2,000.
 
 Everything here is 0-based and half-open once read, whatever the file's own convention.
 """
@@ -13,6 +13,8 @@ from typing import NamedTuple
 from dnadiff.data.files import open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+
+_PLACE = re.compile(r"(.+):([\d,]+)-([\d,]+)(?::([+-])|\(([+-])\))?")
 
 
 class Region(NamedTuple):
@@ -70,6 +72,51 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
         return Region(columns[0], *zero_based(first, last), name, columns[6])
 
     return _read(path, region, lengths)
+
+
+def read_regions(what: str | Path | Iterable[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
+    """Regions from whatever names them: a BED, GTF or GFF file, a string such as `chr1:1001-2000`, a record's name, or a list of these.
+
+    A string is 1-based and inclusive, as genome browsers and samtools have it; `chr1:1001-2000:-` is the other strand.
+
+    Args:
+        what: file, string or list.
+        lengths: record name to length; regions must lie inside these records.
+        feature: third column of the rows of a GTF or GFF file that are wanted; None: all.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file and line, or the string.
+    """
+    if not isinstance(what, str | Path):
+        return [region for one in what for region in read_regions(one, lengths, feature)]
+    text = str(what)
+    name = text.lower().removesuffix(".gz")
+    if name.endswith((".gtf", ".gff", ".gff3")):
+        return read_gtf(what, feature, lengths)
+    if name.endswith(".bed") or text.startswith("bundled:") or Path(text).expanduser().is_file():
+        return read_bed(what, lengths)
+    return [region_of(text, lengths)]
+
+
+def region_of(text: str, lengths: Mapping[str, int]) -> Region:
+    """The region that a string names: `chrom:first-last`, 1-based and inclusive, with `:-` for the other strand, or `chrom` alone.
+
+    Raises:
+        ValueError: if it cannot be read, or lies outside the records.
+    """
+    if text in lengths:
+        return Region(text, 0, lengths[text])
+    match = _PLACE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"regions: {text!r} is neither a file nor chrom:first-last, and no record is called so; write chr1:1001-2000")
+    chrom, *numbers, strand, bracketed = match.groups()
+    region = Region(chrom, *zero_based(*(int(n.replace(",", "")) for n in numbers)), strand=strand or bracketed or ".")
+    check_names([chrom], lengths, f"regions: {text!r}")
+    try:
+        _check(region, lengths)
+    except ValueError as error:
+        raise ValueError(f"regions: {text!r} {error}; write chrom:first-last, counted from 1") from None
+    return region
 
 
 def zero_based(first: int, last: int) -> tuple[int, int]:

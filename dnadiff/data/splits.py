@@ -7,9 +7,10 @@ inside intervals, so no window of one part shares a base with another part.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from dnadiff.data.regions import check_names, read_bed
 
@@ -44,6 +45,8 @@ class FractionSplit:
         valid: likewise; must not overlap `test`.
     """
 
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+
     def __init__(self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)) -> None:
         self.test, self.valid = tuple(test), tuple(valid)
         for part, bounds in (("test", self.test), ("valid", self.valid)):
@@ -63,7 +66,7 @@ class FractionSplit:
                 parts[part].append(Interval(record, start, end))
                 edge = end
             parts["train"].append(Interval(record, edge, length))
-        return _without_empty(parts)
+        return without_empty(parts)
 
     def describe(self) -> str:
         """The policy in a few words."""
@@ -78,6 +81,8 @@ class ChromosomeSplit:
         valid: names of the validation records.
         test: names of the test records.
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
         self.valid = [valid] if isinstance(valid, str) else list(valid)
@@ -109,6 +114,8 @@ class RegionSplit:
     Args:
         bed: path of the file.
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, bed: str | Path) -> None:
         self.bed = str(bed)
@@ -149,6 +156,8 @@ class DefaultSplit:
     Args:
         share: most of the tokens that each of the two parts may take.
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, share: float = 0.1) -> None:
         if not 0 < share < 0.5:
@@ -202,7 +211,26 @@ def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:12]
 
 
-def _without_empty(parts: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
+def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
+    """What is left of each interval when the bases of others are taken away (a blacklist)."""
+    holes: dict[int, list[Interval]] = {}
+    for hole in _merged(removed):
+        holes.setdefault(hole.record, []).append(hole)
+    left = []
+    for record, start, end in intervals:
+        here = holes.get(record, [])
+        for hole in here[max(0, bisect_right(here, start, key=lambda h: h.start) - 1) :]:
+            if hole.start >= end:
+                break
+            if hole.end > start:
+                left.append(Interval(record, start, hole.start))
+                start = hole.end
+        left.append(Interval(record, start, end))
+    return [interval for interval in left if interval.end > interval.start]
+
+
+def without_empty(parts: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
+    """The parts without intervals of no length."""
     return {part: [i for i in intervals if i.end > i.start] for part, intervals in parts.items()}
 
 

@@ -66,6 +66,8 @@ class DNATokenizer:
     CLS 0, SEP 1, BOS 2, MASK 3, PAD 4, RESERVED 5, UNK 6, A 7, C 8, G 9, T 10, N 11. Only A, C, G and T are emitted.
     """
 
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+
     name: ClassVar[str] = "dna"
     mask_letter: ClassVar[str] = "_"
 
@@ -127,6 +129,8 @@ class CharTokenizer:
     Args:
         characters: the alphabet; order and repetition do not matter.
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     name: ClassVar[str] = "characters"
     mask_letter: ClassVar[str] = "\ufffd"

@@ -1,33 +1,39 @@
 """Windows of fixed length: drawn at random for training, tiled for evaluation.
 
-Both are PyTorch datasets over records of token ids and intervals of a split. A window lies inside one interval.
+Both are PyTorch datasets over records of token ids and intervals of a split. A window lies inside one interval. Where N
+stands may be told (`unknown`): windows with more of it than the share `max_n` are then left out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from dnadiff.data.cutter import Cutter, Records
+from dnadiff.data.labels import Labels
+from dnadiff.data.shuffle import bits, shuffled
 from dnadiff.data.splits import Interval
+from dnadiff.data.tiles import Tile, Tiling
+from dnadiff.data.unknown import UnknownRuns, most_unknown
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 
-Records = Sequence[NDArray[Any]]  # anything whose [record][start:end] is an array of token ids
+_AHEAD = 4096  # places worked out at once
 
 
-class TrainWindows(Dataset):
-    """Random windows: number i of epoch e is a function of (seed, e, i), whoever asks for it.
+class DrawnWindows(Dataset):
+    """Training windows: number i of epoch e is a function of (seed, e, i), whoever asks for it.
 
-    The start is uniform over all starts that the intervals allow; intervals shorter than a window have none. Index
-    with i for the epoch set by `set_epoch`, or with (e, i). An item is a dict: `ids (L,)` token ids, `weight (L,)`
-    uint8, 1 where the id can be emitted (an N has 0), and `index`, which is i.
+    Index with i for the epoch set by `set_epoch`, or with (e, i). An item is a dict: `ids (L,)` token ids, `weight (L,)`
+    uint8, 1 where the id can be emitted (an N has 0; float32 for a fractional `soft_weight`), `index`, which is i, and
+    `cond (C,)` uint8 if there are labels.
 
     Args:
         records: token ids of each record.
@@ -37,27 +43,48 @@ class TrainWindows(Dataset):
         vocab: which ids are emitted, and their complements.
         seed: of all draws.
         augment_rc: show the reverse complement of half of the windows, by a coin.
+        unknown: where N stands; None: no window is left out.
+        max_n: largest share of N in a window.
+        soft_weight: weight of soft-masked bases.
+        labels: one for each record.
 
     Raises:
         ValueError: if no interval holds a window, or `augment_rc` is asked of an alphabet without complement.
     """
 
     def __init__(
-        self, records: Records, intervals: Sequence[Interval], length: int, size: int, vocab: Vocab, seed: int, augment_rc: bool = False
+        self,
+        records: Records,
+        intervals: Sequence[Interval],
+        length: int,
+        size: int | None,
+        vocab: Vocab,
+        seed: int,
+        augment_rc: bool = False,
+        unknown: UnknownRuns | None = None,
+        max_n: float = 1.0,
+        soft_weight: float = 1.0,
+        labels: Labels | None = None,
     ) -> None:
         if augment_rc and vocab.complement is None:
             raise ValueError("augment_rc is true, but this alphabet has no complement; set data.augment_rc=false")
         self.intervals = _long_enough(intervals, length)
-        self.records, self.length, self.size, self.seed, self.augment_rc = records, length, size, int(seed), augment_rc
+        self.records, self.length, self.seed, self.augment_rc, self.labels = records, length, int(seed), augment_rc, labels
         self.epoch = 0
-        self._last_start = list(accumulate(i.end - i.start - length + 1 for i in self.intervals))  # of each interval, counted through
-        self._weight = vocab.is_emitted().to(torch.uint8).numpy()
-        self._complement = None if vocab.complement is None else np.array(vocab.complement, dtype=np.uint8)
+        self._cut = Cutter(records, length, vocab, soft_weight)
+        self._ahead: tuple[tuple[int, int], Any] | None = None
+        self.num_starts = self._lay_out(unknown if max_n < 1 else None, most_unknown(max_n, length))
+        if not self.num_starts:
+            raise ValueError(f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more")
+        self.size = size or self.num_starts
 
-    @property
-    def num_starts(self) -> int:
-        """How many different windows there are, strands apart."""
-        return self._last_start[-1]
+    @abstractmethod
+    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+        """Work out which windows there are, and say how many."""
+
+    @abstractmethod
+    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Record and start of windows `index (B,)` of the epoch that `key` stands for."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that plain indices refer to."""
@@ -65,12 +92,35 @@ class TrainWindows(Dataset):
 
     def place(self, epoch: int, index: int) -> tuple[int, int, bool]:
         """Where window `index` of `epoch` lies: record, start, and whether it is read from the other strand."""
-        bits = hash64(self.seed, "window", int(epoch), int(index))  # NumPy integers would hash differently
-        start = (bits >> 1) % self.num_starts
-        number = bisect_right(self._last_start, start)
-        interval = self.intervals[number]
-        before = self._last_start[number - 1] if number else 0
-        return interval.record, interval.start + start - before, self.augment_rc and bool(bits & 1)
+        record, start, reverse = self.places(int(epoch), np.array([index]))
+        return int(record[0]), int(start[0]), bool(reverse[0])
+
+    def places(self, epoch: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """`place` of many windows at once: three arrays `(B,)`."""
+        record, start = self._places(hash64(self.seed, "window", epoch), index)
+        reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1
+        return record, start, reverse if self.augment_rc else np.zeros(len(index), dtype=bool)
+
+    def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
+        """Windows `first` up to `first + count` of an epoch, collated."""
+        index = np.arange(first, first + count)
+        record, start, reverse = self._looked_up(epoch, first, count)
+        ids, weight = self._cut(record, start, reverse if self.augment_rc else None)
+        batch = {"ids": torch.from_numpy(ids), "weight": torch.from_numpy(weight), "index": torch.from_numpy(index)}
+        if self.labels is not None:
+            batch["cond"] = torch.from_numpy(self.labels.drawn(hash64(self.seed, "label", epoch), record, index))
+        return batch
+
+    def _looked_up(self, epoch: int, first: int, count: int) -> tuple[Any, Any, Any]:
+        """`places` of consecutive windows: thousands are worked out at once, for a call costs as much as many windows."""
+        begin = first - first % _AHEAD
+        if first + count > begin + _AHEAD:
+            return self.places(epoch, np.arange(first, first + count))
+        if self._ahead is None or self._ahead[0] != (epoch, begin):
+            self._ahead = (epoch, begin), self.places(epoch, np.arange(begin, begin + _AHEAD))
+        part = slice(first - begin, first - begin + count)
+        record, start, reverse = self._ahead[1]
+        return record[part], start[part], reverse[part]
 
     def __len__(self) -> int:
         return self.size
@@ -79,66 +129,115 @@ class TrainWindows(Dataset):
         epoch, index = key if isinstance(key, tuple) else (self.epoch, key)
         if not 0 <= index < self.size:
             raise IndexError(f"window {index} of {self.size}")
-        record, start, reverse = self.place(epoch, index)
-        ids = self.records[record][start : start + self.length]
-        ids = self._complement[ids[::-1]] if reverse else ids.copy()
-        return {"ids": torch.from_numpy(ids), "weight": torch.from_numpy(self._weight[ids]), "index": index}
+        return {name: row[0] for name, row in self.batch(int(epoch), int(index), 1).items()} | {"index": index}
 
 
-class Tile(NamedTuple):
-    """A window of `TiledWindows`.
+class TrainWindows(DrawnWindows):
+    """Random windows whose start is uniform over all starts that the intervals and `max_n` allow.
 
-    Attributes:
-        record: number of the record.
-        start: first position in the record, from 0.
-        skip: leading positions that the tile before has already covered.
+    Arguments and items: see `DrawnWindows`. An epoch may hold a window twice, and not every base.
     """
 
-    record: int
-    start: int
-    skip: int
+    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+        records, ranges = [], [np.empty((0, 2), np.int64)]
+        for record, start, end in self.intervals:
+            whole = np.array([[start, end - self.length + 1]])
+            part = whole if unknown is None else unknown.allowed(record, start, end, self.length, most)
+            records.append(np.full(len(part), record))
+            ranges.append(part)
+        first, after = np.concatenate(ranges).T
+        self._record = np.concatenate(records)
+        self._until = np.cumsum(after - first)  # starts up to the end of each range, counted through
+        self._shift = after - self._until  # a start's place in its record minus its number
+        return int(self._until[-1]) if len(self._until) else 0
+
+    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        number = ((bits(key, index) >> np.uint64(1)) % np.uint64(self.num_starts)).astype(np.int64)
+        place = np.searchsorted(self._until, number, "right")
+        return self._record[place], number + self._shift[place]
+
+
+class IntervalWindows(DrawnWindows):
+    """Each tile of each interval once an epoch, in random order: what published loaders do with a BED of windows.
+
+    Arguments and items: see `DrawnWindows`; indices beyond the number of tiles begin another random order.
+    """
+
+    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+        self._tiling = Tiling(self.intervals, self.length)
+        self._kept = None if unknown is None else self._tiling.with_few(unknown, most)
+        return len(self._tiling) if self._kept is None else len(self._kept)
+
+    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        number = np.empty(len(index), np.int64)
+        turns = index // self.num_starts
+        for turn in np.unique(turns).tolist():
+            rows = turns == turn
+            number[rows] = shuffled(hash64(key, "order", turn), index[rows] % self.num_starts, self.num_starts)
+        record, start, _ = self._tiling.at(number if self._kept is None else self._kept[number].astype(np.int64))
+        return record, start
 
 
 class TiledWindows(Dataset):
     """Windows side by side, so that every position of the intervals counts once.
 
     The last tile of an interval is shifted inwards rather than shortened; what it shares with the tile before gets
-    weight 0. Intervals shorter than a window cannot be tiled and are left out: `skipped` lists them. Items are as in
-    `TrainWindows`, with `index` the place in `tiles`.
+    weight 0. Intervals shorter than a window cannot be tiled and are left out: `skipped` lists them. So are tiles with more
+    N than `max_n` allows: `left_out` says how many. Items are as in `DrawnWindows`, with `index` the place in `tiles`.
 
     Args:
         records: token ids of each record.
         intervals: what to cover.
         length: tokens in a window.
         vocab: which ids are emitted.
+        unknown: where N stands; None: no window is left out.
+        max_n: largest share of N in a window.
+        labels: one for each record; none is dropped here.
 
     Raises:
         ValueError: if no interval holds a window.
     """
 
-    def __init__(self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab) -> None:
-        self.records, self.length = records, length
+    def __init__(
+        self,
+        records: Records,
+        intervals: Sequence[Interval],
+        length: int,
+        vocab: Vocab,
+        unknown: UnknownRuns | None = None,
+        max_n: float = 1.0,
+        labels: Labels | None = None,
+    ) -> None:
+        self.records, self.length, self.labels = records, length, labels
         self.intervals = _long_enough(intervals, length)
         self.skipped = [i for i in intervals if i.end - i.start < length]
-        self.tiles = [tile for interval in self.intervals for tile in _tiles(interval, length)]
-        self._weight = vocab.is_emitted().to(torch.uint8).numpy()
+        tiling = Tiling(self.intervals, length)
+        filtered = unknown is not None and max_n < 1
+        number = tiling.with_few(unknown, most_unknown(max_n, length)).astype(np.int64) if filtered else np.arange(len(tiling))
+        self.left_out = len(tiling) - len(number)
+        if not len(number):
+            raise ValueError(f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more")
+        self._record, self._start, self._skip = tiling.at(number)
+        self._cut = Cutter(records, length, vocab)
+
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """All windows, in order."""
+        return [Tile(*row) for row in zip(self._record.tolist(), self._start.tolist(), self._skip.tolist())]
 
     def __len__(self) -> int:
-        return len(self.tiles)
+        return len(self._start)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record, start, skip = self.tiles[index]
-        ids = self.records[record][start : start + self.length].copy()
-        weight = self._weight[ids]
-        weight[:skip] = 0
-        return {"ids": torch.from_numpy(ids), "weight": torch.from_numpy(weight), "index": index}
-
-
-def _tiles(interval: Interval, length: int) -> list[Tile]:
-    starts = range(interval.start, interval.end - length + 1, length)
-    tiles = [Tile(interval.record, start, 0) for start in starts]
-    left = interval.end - starts[-1] - length
-    return [*tiles, Tile(interval.record, interval.end - length, length - left)] if left else tiles
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        rows = slice(index, index + 1)
+        ids, weight = self._cut(self._record[rows], self._start[rows])
+        weight[0, : self._skip[index]] = 0
+        item = {"ids": torch.from_numpy(ids[0]), "weight": torch.from_numpy(weight[0]), "index": index}
+        if self.labels is not None:
+            item["cond"] = torch.from_numpy(self.labels.rows[self._record[index]])
+        return item
 
 
 def _long_enough(intervals: Sequence[Interval], length: int) -> list[Interval]:

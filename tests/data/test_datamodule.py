@@ -5,13 +5,14 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from hydra.utils import instantiate
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from omegaconf import OmegaConf
 
+from dnadiff.checkpoint import build_denoiser
+from dnadiff.config import build, compose
 from dnadiff.data.datamodule import GenomeDataModule, TextDataModule
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.draws import Draws
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
@@ -28,17 +29,21 @@ def genome(path, **options):
     return GenomeDataModule(path, length=16, batch_size=4, **options)
 
 
-@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_data_configuration_gives_batches(config, fasta):
-    tree = OmegaConf.merge(OmegaConf.create({"seed": 5}), {"data": OmegaConf.load(config)})
-    if OmegaConf.is_missing(tree.data, "path"):
-        tree.data.path = str(fasta)
-        tree.data.length = 32
-    data = instantiate(tree.data)
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
+def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
+    own = [] if name == "ecoli" else [f"data.path={fasta}", "data.length=32"]
+    if name in ("hg38", "sequences"):
+        letters = "".join("ACGT"[(i * i + i // 7) % 4] for i in range(30))
+        records = "".join(f">{c}\n{letters[int(c[3:]) :] + letters}\n" for c in ("chr1", "chr2", "chr8", "chr10", "chr20", "chr21"))
+        (tmp_path / "h.fa").write_text(records)
+        own = [f"data.path={tmp_path / 'h.fa'}", f"data.length={32 if name == 'hg38' else 64}", "data.num_workers=0"]
+    split = ["data.split={_target_: dnadiff.data.splits.ChromosomeSplit, valid: [chr8], test: [chr20]}"] if name == "sequences" else []
+    data = build(compose("train", ["seed=5", f"data={name}", *own, *split])["data"])
     data.prepare()
     batch = next(iter(data.train_dataloader()))
     assert data.seed == 5
-    assert batch["ids"].shape == batch["weight"].shape == (data.batch_size, data.length)
+    assert batch["ids"].shape == batch["weight"].shape and batch["ids"].dtype == torch.uint8 and len(batch["ids"]) == data.batch_size
+    assert batch["ids"].shape[1] == data.length or name == "sequences"
     assert batch["ids"].max() < data.vocab.size and batch["weight"].max() == 1
     assert set(data.describe()) >= {"name", "split", "split_hash", "window", "n_policy"}
 
@@ -114,6 +119,80 @@ def test_a_genome_shorter_than_the_window_is_refused_with_the_remedy(fasta):
 def test_numbers_that_make_no_sense_are_refused(fasta, key):
     with pytest.raises(ValueError, match=rf"{key} is -1; set data\.{key} to"):
         GenomeDataModule(fasta, **{"length": 16, "batch_size": 4, key: -1})
+
+
+def test_a_batch_of_nothing_but_n_costs_nothing(tmp_path):
+    # Fact 11, with the data that make it: loss 0 and finite gradients.
+    (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
+    data = genome(tmp_path / "n.fa", max_n=1.0)
+    batch = next(iter(data.train_dataloader()))
+    config = compose("train", ["backbone.d_model=16", "backbone.n_layers=1"])
+    denoiser, process = build_denoiser(config, data.tokenizer)
+    objective = build(config["objective"])(process=process)
+    result = objective(denoiser, batch["ids"].long(), batch["weight"].float(), Draws.for_batch(0, 4))
+    result.loss.backward()
+    assert float(result.loss.detach()) == 0 and int(result.num_tokens) == 0 and batch["weight"].sum() == 0
+    assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """Lower case, a run of N and two records."""
+    (tmp_path / "m.fa").write_text(f">a\n{'ACGTacgt' * 100}{'N' * 200}{'ACGT' * 100}\n>b\n{'acgtACGT' * 50}\n")
+    return tmp_path / "m.fa"
+
+
+def whole(data):
+    return {name: torch.cat([b[name] for b in data.train_dataloader()]) for name in ("ids", "weight")}
+
+
+def test_soft_masked_bases_may_count_less_in_training_only(masked):
+    plain, less, none = (whole(genome(masked, soft_weight=w, epoch_size=400)) for w in (1.0, 0.25, 0.0))
+    assert plain["weight"].dtype == none["weight"].dtype == torch.uint8 and less["weight"].dtype == torch.float32
+    assert torch.equal(plain["ids"], less["ids"]) and set(less["weight"].unique().tolist()) == {0.0, 0.25, 1.0}
+    assert torch.equal(less["weight"] == 1, none["weight"] == 1) and torch.equal(less["weight"] > 0, plain["weight"] > 0)
+    tiles = genome(masked, soft_weight=0.0).test_windows("train")
+    assert torch.equal(tiles[0]["weight"], torch.ones(16, dtype=torch.uint8))
+
+
+def test_windows_of_n_are_left_out_and_counted(masked):
+    data = genome(masked, epoch_size=2000)
+    assert ((whole(data)["ids"] == 11).float().mean(1) <= 0.1).all()
+    assert data.describe()["max_n"] == 0.1 and set(data.describe()["tiles_left_out_for_n"]) == {"valid", "test"}
+    assert ((whole(genome(masked, epoch_size=2000, max_n=1.0))["ids"] == 11).float().mean(1) == 1).any()
+
+
+def test_no_window_touches_a_blacklist(masked, tmp_path):
+    (tmp_path / "black.bed").write_text("a\t100\t300\nother\t0\t5\nb\t0\t350\n")
+    data = genome(masked, blacklist=tmp_path / "black.bed", max_n=1.0)
+    assert data.intervals["train"] == [Interval(0, 0, 100), Interval(0, 300, 1120)]
+    assert data.intervals["test"] == [Interval(0, 1120, 1260), Interval(1, 350, 360)]
+    (tmp_path / "black.bed").write_text("chra\t100\t300\n")
+    with pytest.raises(ValueError, match=r"black\.bed: line 1: no record is called chra; the records are a, b"):
+        genome(masked, blacklist=tmp_path / "black.bed").prepare()
+
+
+def test_species_are_told_to_the_model(masked, fasta):
+    data = genome({"man": masked, "worm": fasta}, split=None, label_dropout=0.5, epoch_size=200)
+    assert data.names == ["man:a", "man:b", "worm:a"] and data.labels == ["man", "worm"] == data.describe()["labels"]
+    cond = torch.cat([b["cond"] for b in data.train_dataloader()])
+    assert cond.shape == (200, 2) and 60 < (cond.sum(1) == 0).sum() < 140
+    assert next(iter(data.val_dataloader()))["cond"].sum(1).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"windows": "tiled"}, r"windows is 'tiled'; choose uniform or intervals for data\.windows"),
+        ({"max_n": 1.5}, r"max_n is 1\.5; set data\.max_n to a share"),
+        ({"soft_weight": -1}, r"soft_weight is -1; set data\.soft_weight to a share"),
+        ({"iupac": "maybe"}, r"iupac is 'maybe'; choose unknown or refuse"),
+        ({"start_method": "thread"}, r"start_method is 'thread'; choose fork, spawn"),
+    ],
+)
+def test_words_and_shares_that_make_no_sense_are_refused(fasta, options, message):
+    with pytest.raises(ValueError, match=message):
+        genome(fasta, **options)
 
 
 class Recorder(lightning.LightningModule):

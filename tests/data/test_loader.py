@@ -1,6 +1,11 @@
+import gzip
+from collections import Counter
+
 import pytest
 import torch
+from Bio import SeqIO
 
+from dnadiff.data.genome import Genome
 from dnadiff.data.loader import TrainLoader
 from dnadiff.data.splits import Interval
 from dnadiff.data.tokenizer import DNATokenizer
@@ -12,6 +17,13 @@ DNA = DNATokenizer()
 def loader(size=20, batch_size=4, **options):
     records = [DNA.encode("ACGTTGCANGATC" * 30)]
     return TrainLoader(TrainWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3), batch_size, **options)
+
+
+def from_file(path, length, num_workers=0, start_method=None, size=60, **options):
+    genome = Genome.open(path)
+    intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
+    windows = TrainWindows(genome.records, intervals, length, size, DNA.vocab, 3, True, genome.unknown_runs, 0.1, **options)
+    return TrainLoader(windows, 4, num_workers, start_method=start_method)
 
 
 def contents(batches):
@@ -70,3 +82,39 @@ def test_batches_draw_nothing_from_the_global_generator():
     before = torch.get_rng_state()
     contents(loader())
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
+@pytest.mark.parametrize(
+    ("start_method", "workers"), [("fork", (2, 4)), ("spawn", (2,)), pytest.param("spawn", (4,), marks=pytest.mark.slow)]
+)
+def test_workers_of_either_kind_give_the_same_windows_as_biopython(tmp_path, start_method, workers):
+    # Two gzip files and soft-masking; what is compared is the multiset of (index, window) of an epoch.
+    texts = {f"r{i}": "".join("ACGTacgtN"[(j * j + i * j // 3) % 9] if j % 97 else "NNN" for j in range(900)) for i in range(4)}
+    for half in (0, 1):
+        body = "".join(f">{name}\n{text}\n" for name, text in list(texts.items())[2 * half : 2 * half + 2])
+        (tmp_path / f"{half}.fa.gz").write_bytes(gzip.compress(body.encode()))
+    ours = {n: from_file(tmp_path, 16, n, start_method if n else None) for n in (0, *workers)}
+    seen = {n: Counter(str(row) for batch in contents(loader) for row in zip(*batch)) for n, loader in ours.items()}
+    assert all(seen[n] == seen[0] for n in workers) and sum(seen[0].values()) == 60
+    windows, records = ours[0].windows, {}
+    for half in (0, 1):
+        with gzip.open(tmp_path / f"{half}.fa.gz", "rt") as handle:
+            records |= {r.id: r.seq.upper() for r in SeqIO.parse(handle, "fasta")}
+    names = list(texts)
+    for index in range(60):
+        record, start, reverse = windows.place(0, index)
+        part = records[names[record]][start : start + 16]
+        letters = str(part.reverse_complement() if reverse else part)
+        assert DNA.decode(windows[0, index]["ids"]) == letters and str((index, windows[0, index]["ids"].tolist())) in seen[0]
+
+
+def test_chr20_is_what_biopython_reads(shared_data):
+    path = shared_data / "genomes" / "GRCh37_chr20.fa.gz"
+    windows = from_file(path, 1024, size=400).windows
+    with gzip.open(path, "rt") as handle:
+        (record,) = SeqIO.parse(handle, "fasta")
+    for index in range(400):
+        _, start, reverse = windows.place(5, index)
+        part = record.seq[start : start + 1024].upper()
+        assert DNA.decode(windows[5, index]["ids"]) == str(part.reverse_complement() if reverse else part)

@@ -4,7 +4,7 @@ import pytest
 
 from dnadiff.data.fasta import Record
 from dnadiff.data.genome import Genome
-from dnadiff.data.regions import Region, read_bed, read_gtf, zero_based
+from dnadiff.data.regions import Region, read_bed, read_gtf, read_regions, zero_based
 
 
 def write(folder, text, name="r.bed"):
@@ -65,3 +65,44 @@ def test_bundled_coding_sequences_begin_with_start_codons():
     codons = [genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3]) for r in regions]
     assert len(regions) == 4379 and codons.count("ATG") / len(codons) > 0.85
     assert {r.strand for r in regions} == {"+", "-"}
+
+
+LENGTHS = {"chr1": 100, "human:chr2": 5000, "odd:1-5": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "region"),
+    [
+        ("chr1:5-8", Region("chr1", 4, 8)),
+        ("chr1:5-8:-", Region("chr1", 4, 8, strand="-")),
+        ("chr1:5-8(+)", Region("chr1", 4, 8, strand="+")),
+        ("human:chr2:1,001-2,000", Region("human:chr2", 1000, 2000)),
+        ("chr1", Region("chr1", 0, 100)),
+        ("odd:1-5", Region("odd:1-5", 0, 9)),
+    ],
+)
+def test_a_place_is_written_as_browsers_write_it(text, region):
+    assert read_regions(text, LENGTHS) == [region] == read_regions([text], LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chr1:8-5", "'chr1:8-5' has the region chr1:7-5, whose end is not after its start"),
+        ("chr1:0-5", "starts before the record"),
+        ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
+        ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
+        ("chr1-5", "is neither a file nor chrom:first-last, and no record is called so; write chr1:1001-2000"),
+        ("nothing.bed", "does not exist"),
+    ],
+)
+def test_a_place_that_is_none_is_named(text, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_regions(text, LENGTHS)
+
+
+def test_files_are_told_apart_by_their_names(tmp_path):
+    bed = write(tmp_path, "chr1\t4\t8\n")
+    gff = write(tmp_path, "chr1\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nchr1\tx\texon\t1\t9\t.\t.\t0\tID=b\n", "r.gff3")
+    assert read_regions(bed, LENGTHS) == [Region("chr1", 4, 8)]
+    assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [Region("chr1", 4, 8), Region("chr1", 4, 8, "a")]

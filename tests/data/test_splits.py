@@ -1,8 +1,10 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, overlap, split_hash
+from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, overlap, split_hash, without
 
 
 def size(intervals):
@@ -91,3 +93,17 @@ def test_the_hash_names_the_intervals_and_nothing_else():
     assert split_hash(parts, ["a"]) == split_hash(reordered, ["a"]) and len(split_hash(parts, ["a"])) == 12
     assert split_hash(parts, ["a"]) != split_hash(parts, ["b"])
     assert split_hash(parts, ["a"]) != split_hash(FractionSplit()(["a"], [101]), ["a"])
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 30)), max_size=6)
+
+
+@given(INTERVALS, INTERVALS)
+def test_a_blacklist_takes_away_its_bases_and_no_others(shapes, removed):
+    intervals, holes = ([Interval(r, a, a + n) for r, a, n in many] for many in (shapes, removed))
+    gone = {(i.record, p) for i in holes for p in range(i.start, i.end)}
+    for interval in intervals:
+        left = without([interval], holes)
+        kept = [(i.record, p) for i in left for p in range(i.start, i.end)]
+        assert kept == [(interval.record, p) for p in range(interval.start, interval.end) if (interval.record, p) not in gone]
+        assert all(b.start > a.end for a, b in itertools.pairwise(left))

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dnadiff.data.labels import Labels
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.windows import Tile, TiledWindows, TrainWindows
+from dnadiff.data.unknown import UnknownRuns
+from dnadiff.data.windows import IntervalWindows, Tile, TiledWindows, TrainWindows
 
 DNA = DNATokenizer()
 
@@ -116,3 +118,84 @@ def test_a_genome_shorter_than_the_window_is_refused(make):
         make(random_records(20), [Interval(0, 0, 7), Interval(0, 10, 12)])
     with pytest.raises(ValueError, match="no interval to cut windows of 8 tokens from"):
         make(random_records(20), [])
+
+
+def with_n(max_n, kind=TrainWindows, length=8, **options):
+    records = [DNA.encode("ACGT" * 5 + "N" * 11 + "ACGT" * 5), DNA.encode("N" * 9 + "A")]
+    intervals = [Interval(0, 0, 51), Interval(1, 0, 10)]
+    where = (records, intervals, length) if kind is TiledWindows else (records, intervals, length, 400)
+    seed = () if kind is TiledWindows else (0,)
+    return kind(*where, DNA.vocab, *seed, unknown=UnknownRuns.of_records(records, 11), max_n=max_n, **options)
+
+
+@pytest.mark.parametrize("max_n", [0.0, 0.25, 0.5, 1.0])
+def test_windows_with_too_many_n_are_never_drawn_and_all_others_are(max_n):
+    windows = with_n(max_n)
+    expected = {
+        (r, s) for r, n in ((0, 51), (1, 10)) for s in range(n - 7) if (np.asarray(windows.records[r])[s : s + 8] == 11).mean() <= max_n
+    }
+    assert windows.num_starts == len(expected)
+    assert {windows.place(0, i)[:2] for i in range(2000)} == expected
+
+
+def test_nothing_but_n_is_refused():
+    for kind in (TrainWindows, TiledWindows, IntervalWindows):
+        with pytest.raises(ValueError, match=r"every window of 30 tokens holds more than 5 % N; set data\.max_n to more"):
+            with_n(0.05, kind, length=30)
+
+
+def test_tiles_with_too_many_n_are_left_out_and_counted():
+    everything, few = with_n(1.0, TiledWindows), with_n(0.25, TiledWindows)
+    assert few.left_out == len(everything) - len(few) == 4
+    assert set(few.tiles) < set(everything.tiles) and all((few[i]["ids"] == 11).float().mean() <= 0.25 for i in range(len(few)))
+
+
+def test_every_tile_comes_once_an_epoch_in_another_order():
+    windows = with_n(0.25, IntervalWindows)
+    windows = IntervalWindows(
+        windows.records, windows.intervals, 8, None, DNA.vocab, 0, unknown=UnknownRuns.of_records(windows.records, 11), max_n=0.25
+    )
+    tiles = {(t.record, t.start) for t in with_n(0.25, TiledWindows).tiles}
+    orders = [[windows.place(epoch, i)[:2] for i in range(len(windows))] for epoch in range(6)]
+    assert windows.size == len(tiles) and all(sorted(order) == sorted(tiles) for order in orders)
+    assert len({tuple(order) for order in orders}) > 3
+    beyond = [windows.place(0, i)[:2] for i in range(len(tiles), 2 * len(tiles))]  # a second turn, to fill the last batch
+    assert sorted(beyond) == sorted(tiles)
+
+
+@pytest.mark.parametrize("kind", [TrainWindows, IntervalWindows])
+def test_a_batch_is_its_windows(kind):
+    records = random_records(5000, 300, 90)
+    windows = kind(records, [Interval(0, 100, 4900), Interval(1, 0, 300), Interval(2, 3, 90)], 32, 5000, DNA.vocab, 3, augment_rc=True)
+    for first, count in ((0, 7), (4090, 12), (4096, 1)):
+        batch = windows.batch(2, first, count)
+        for row, index in enumerate(range(first, first + count)):
+            item = windows[2, index]
+            assert torch.equal(batch["ids"][row], item["ids"]) and torch.equal(batch["weight"][row], item["weight"])
+            assert int(batch["index"][row]) == item["index"] == index
+            record, start, reverse = windows.place(2, index)
+            forward = torch.from_numpy(records[record][start : start + 32])
+            assert torch.equal(item["ids"].long(), DNA.vocab.reverse_complement(forward) if reverse else forward.long())
+
+
+@pytest.mark.parametrize("length", [16, 1000, 1_048_576])
+def test_any_length_from_16_to_a_million(length):
+    records = random_records(1_100_000)
+    item = train(records, [Interval(0, 50, 1_100_000)], length, 1)[0]
+    assert len(item["ids"]) == length
+    tiles = TiledWindows(records, [Interval(0, 50, 1_100_000)], length, DNA.vocab)
+    assert sum(int(tiles[i]["weight"].sum()) for i in {0, len(tiles) - 1}) > 0 and len(tiles) == -(-1_099_950 // length)
+
+
+def test_labels_travel_and_are_withheld_now_and_then():
+    labels = Labels.of([["yeast"], ["human", "class=x"]], dropout=0.1)
+    assert labels.names == ["class=x", "human", "yeast"] and labels.rows.tolist() == [[0, 0, 1], [1, 1, 0]]
+    windows = train(random_records(40, 40), [Interval(0, 0, 40), Interval(1, 0, 40)], size=5000, labels=labels)
+    batch = windows.batch(0, 0, 5000)
+    told = batch["cond"].any(1).bool()
+    assert batch["cond"].dtype == torch.uint8 and 0.08 < 1 - told.float().mean() < 0.12
+    record = torch.tensor([windows.place(0, i)[0] for i in range(5000)])
+    assert torch.equal(batch["cond"][told], torch.from_numpy(labels.rows)[record[told].long()])
+    assert torch.equal(windows[0, 7]["cond"], batch["cond"][7])
+    tiles = TiledWindows(random_records(40, 40), [Interval(1, 0, 40)], 8, DNA.vocab, labels=labels)
+    assert tiles[0]["cond"].tolist() == [1, 1, 0] and Labels.of([[], []]) is None

@@ -12,7 +12,7 @@ def path(name: str) -> Path:
         FileNotFoundError: if nothing of that name ships with the package; the message lists what does.
     """
     found = FOLDER / name
-    known = sorted(p.name for p in FOLDER.iterdir() if p.suffix == ".gz")
+    known = sorted(p.name for p in FOLDER.iterdir() if p.suffix in (".gz", ".bed"))
     if name not in known:
         raise FileNotFoundError(f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}")
     return found

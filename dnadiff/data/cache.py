@@ -1,0 +1,126 @@
+"""The cache folder: where packed genomes and downloads are kept, and how several processes share it.
+
+`$DNADIFF_CACHE`, or `dnadiff` under `$XDG_CACHE_HOME` (`~/.cache` where that is not set). Everything in it can be
+deleted at any time; it is made again when needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dnadiff.progress import Progress
+
+log = logging.getLogger("dnadiff")
+
+_BLOCK = 1 << 22
+_SHOWN_FROM = 200_000_000  # bytes: a smaller file is read before a bar could be looked at
+_SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
+
+
+def cache_dir(name: str) -> Path:
+    """The folder `name` of the cache, made if need be; a folder for temporary files where the cache cannot be written.
+
+    Raises:
+        OSError: if `$DNADIFF_CACHE` is set and cannot be written.
+    """
+    chosen = os.environ.get("DNADIFF_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
+    folder = base.expanduser() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        raise PermissionError(f"{folder} cannot be written")
+    except OSError as error:
+        if chosen:
+            raise OSError(f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder you may write") from error
+        instead = Path(tempfile.gettempdir()) / f"dnadiff-{os.getuid()}" / name
+        log.info(f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets another)")
+        instead.mkdir(parents=True, exist_ok=True)
+        return instead
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes; a file known by its size and times is not read again."""
+    path = path.resolve()
+    note = cache_dir("sources") / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+    stat = path.stat()
+    seen = {"path": str(path), "size": stat.st_size, "mtime": stat.st_mtime_ns, "ctime": stat.st_ctime_ns, "inode": stat.st_ino}
+    with suppress(OSError, ValueError):
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if {key: known.get(key) for key in seen} == seen and len(known["sha256"]) == 64:
+            return known["sha256"]
+    digest = hash_file(path)
+    if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+        write_json(note, seen | {"sha256": digest})
+    return digest
+
+
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
+    """Hexadecimal digest of a file, with a progress bar for a large one."""
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file, megabytes(path.stat().st_size, f"reading {path.name}") as progress:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            progress(len(block))
+    return digest.hexdigest()
+
+
+@contextmanager
+def megabytes(total: int, label: str, done: int = 0) -> Iterator[Any]:
+    """A progress bar in megabytes: calls `progress(bytes)`. Nothing is shown for little."""
+    if total - done < _SHOWN_FROM:
+        yield lambda count: None
+        return
+    bar = Progress(-(-total // 1_000_000), f"{label}, MB", done // 1_000_000)
+    pending = 0
+
+    def progress(count: int) -> None:
+        nonlocal pending
+        pending += count
+        bar.update(pending // 1_000_000)
+        pending %= 1_000_000
+
+    try:
+        yield progress
+    finally:
+        bar.close()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a small file wholly or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(json.dumps(content, indent=0), encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, waiting: str) -> Iterator[None]:
+    """Hold an exclusive lock between processes; the system gives it back even when the holder is killed.
+
+    Args:
+        path: a file beside what is protected; it stays.
+        waiting: said when another process holds the lock.
+    """
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info(waiting)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: two processes may do the same work, and the last rename wins
+        yield

@@ -1,0 +1,107 @@
+"""Fetching a large file once: resuming, with its size and checksum checked, and plain words where there is no network."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import ClassVar
+
+from dnadiff.data.cache import cache_dir, hash_file, locked, megabytes
+
+_BLOCK = 1 << 20
+_TRIES = 3
+_TIMEOUT = 60.0  # seconds without a byte
+
+
+class Download:
+    """A file at a fixed address; it goes into `downloads` in the cache and nowhere else.
+
+    Args:
+        url: where it is, http or https; its last part is the name of the file.
+        size: in bytes.
+        sha256: of its content.
+    """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+
+    def __init__(self, url: str, size: int, sha256: str) -> None:
+        self.url, self.size, self.sha256 = url, size, sha256.lower()
+        self.name = url.rpartition("/")[2]
+        if not url.startswith(("https://", "http://")) or not self.name.strip(".") or self.name.startswith("."):
+            raise ValueError(f"download.url is {url!r}; expected http:// or https:// and a file name at its end")
+
+    @property
+    def target(self) -> Path:
+        """Where the file is, or will be."""
+        return cache_dir("downloads") / self.name
+
+    def fetch(self) -> Path:
+        """The file, fetched now if it is not there; what an interrupted call left is taken up again.
+
+        Raises:
+            OSError: if it cannot be fetched: says which file to put where.
+            ValueError: if what came is not the file that was expected.
+        """
+        target = self.target
+        if self._is_there(target):
+            return target
+        with locked(target.with_name(f".{target.name}.lock"), f"{target.name}: another process is fetching it; waiting"):
+            if not self._is_there(target):
+                part = target.with_name(f"{target.name}.part")
+                self._complete(part)
+                os.replace(part, target)
+        return target
+
+    def _is_there(self, target: Path) -> bool:
+        if not target.is_file():
+            return False
+        if target.stat().st_size != self.size:
+            raise ValueError(
+                f"{target} has {target.stat().st_size:,} bytes, expected {self.size:,} (sha256 {self.sha256}); remove it, or set data.path to the file you want"
+            )
+        return True
+
+    def _complete(self, part: Path) -> None:
+        problem: Exception | None = None
+        for _ in range(_TRIES):
+            before = part.stat().st_size if part.exists() else 0
+            try:
+                if before < self.size:
+                    self._more(part, before)
+                problem = None
+            except urllib.error.HTTPError as error:
+                raise self._unreachable(f"HTTP {error.code} {error.reason}", part) from error
+            except (OSError, http.client.HTTPException) as error:
+                problem = error
+            after = part.stat().st_size if part.exists() else 0
+            if after >= self.size or (problem is not None and after == before):
+                break
+        if problem is not None:
+            raise self._unreachable(str(getattr(problem, "reason", problem)), part) from problem
+        size = part.stat().st_size if part.exists() else 0
+        if size < self.size:
+            raise self._unreachable(f"it stopped after {size:,} bytes", part)
+        if size > self.size or hash_file(part) != self.sha256:
+            part.unlink()
+            raise ValueError(f"{self.url}: what came is not the expected file (sha256 {self.sha256}); it was removed: {self._remedy()}")
+
+    def _more(self, part: Path, done: int) -> None:
+        """Append what is missing."""
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={done}-"} if done else {})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:
+            if done and reply.status != 206:  # a server that cannot resume sends everything again
+                done = 0
+            with part.open("ab" if done else "wb") as file, megabytes(self.size, f"fetching {self.name}", done) as progress:
+                while block := reply.read(_BLOCK):
+                    file.write(block)
+                    progress(len(block))
+
+    def _unreachable(self, reason: str, part: Path) -> OSError:
+        kept = f"; {part.stat().st_size:,} bytes are kept and will be continued" if part.exists() and part.stat().st_size else ""
+        return OSError(f"{self.url} could not be fetched ({reason}){kept}: {self._remedy()}")
+
+    def _remedy(self) -> str:
+        return f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {self.target}, or set data.path to a copy of yours"

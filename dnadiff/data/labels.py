@@ -1,0 +1,39 @@
+"""Labels of sequences (species, class) as the rows of zeros and ones that a network is told, withheld now and then in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnadiff.data.shuffle import uniform
+
+
+class Labels(NamedTuple):
+    """The labels of records.
+
+    Attributes:
+        names: of the columns, sorted.
+        rows: 1 where a label applies, `(number of records, C)` uint8.
+        dropout: share of training windows whose labels are withheld (a row of zeros), so that the model learns to do without.
+    """
+
+    names: list[str]
+    rows: NDArray[np.uint8]
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
+        """From the labels of each record; None if there is none at all."""
+        names = sorted({label for many in labels for label in many})
+        column = {label: number for number, label in enumerate(names)}
+        rows = np.zeros((len(labels), len(names)), dtype=np.uint8)
+        for row, many in enumerate(labels):
+            rows[row, [column[label] for label in many]] = 1
+        return cls(names, rows, dropout) if names else None
+
+    def drawn(self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """What training windows `index` of `record` are told: `(B, C)`."""
+        return self.rows[record] * (uniform(key, index) >= self.dropout)[:, None]

@@ -1,0 +1,94 @@
+"""UCSC's 2bit files: four bases a byte, with lists of N blocks and of soft-masked blocks.
+
+Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64-bit offsets), either byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
+_CHUNK = 1 << 20  # bytes of packed sequence: four million bases
+_CODE = np.array([10, 8, 7, 9], dtype=np.uint8)  # T, C, A, G as token ids
+_N = 11
+_FOUR = _CODE[(np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3]  # (256, 4)
+
+
+def read_twobit(path: str, raw: BinaryIO) -> Iterator[tuple[str, str] | bytes]:
+    """(name, "") of each record and then its codes: token ids, plus 128 where soft-masked.
+
+    Raises:
+        ValueError: if the file is cut short or of another version.
+    """
+    try:
+        yield from _Reader(raw).events()
+    except (struct.error, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is a damaged or cut short 2bit file ({error}); fetch it again") from None
+    except _OtherVersionError as error:
+        raise ValueError(f"{path} is a 2bit file of version {error}; versions 0 and 1 are read: convert it to FASTA") from None
+
+
+class _OtherVersionError(Exception):
+    pass
+
+
+class _Reader:
+    def __init__(self, raw: BinaryIO) -> None:
+        self.raw = raw
+        self.order = "<" if self.exactly(4) == SIGNATURES[0] else ">"
+        version, self.count, _ = self.integers(3)
+        if version not in (0, 1):
+            raise _OtherVersionError(version)
+        self.offset = "Q" if version else "I"
+
+    def exactly(self, size: int) -> bytes:
+        block = self.raw.read(size)
+        if len(block) != size:
+            raise EOFError(f"{size - len(block)} bytes are missing")
+        return block
+
+    def integers(self, count: int, kind: str = "I") -> tuple[int, ...]:
+        layout = f"{self.order}{count}{kind}"
+        return struct.unpack(layout, self.exactly(struct.calcsize(layout)))
+
+    def array(self, count: int) -> NDArray[np.int64]:
+        return np.frombuffer(self.exactly(4 * count), dtype=f"{self.order}u4").astype(np.int64)
+
+    def blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        (count,) = self.integers(1)
+        starts = self.array(count)
+        return starts, starts + self.array(count)
+
+    def events(self) -> Iterator[tuple[str, str] | bytes]:
+        index = []
+        for _ in range(self.count):
+            (size,) = self.exactly(1)
+            name = self.exactly(size).decode("ascii")
+            index.append((name, self.integers(1, self.offset)[0]))
+        for name, offset in index:
+            yield name, ""
+            self.raw.seek(offset)
+            (length,) = self.integers(1)
+            unknown, masked = self.blocks(), self.blocks()
+            self.integers(1)
+            for start in range(0, length, 4 * _CHUNK):
+                size = min(4 * _CHUNK, length - start)
+                codes = _FOUR[np.frombuffer(self.exactly(-(-size // 4)), np.uint8)].reshape(-1)[:size]
+                for low, high in _inside(unknown, start, start + size):
+                    codes[low:high] = _N
+                for low, high in _inside(masked, start, start + size):
+                    codes[low:high] |= 0x80
+                yield codes.tobytes()
+
+
+def _inside(blocks: tuple[NDArray[np.int64], NDArray[np.int64]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of sorted blocks that lie in [start, end), counted from `start`."""
+    starts, ends = blocks
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end, "left")
+    for low, high in zip(starts[first:last].tolist(), ends[first:last].tolist()):
+        yield max(low, start) - start, min(high, end) - start

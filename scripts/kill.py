@@ -1,0 +1,119 @@
+"""Kills a training run at random moments, resumes it each time, and compares its end with that of a run left alone.
+
+    python scripts/kill.py [--kills 20] [--seed 0] [--workers 0] [KEY=VALUE ...]
+
+Every step is saved and the network is small, so that SIGKILL falls into steps, validations and the writing of checkpoints alike. The
+weights, their averages and the optimizer's state must be equal to the last bit; exit status 1 and the names of what differs otherwise.
+Further arguments go to the training configuration.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from dnadiff.commands import quieten
+from dnadiff.config import compose
+from dnadiff.train import run
+from dnadiff.training import Training
+
+SMALL = [
+    *("data=ecoli", "data.length=64", "data.batch_size=4", "data.max_valid_windows=4", "data.epoch_size=40"),
+    *("backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"),
+    *("trainer.accelerator=cpu", "trainer.val_check_interval=7", "callbacks.checkpoints.every_n_steps=1", "callbacks.progress=null"),
+]
+
+
+def train(folder: Path, arguments: list[str], step: int | None = None, delay: float = 0.0) -> int:
+    """Train in a process of its own, killed `delay` seconds after the beginning of a step; its exit status, -9 if it was killed."""
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    # A run killed before its first checkpoint has nothing to go on from.
+    how = ["resume=true"] if checkpoint.exists() else ["overwrite=true"]
+    child = os.fork()  # so that torch is imported once
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        original = Training.training_step
+
+        def counted(module: Training, *batch: object) -> torch.Tensor:
+            if module.global_step == step:
+                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return original(module, *batch)
+
+        Training.training_step = counted
+        overrides = [*SMALL, *arguments, *how]
+        with (folder.parent / f"{folder.name}.log").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            quieten()
+            run(compose("train", overrides), folder, overrides)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "checkpoints" / "last.ckpt"
+    return int(torch.load(path, weights_only=True)["global_step"]) if path.exists() else 0
+
+
+def differences(one: object, other: object, where: str = "") -> list[str]:
+    """Names of what is not equal to the last bit."""
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [where]
+    if isinstance(one, dict):
+        return [d for key in one.keys() | other.keys() for d in differences(one.get(key), other.get(key), f"{where}/{key}")]
+    if isinstance(one, list | tuple):
+        return [d for n, (a, b) in enumerate(zip(one, other, strict=True)) for d in differences(a, b, f"{where}/{n}")]
+    return [] if one == other else [where]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="how often (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that cut windows (default: %(default)s)")
+    parser.add_argument("arguments", nargs="*", help="KEY=VALUE for the training configuration")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    draw = random.Random(args.seed)
+    steps = 6 * args.kills + 12
+    arguments = [f"trainer.max_steps={steps}", f"data.num_workers={args.workers}", *args.arguments]
+    with tempfile.TemporaryDirectory() as temporary:
+        whole, killed = Path(temporary) / "whole", Path(temporary) / "killed"
+        if train(whole, arguments):
+            sys.exit(f"error: the run left alone failed:\n{whole.with_name('whole.log').read_text()[-2000:]}")
+        pace = json.loads((whole / "metrics.json").read_text())["seconds"] / steps
+        kills = 0
+        while kills < args.kills:
+            done = steps_done(killed)
+            if done >= steps - 1:
+                sys.exit(f"error: the run ended after {kills} kills")
+            step, delay = done + draw.randint(0, 2), draw.uniform(0, 1.2 * pace)
+            status = train(killed, arguments, step, delay)
+            if status == -signal.SIGKILL:
+                kills += 1
+                print(f"killed {delay * 1e3:5.1f} ms into step {step}; step {steps_done(killed)} is saved", flush=True)
+            elif status:
+                sys.exit(f"error: a resumed run failed:\n{killed.with_name('killed.log').read_text()[-2000:]}")
+        if steps_done(killed) < steps and train(killed, arguments):
+            sys.exit(f"error: the last run failed:\n{killed.with_name('killed.log').read_text()[-2000:]}")
+        one, other = (torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True) for folder in (whole, killed))
+        parts = ("state_dict", "current_model_state", "optimizer_states", "lr_schedulers", "global_step")
+        wrong = [d for part in parts for d in differences(one[part], other[part], part)]
+    if wrong:
+        sys.exit(f"error: after {kills} kills these differ: {', '.join(wrong[:10])}")
+    print(f"{kills} kills in {steps} steps: weights, averages and optimizer are equal to the last bit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff.data import cutter as module
+from dnadiff.data.cutter import Cutter, Letters
+from dnadiff.data.fasta import Record
+from dnadiff.data.genome import Genome
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
+from dnadiff.vocab import Vocab
+
+DNA = DNATokenizer()
+
+
+@settings(deadline=None)
+@given(st.text("ACGTNacgtn", min_size=1, max_size=40), st.integers(1, 40), st.sampled_from([0.0, 0.25, 1.0]))
+def test_windows_are_the_letters_on_either_strand(text, length, soft_weight):
+    length = min(length, len(text))
+    genome = Genome.from_records([Record("a", "", text.encode()), Record("b", "", text[::-1].encode())])
+    cut = Cutter(genome.records, length, DNA.vocab, soft_weight)
+    starts = np.arange(len(text) - length + 1)
+    for reverse in (False, True):
+        for record, letters in ((0, text), (1, text[::-1])):
+            rows = np.full(len(starts), record)
+            ids, weight = cut(rows, starts, np.full(len(starts), reverse))
+            assert ids.dtype == np.uint8 and weight.dtype == (np.float32 if soft_weight == 0.25 else np.uint8)
+            for start, row, counted in zip(starts, ids, weight):
+                part = letters[start : start + length]
+                part = reverse_complement(part) if reverse else part
+                assert DNA.decode(row) == part.upper()
+                assert counted.tolist() == [0 if c in "Nn" else soft_weight if c.islower() else 1 for c in part]
+
+
+def test_large_batches_are_the_same_and_memory_is_reused_only_when_free(monkeypatch):
+    genome = Genome.from_records([Record("a", "", bytes(np.random.default_rng(0).choice(list(b"ACGTN"), 5000).tolist()))])
+    rows, starts, reverse = np.zeros(40, np.int64), np.arange(40) * 100, np.arange(40) % 3 == 0
+    expected = [a.tolist() for a in Cutter(genome.records, 64, DNA.vocab)(rows, starts, reverse)]
+    monkeypatch.setattr(module, "_IN_CACHE", 200)
+    cut = Cutter(genome.records, 64, DNA.vocab)
+    kept = [cut(rows, starts, reverse) for _ in range(20)]
+    assert len({a.ctypes.data for pair in kept for a in pair}) == 40
+    assert all([a.tolist() for a in pair] == expected for pair in kept)
+    kept.clear()
+    first, second = ({a.ctypes.data for a in cut(rows, starts, reverse)} for _ in range(2))
+    assert first == second
+
+
+def test_a_cutter_travels_without_the_bytes(tmp_path):
+    (tmp_path / "g.fa").write_text(">a\n" + "ACGT" * 10_000 + "\n")
+    cut = Cutter(Genome.open(tmp_path / "g.fa").records, 8, DNA.vocab)
+    ids, _ = cut(np.array([0]), np.array([4]))
+    packed = pickle.dumps(cut)
+    assert len(packed) < 5000 and pickle.loads(packed)(np.array([0]), np.array([4]))[0].tolist() == ids.tolist()
+
+
+def test_letters_of_any_alphabet():
+    text = CharTokenizer("".join(map(chr, range(60, 400))))
+    ids = np.array([[0, 1, 2, 300]], dtype=np.uint16)
+    assert Letters(text.vocab).count(ids).tolist() == [[0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="have gaps"):
+        Letters(Vocab(5, 0, 0, (0, 2)))
+    with pytest.raises(ValueError, match="not a mirror image"):
+        Letters(Vocab(5, 0, 0, (0,), (0, 2, 1, 4, 3)))

@@ -1,0 +1,119 @@
+"""Fetching from a server on this machine: resuming, checking, and what is said without a network."""
+
+import hashlib
+import http.server
+import threading
+
+import pytest
+
+from dnadiff.data.datamodule import GenomeDataModule
+from dnadiff.data.download import Download
+
+CONTENT = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers ranges, and stops after `cut` bytes as often as `cuts` says."""
+
+    content, cut, cuts, ranges, asked = CONTENT, 10_000, 0, True, ()
+
+    def do_GET(self):
+        start = 0
+        if self.path != "/x.fa":
+            return self.send_error(404)
+        if self.ranges and (asked := self.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+        type(self).asked.append(start)
+        body = self.content[start:]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if type(self).cuts > 0:
+            type(self).cuts -= 1
+            body = body[: self.cut]
+        self.wfile.write(body)
+        return None
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    Mine = type("Mine", (Server,), {"asked": []})
+
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    Mine.url = f"http://127.0.0.1:{running.server_address[1]}/x.fa"
+    yield Mine
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path))
+    return tmp_path / "downloads"
+
+
+def download(url, content=CONTENT, **options):
+    return Download(url, **{"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), **options})
+
+
+def test_a_file_is_fetched_once(server, folder):
+    one = download(server.url)
+    assert one.fetch() == folder / "x.fa" == one.target and (folder / "x.fa").read_bytes() == CONTENT
+    one.fetch()
+    assert server.asked == [0] and not list(folder.glob("*.part"))
+
+
+def test_a_broken_transfer_is_taken_up_where_it_stopped(server, folder):
+    server.cuts = 2
+    download(server.url).fetch()
+    assert server.asked == [0, 10_000, 20_000] and (folder / "x.fa").read_bytes() == CONTENT
+
+
+def test_an_interrupted_call_is_resumed_by_the_next(server, folder):
+    server.cuts = 3
+    with pytest.raises(
+        OSError, match=r"30,000 bytes are kept and will be continued: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa"
+    ):
+        download(server.url).fetch()
+    assert download(server.url).fetch().read_bytes() == CONTENT and server.asked[-1] == 30_000
+
+
+def test_a_server_without_ranges_sends_all_again(server, folder):
+    server.ranges, server.cuts = False, 1
+    assert download(server.url).fetch().read_bytes() == CONTENT
+
+
+def test_the_wrong_file_is_refused_and_removed(server, folder):
+    with pytest.raises(ValueError, match=r"what came is not the expected file .* was removed"):
+        download(server.url, sha256="0" * 64).fetch()
+    assert not [p for p in folder.iterdir() if not p.name.startswith(".")]
+    with pytest.raises(ValueError, match="what came is not the expected file"):
+        download(server.url, content=CONTENT[:-5]).fetch()
+    (folder / "x.fa").write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"has 4 bytes, expected 32,007 .* remove it, or set data\.path"):
+        download(server.url).fetch()
+
+
+def test_without_a_network_it_says_which_file_to_put_where(server, folder):
+    for url, reason in (("http://127.0.0.1:9/x.fa", "refused"), (server.url.replace("x.fa", "y.fa"), "HTTP 404")):
+        with pytest.raises(
+            OSError, match=rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at {folder}/.\.fa, or set data\.path to a copy"
+        ):
+            download(url).fetch()
+
+
+def test_data_that_is_not_there_is_downloaded_and_packed(server, folder):
+    data = GenomeDataModule(None, 64, 4, download=download(server.url))
+    assert data.genome.lengths == {"chr1": 32_000} and data.name == "x.fa"
+    with pytest.raises(ValueError, match="path names no file"):
+        GenomeDataModule(None, 64, 4)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://x.org/", "https://x.org/..", "https://x.org/.bashrc"])
+def test_only_files_from_the_web_are_fetched(url):
+    with pytest.raises(ValueError, match=r"download\.url is .*; expected http"):
+        download(url)

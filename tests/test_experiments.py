@@ -1,0 +1,64 @@
+"""Every experiment composes and takes one step; those of the human genome on chromosome 20."""
+
+import json
+
+import pytest
+import torch
+
+from dnadiff import checkpoint
+from dnadiff.config import compose, config_dir
+from dnadiff.train import run
+
+EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
+SMALL = ["data.length=64", "data.batch_size=2", "data.max_valid_windows=2", "backbone.n_layers=1", "backbone.d_model=16"]
+ONE_STEP = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=1", "trainer.accelerator=cpu"]
+
+
+def stand_in(name, shared_data, tmp_path):
+    """Overrides that put data at hand in the place of what an experiment asks for."""
+    data = compose("train", [f"experiment={name}"], resolve=False)["data"]
+    if data["_target_"].endswith("TextDataModule") and data["path"] == "???":
+        (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+        return [f"data.path={tmp_path / 'book.txt'}"]
+    if data.get("download"):
+        return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}", "data.keep=null", "data/split=chr20", "data.num_workers=0"]
+    return []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
+    heads = compose("train", [f"experiment={name}"], resolve=False)["backbone"].get("n_heads")
+    args = [f"experiment={name}", *stand_in(name, shared_data, tmp_path), *SMALL, *ONE_STEP, *(["backbone.n_heads=2"] if heads else [])]
+    metrics = run(compose("train", args), tmp_path / "run", args)
+    assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
+
+
+@pytest.mark.parametrize("second", ["hg38_mdlm", "hg38_sedd"])
+def test_the_second_stage_starts_from_the_first(second, shared_data, tmp_path):
+    for name, folder, more in (("hg38_mlm", "one", []), (second, "two", [f"init_from={tmp_path / 'one'}", "optimizer.lr=0.0"])):
+        small = [s for s in SMALL if not more or not s.startswith("backbone")]
+        args = [f"experiment={name}", *stand_in(name, shared_data, tmp_path), *small, *ONE_STEP, *more]
+        run(compose("train", args), tmp_path / folder, args)
+    first, then = (checkpoint.load(tmp_path / folder).denoiser.state_dict() for folder in ("one", "two"))
+    assert all(torch.equal(first[key], then[key]) for key in first)
+
+
+def test_the_recipe_is_the_published_one():
+    rows = {name: compose("train", [f"experiment={name}"]) for name in EXPERIMENTS if name.startswith("hg38_")}
+    assert set(rows) == {"hg38_mlm", "hg38_mdlm", "hg38_sedd", "hg38_ar_mamba"}
+    for name, row in rows.items():
+        data, trainer = row["data"], row["trainer"]
+        assert data["batch_size"] * data["length"] * trainer["accumulate_grad_batches"] * trainer["devices"] == 2**20
+        first = name in ("hg38_mlm", "hg38_ar_mamba")
+        assert (trainer["max_steps"], row["optimizer"]["lr"]) == ((10_000, 8e-3) if first else (50_000, 1e-3))
+        size = (row["backbone"]["d_model"], row["backbone"]["n_layers"])
+        assert size == ((128, 4) if name == "hg38_ar_mamba" else (118, 4))
+        assert data["split"]["valid"] == ["chr10"] and data["split"]["test"] == ["chr8", "chr20"]
+
+
+def test_the_published_split_is_an_override_away(shared_data):
+    bed = shared_data / "annotations" / "hg38.chr20.windows131072.split.bed.gz"
+    extra = ["data/split=caduceus", f"data.split.bed={bed}", "data.windows=intervals", "data.max_n=1"]
+    data = compose("train", ["experiment=hg38_mdlm", *extra])["data"]
+    assert data["split"] == {"_target_": "dnadiff.data.blocks.CaduceusSplit", "bed": str(bed), "stretch": 2**20}

@@ -1,0 +1,86 @@
+"""The command line for genomes: pack, describe, extract."""
+
+import json
+
+import pytest
+from Bio import SeqIO
+
+FASTA = ">chr1 first\nACGTacgtNN\nGGGG\n>chr2\n" + "ACGTTGCA" * 300 + "\n"
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    (tmp_path / "g.fa").write_text(FASTA)
+    return "data.path=g.fa"
+
+
+def test_it_describes_lengths_composition_and_windows(cli, fasta, tmp_path):
+    status, out, err = cli("genome", fasta, "data.length=16", "data/split=fraction", "output=d.json")
+    assert status == 0, err
+    content = json.loads((tmp_path / "d.json").read_text())
+    one = {"name": "chr1", "length": 14, "gc": round(8 / 12, 6), "n": round(2 / 14, 6), "soft_masked": round(4 / 14, 6)}
+    assert content["records"][0] == one and content["all"]["length"] == 2414
+    assert content["parts"]["test"] == {"bases": 242, "intervals": 2, "windows": 15, "left_out": 0}
+    assert "chr1" in out and "66.67" in out and content["split_hash"] in out
+    assert {p.name for p in tmp_path.iterdir()} == {"g.fa", "d.json"}  # no run folder
+
+
+def test_a_genome_without_room_for_windows_is_described_all_the_same(cli, fasta):
+    status, out, _ = cli("genome", fasta, "data.length=4096")
+    assert status == 0 and "chr2" in out and "no windows: " in out and "set data.length=" in out
+
+
+def test_packing_says_where(cli, fasta, cache_folder):
+    for _ in range(2):
+        status, out, _ = cli("genome", fasta, "action=pack")
+        assert status == 0 and "2,414" in out and f"packed in {cache_folder}" in out
+
+
+def extracted(folder):
+    return [(r.id, r.description.partition(" ")[2], str(r.seq)) for r in SeqIO.parse(folder / "o.fa", "fasta")]
+
+
+def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
+    (tmp_path / "r.bed").write_text("chr1\t0\t4\tone\nchr1\t2\t6\ttwo\t0\t-\nchr1\t0\t4\tagain\n")
+    (tmp_path / "r.gtf").write_text('chr1\tx\tCDS\t5\t8\t.\t-\t0\tgene_id "g1"\nchr1\tx\texon\t1\t2\t.\t+\t.\tgene_id "g2"\n')
+    expected = [("chr1:1-4", "one", "ACGT"), ("chr1:3-6(-)", "two", "gtAC"), ("chr1:1-4_2", "again", "ACGT")]
+    for regions, records in {
+        "regions=r.bed": expected,
+        "regions=r.gtf feature=CDS": [("chr1:5-8(-)", "g1", "acgt")],
+        "regions='chr1:5-8'": [("chr1:5-8", "", "acgt")],
+        "regions=['chr1:9-12:-',r.bed]": [("chr1:9-12(-)", "", "CCNN"), *expected],
+        "regions=chr1": [("chr1:1-14", "", "ACGTacgtNNGGGG")],
+    }.items():
+        status, out, err = cli("genome", "action=extract", fasta, *regions.split(), "output=o.fa", "overwrite=true")
+        assert status == 0, err
+        assert extracted(tmp_path) == records and f"{len(records)} sequences are in o.fa" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("action=pakc", "action 'pakc' is not known; choose describe, pack, extract"),
+        ("action=extract output=o.fa", "regions is missing: give regions=my.bed"),
+        ("action=extract regions=chr1", "output is missing: give output="),
+        ("action=extract regions=chr1 output=g.fa", "g.fa exists; set overwrite=true"),
+        ("action=extract regions=chr9 output=o.fa", "is neither a file nor chrom:first-last"),
+        ("action=extract regions='1:1-4' output=o.fa", "one side writes 'chr1' where the other writes '1'"),
+        ("action=extract regions=bad.bed output=o.fa", "bad.bed: line 2 has the region chr1:5-5, whose end is not after its start"),
+        ("regions=chr1", "regions belongs to action=extract"),
+        ("data.iupac=no", "iupac is 'no'; choose unknown or refuse"),
+        ("data/split=regions", "data.split.bed is missing"),
+        ("data/split=chromosome", "did you mean chromosomes?"),
+        ("data=text", "is not DNA; choose data=fasta"),
+    ],
+)
+def test_wrong_use_gets_one_line(cli, fasta, tmp_path, args, message):
+    (tmp_path / "bad.bed").write_text("chr1\t1\t5\nchr1\t5\t5\n")
+    status, _, err = cli("genome", fasta, *args.split())
+    line = err.strip().splitlines()[-1]
+    assert status == 1 and line.startswith("error: ") and message in line and "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} == {"g.fa", "bad.bed"}
+
+
+def test_help_is_for_newcomers(cli):
+    status, out, _ = cli("genome", "--help")
+    assert status == 0 and "python -m dnadiff.genome" in out and "_target_" not in out
