@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dnadiff import commands
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
-NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
 log = logging.getLogger("dnadiff")
 
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Evaluate and return the contents of the JSON file."""
-    from dnadiff import checkpoint, likelihood
+    from dnadiff import checkpoint
     from dnadiff.data.files import check_output
+    from dnadiff.held_out import Windows, markov_rows, token_groups
+    from dnadiff.likelihood import both_strands
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
-    if config["num_draws"] < 2 or config["num_draws"] % 2:
-        raise ValueError(f"num_draws {config['num_draws']} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
-    if config["part"] not in ("test", "valid", "train"):
-        raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
+    check(config)
     loaded = checkpoint.load(config["checkpoint"])
+    is_dna = loaded.tokenizer.vocab.complement is not None
+    if config["both_strands"] and not is_dna:
+        raise ValueError("both_strands=true needs DNA; this model was trained on text, which has one strand: leave it out")
     data = build(config.get("data") or loaded.config["data"], trust=None if config.get("data") else ("dnadiff",))
     data.expect(loaded.tokenizer)
     data.prepare()
@@ -37,42 +36,127 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         f"model: {loaded.path}, step {loaded.step:,}; {len(tiles):,} windows of {data.length} tokens of {data.name} ({config['part']})"
     )
 
-    is_dna = loaded.tokenizer.vocab.complement is not None
     groups = token_groups(data, tiles, is_dna, config["part"])
-    device = pick_device(config["accelerator"])
-    bar = Progress(len(tiles), "evaluate")
-    result = likelihood.estimate(
-        loaded.denoiser.to(device),
-        loaded.process,
-        batches(tiles, groups, config["batch_size"]),
-        config["num_draws"],
-        config["seed"],
-        config["block_size"],
-        progress=lambda n: bar.update(n, n * data.length * config["num_draws"]),
-    )
-    bar.close()
-    curve = result.curve()
+    denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
+    windows = Windows(tiles, groups, config["batch_size"], getattr(denoiser.backbone, "num_labels", 0) > 0)
+    result, start, reverse = measure(config, denoiser, loaded.process, windows, data)
+    named = [name for name in result.tokens if result.tokens[name].sum()]
     content = {
         "model": {
             "checkpoint": str(loaded.path),
-            "backbone": type(loaded.denoiser.backbone).__name__,
-            "parameters": sum(p.numel() for p in loaded.denoiser.parameters()),
+            "backbone": type(denoiser.backbone).__name__,
+            "parameters": sum(p.numel() for p in denoiser.parameters()),
             "step": loaded.step,
         },
         "data": data.describe(),
         "part": config["part"],
-        "num_draws": config["num_draws"],
+        "num_draws": result.num_draws,
+        "target_se": config["target_se"],
         "seed": config["seed"],
-        "protocol": f"NELBO, count form, {config['num_draws']} stratified draws per window; blocks of {config['block_size']} windows",
-        "groups": {name: result.summary(name) for name in result.tokens if result.tokens[name].sum()},
+        "protocol": describe_protocol(config, result),
+        "groups": {name: result.summary(name) for name in named},
+        "both_strands": {} if reverse is None else {name: both_strands(result, reverse, name) for name in named},
         "markov": markov_rows(data, tiles, groups, result, config["orders"], config["part"]) if is_dna else [],
-        "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / math.log(2)).tolist(), "se": (curve.se / math.log(2)).tolist()},
+        "curve": None,
+        "code_length": None,
     }
+    if start is not None:
+        content |= curves(result, start, data.length)
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(output, content)
     show(content, is_dna)
     print(f"files are in {output}")
     return content
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse impossible values before anything is read.
+
+    Raises:
+        ValueError: naming the key, the value and the choices.
+    """
+    for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1)):
+        commands.whole(key, config[key], least)
+    if config["num_draws"] < 2 or config["num_draws"] % 2:
+        raise ValueError(f"num_draws {config['num_draws']} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
+    if config["part"] not in ("test", "valid", "train"):
+        raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
+    if config["protocol"] not in ("count", "mdlm"):
+        raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
+    if config["target_se"] is not None and config["protocol"] == "mdlm":
+        raise ValueError("protocol=mdlm is one draw, whose error is not known; leave target_se out, or set protocol=count")
+    if config["target_se"] is not None and not (isinstance(config["target_se"], (int, float)) and config["target_se"] > 0):
+        raise ValueError(f"target_se {config['target_se']} must be positive, in nats per token; null makes num_draws draws")
+    if config["max_draws"] < config["num_draws"]:
+        raise ValueError(f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many")
+
+
+def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any, data: Any) -> tuple[Any, Any, Any]:
+    """The likelihoods of the windows, what they cost in one call (None where that is not asked), and those of the other strand (or None)."""
+    from dnadiff import likelihood
+
+    causal, settings = hasattr(denoiser, "next_log_probs"), {"seed": config["seed"], "block_size": config["block_size"]}
+    vocab = process.vocab
+
+    def on(network: Any, batches: Any, target_se: float | None, min_draws: int = 0) -> Any:
+        calls = 1 if causal or config["protocol"] == "mdlm" else config["num_draws"]
+        bar = Progress(len(windows), "evaluate")
+
+        def progress(n: int) -> None:
+            bar.update(n, n * data.length * calls)
+
+        def grown(draws: int, se: float) -> None:
+            nonlocal calls
+            calls = draws
+            bar.total += len(windows)
+            log.info(f"se_mc is {se:.5f} nats after {draws} draws, target_se {target_se}: {draws} more")
+
+        if causal:
+            result = likelihood.chain_rule(network, batches, config["block_size"], progress)
+        elif config["protocol"] == "mdlm":
+            result = likelihood.one_draw(network, process, batches, progress=progress, mask_everything=vocab.complement is None, **settings)
+        else:
+            draws = {"num_draws": config["num_draws"], "max_draws": config["max_draws"], "min_draws": min_draws}
+            result = likelihood.estimate_to(network, process, batches, target_se, progress=progress, grown=grown, **draws, **settings)
+            if target_se is not None and result.se_mc() > target_se:
+                log.warning(
+                    f"se_mc is {result.se_mc():.5f} after max_draws={config['max_draws']}, above target_se {target_se}; raise max_draws"
+                )
+        bar.close()
+        return result
+
+    result = on(denoiser, windows, config["target_se"])
+    counted = not causal and config["protocol"] == "count"
+    start = likelihood.all_masked(denoiser, process, windows) if counted else None
+    reverse = None
+    if config["both_strands"] and causal:
+        reverse = on(denoiser, likelihood.ReverseComplemented(windows, vocab), None)
+    elif config["both_strands"]:
+        reverse = on(likelihood.OtherStrand(denoiser, vocab), windows, None, result.num_draws)
+    return result, start, reverse
+
+
+def describe_protocol(config: Mapping[str, Any], result: Any) -> str:
+    """What a reported number must name, in words."""
+    from dnadiff.likelihood.record import COUNT, EXACT
+
+    windows = f"blocks of {config['block_size']} windows"
+    if result.protocol == EXACT:
+        return f"-log p by the chain rule, exact; {windows}"
+    if result.protocol == COUNT:
+        return f"NELBO, count form, {result.num_draws} stratified draws per window; {windows}"
+    return f"NELBO, MDLM's protocol: one draw of coins per window, times stratified over batches of {config['batch_size']}; {windows}"
+
+
+def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
+    """h(n) and the code length of K network calls."""
+    from dnadiff import code_length
+
+    curve, bit = result.curve(), math.log(2)
+    return {
+        "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
+        "code_length": code_length.table(code_length.Samples.of(result, start), length),
+    }
 
 
 def pick_device(accelerator: str) -> str:
@@ -84,93 +168,30 @@ def pick_device(accelerator: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator not in known:
         raise ValueError(f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}")
+    if known[accelerator] == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu")
     return known[accelerator]
-
-
-def token_groups(data: Any, tiles: Any, is_dna: bool, part: str) -> dict[str, np.ndarray]:
-    """Which tokens of each window to count, `{name: (S, L) bool}`: all, and for DNA the novel and the repeated ones."""
-    weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
-    groups = {"all": weight}
-    if is_dna:
-        from dnadiff.kmers import KmerSet
-
-        seen = KmerSet([data.tokenizer.bases(s) for s in data.sequences("train")], NOVELTY)
-        covered = per_position(data, part, lambda bases: seen.covered(bases), fill=False)
-        repeated = windows_of(covered, tiles)
-        groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
-    return groups
-
-
-def per_position(data: Any, part: str, score: Any, fill: Any) -> dict[int, np.ndarray]:
-    """`score(bases)` of every interval of a part, laid out along its record."""
-    values: dict[int, np.ndarray] = {}
-    for interval in data.intervals[part]:
-        ids = data.records[interval.record]
-        scored = score(data.tokenizer.bases(ids[interval.start : interval.end]))
-        row = values.setdefault(interval.record, np.full(len(ids), fill, dtype=scored.dtype))
-        row[interval.start : interval.end] = scored
-    return values
-
-
-def windows_of(values: Mapping[int, np.ndarray], tiles: Any) -> np.ndarray:
-    """The stretch of each tile: `(S, L)`."""
-    return np.stack([values[t.record][t.start : t.start + tiles.length] for t in tiles.tiles])
-
-
-def batches(tiles: Any, groups: Mapping[str, np.ndarray], size: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Windows and their groups as tensors."""
-    import torch
-
-    for first in range(0, len(tiles), size):
-        chosen = range(first, min(first + size, len(tiles)))
-        ids = torch.stack([tiles[i]["ids"] for i in chosen])
-        yield ids, {name: torch.from_numpy(mask[first : first + size]) for name, mask in groups.items()}
-
-
-def markov_rows(
-    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, orders: Sequence[int], part: str
-) -> list[dict[str, Any]]:
-    """Markov models of the training part, strengths chosen on the validation part, each with its paired difference to the model."""
-    from dnadiff.bootstrap import blocks, ratio
-    from dnadiff.markov import BackoffMarkov
-
-    if not orders:
-        return []
-    to_bases = data.tokenizer.bases
-    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders)).tuned(
-        [to_bases(s) for s in data.sequences("valid")]
-    )
-    rows = []
-    for order in sorted(orders):
-        nats = windows_of(per_position(data, part, lambda bases, k=order: -np.nan_to_num(fitted.log_probs(bases, k)), fill=0.0), tiles)
-        row: dict[str, Any] = {"order": order, "strength": fitted.strengths[order], "groups": {}}
-        for name, mask in groups.items():
-            if not mask.any():
-                continue
-            theirs = (nats * mask).sum(1)
-            total = ratio(theirs, mask.sum(1), blocks(len(mask), result.block_size))
-            ours_minus_theirs = result.difference(theirs, name)
-            bit = math.log(2)
-            row["groups"][name] = {
-                "bits": total.value / bit,
-                "perplexity": math.exp(total.value),
-                "difference_bits": ours_minus_theirs.value / bit,
-                "low": ours_minus_theirs.low / bit,
-                "high": ours_minus_theirs.high / bit,
-            }
-        rows.append(row)
-    return rows
 
 
 def show(content: Mapping[str, Any], is_dna: bool) -> None:
     """The closing table."""
     unit = "bits per base" if is_dna else "bits per token"
-    rows = []
+    rows, bit = [], math.log(2)
     for name, g in content["groups"].items():
-        se = math.log(2)
-        cells = (f"{g['bits']:.4f}", f"{g['nll']:.4f}", f"{g['perplexity']:.4f}", f"{g['se_mc'] / se:.4f}", f"{g['se_total'] / se:.4f}")
-        rows.append((name, *cells, f"{g['tokens']:,}"))
+        se_mc = "n/a" if g["se_mc"] is None else f"{g['se_mc'] / bit:.4f}"
+        rows.append(
+            (name, f"{g['bits']:.4f}", f"{g['nll']:.4f}", f"{g['perplexity']:.4f}", se_mc, f"{g['se_total'] / bit:.4f}", f"{g['tokens']:,}")
+        )
     print(table(rows, ("tokens counted", unit, "nats", "perplexity", "se_mc (bits)", "se_total (bits)", "number")))
+    print(content["protocol"])
+    if content["both_strands"]:
+        print()
+        print(
+            table(
+                [strand_row(name, g) for name, g in content["both_strands"].items()],
+                ("bits", "forward", "reverse", "mean", "gap", "95 % interval"),
+            )
+        )
     if content["markov"]:
         print()
         rows = [
@@ -185,6 +206,26 @@ def show(content: Mapping[str, Any], is_dna: bool) -> None:
             for name, g in m["groups"].items()
         ]
         print(table(rows, ("baseline", unit, "model minus it", "95 % interval", "the model is")))
+    if content["code_length"]:
+        print()
+        rows = [code_length_row(row) for row in content["code_length"]["rows"]]
+        print(table(rows, ("network calls", unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
+
+
+def strand_row(name: str, g: Mapping[str, float]) -> tuple[str, ...]:
+    """One group of tokens read on both strands, in bits."""
+    bit = math.log(2)
+    interval = f"[{g['gap_low'] / bit:+.4f}, {g['gap_high'] / bit:+.4f}]"
+    return (name, *(f"{g[key] / bit:.4f}" for key in ("forward", "reverse", "mean")), f"{g['gap'] / bit:+.4f}", interval)
+
+
+def code_length_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The price of K calls with groups of equal and of best sizes."""
+    cells = []
+    for each in (row["uniform"], row["optimal"]):
+        lost = "n/a" if each["lost_structure"] is None else f"{100 * each['lost_structure']:.1f} %"
+        cells += [f"{each['bits']:.4f}", lost]
+    return (f"{row['groups']}", *cells, "n/a" if row["uniform"]["se"] is None else f"{row['uniform']['se']:.4f}")
 
 
 def verdict(difference: Mapping[str, float]) -> str:

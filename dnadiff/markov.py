@@ -20,6 +20,7 @@ MAX_ORDER = 26  # 5^27 is the largest power of five that fits 64 bits
 GRID = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 DEFAULT_STRENGTH = 256.0  # good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
 _TABLE_ORDER = 9  # orders up to here are tables of 4^(order+1) counts; higher ones share one sorted array of windows
+_SWEPT = 1 << 21  # bases that joint searches look at
 _BLOCK = 1 << 19  # bases scored at once: bounds the memory on top of the sequence
 
 
@@ -65,13 +66,28 @@ class BackoffMarkov:
         """The same counts with other strengths."""
         return BackoffMarkov(self._counts, _checked_strengths(strength, self.order))
 
-    def tuned(self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID) -> BackoffMarkov:
+    def tuned(self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0) -> BackoffMarkov:
         """The same counts with the strengths of highest likelihood on `valid`, chosen one order after the other from 0 up.
 
-        Greedy, so that every lower order is a tuned model too; a joint search for the highest order alone finds slightly better ones. Only sequences that were not counted can choose them: on training data the smallest strength always wins.
+        Greedy, so that every lower order is a tuned model too. `sweeps` go on from there for the highest order alone: each chooses every
+        strength anew with the others fixed, and a middle order that only gets in the way is passed over (E. coli, order 12: 0.006 bits
+        less). Only sequences that were not counted can choose them: on training data the smallest strength always wins.
 
         Raises:
             ValueError: if `valid` holds no known base, or the grid is empty or has a number that is not positive.
+        """
+        return self.tuned_each(valid, [self.order], grid, sweeps)[self.order]
+
+    def tuned_each(
+        self, valid: Iterable[np.ndarray], orders: Sequence[int], grid: Sequence[float] = GRID, sweeps: int = 4
+    ) -> dict[int, BackoffMarkov]:
+        """For each order the same counts with the strengths that make that order best; see `tuned`, whose errors it raises.
+
+        Args:
+            valid: arrays of bases.
+            orders: which orders to tune for.
+            grid: strengths to choose from.
+            sweeps: joint searches after the greedy one; they end early when nothing changes, and look at 2 million bases at most.
         """
         grid = [_checked_strengths(a, 0)[0] for a in grid]
         bases = _joined(valid)
@@ -80,8 +96,9 @@ class BackoffMarkov:
             raise ValueError("valid holds no known base (A, C, G or T); strengths are chosen on held-out data")
         if not grid:
             raise ValueError("grid is empty; give at least one positive strength")
+        top = max(self._checked(order) for order in orders)
         blocks = [seen for _, seen in _seen(bases, self.order)]
-        q, strengths = np.full(known.sum(), 0.25), []
+        q, strengths, counts = np.full(known.sum(), 0.25), [], []
         for order in range(self.order + 1):
             pairs = [_of_next(self._counts.after(seen, order), seen.bases) for seen in blocks]
             n_x, n = (np.concatenate(parts)[known] for parts in zip(*pairs))
@@ -89,7 +106,13 @@ class BackoffMarkov:
             best = int(np.argmax([np.log(step).sum() for step in steps]))
             q = steps[best]
             strengths.append(grid[best])
-        return self.with_strengths(strengths)
+            if sweeps and order <= top:
+                every = -(-len(n) // _SWEPT)
+                counts.append(
+                    (n_x[::every].astype(np.float32), n[::every].astype(np.float32))
+                )  # counts to 2^24 are exact, enough to choose
+        lower = {order: _swept(strengths[: order + 1], counts[: order + 1], grid, sweeps) for order in orders}
+        return {order: self.with_strengths(chosen + strengths[order + 1 :]) for order, chosen in lower.items()}
 
     def log_prob_rows(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
         """log q_order(. | the bases before it) of all four bases at each position: (L, 4), natural logarithms, at unknown bases too."""
@@ -150,6 +173,30 @@ def choose_strengths(
 ) -> tuple[float, ...]:
     """a_0 .. a_order of highest likelihood on `valid` for counts of `train`; `BackoffMarkov.tuned` when the counts exist already."""
     return BackoffMarkov.fit(train, order).tuned(valid, grid).strengths
+
+
+def _swept(strengths: list[float], counts: Sequence[tuple[np.ndarray, np.ndarray]], grid: Sequence[float], sweeps: int) -> list[float]:
+    """The strengths after `sweeps` of coordinate search for the highest likelihood of the highest order.
+
+    q_top is linear in q_k: q_top = rest + factor q_k with factor the product of a_j / (n_j + a_j) over j > k, so that one pass down the
+    orders prepares a sweep and trying a strength is one line.
+    """
+    strengths = list(strengths)
+    for _ in range(sweeps):
+        before = list(strengths)
+        above = [(np.float32(0), np.float32(1))]  # (rest, factor) of the orders above k, the highest order first
+        for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
+            rest, factor = above[-1]
+            above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))
+        q = np.full(len(counts[0][0]), 0.25)
+        for k, (n_x, n) in enumerate(counts):
+            rest, factor = above.pop()
+            totals = [np.log(rest + factor * ((n_x + a * q) / (n + a))).sum() for a in grid]
+            strengths[k] = grid[int(np.argmax(totals))]
+            q = (n_x + strengths[k] * q) / (n + strengths[k])
+        if strengths == before:
+            break
+    return strengths
 
 
 class _Seen:

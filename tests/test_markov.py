@@ -145,6 +145,22 @@ def test_strengths_maximise_the_likelihood_order_by_order():
         assert chosen[k] == grid[int(np.argmax(totals))]
 
 
+def test_sweeps_choose_every_strength_with_the_others_fixed():
+    x, valid = np.random.default_rng(0).integers(0, 4, (2, 600)).astype(np.uint8) % 3
+    grid, model = (1, 10, 100), BackoffMarkov.fit([x], order=3)
+
+    def total(strengths, order=3):
+        return np.nansum(model.with_strengths(strengths).log_probs(valid, order))
+
+    greedy, swept = model.tuned([valid], grid).strengths, model.tuned([valid], grid, sweeps=9).strengths
+    assert total(swept) >= total(greedy)
+    for k in range(4):  # no single change makes it better
+        assert total(swept) == pytest.approx(max(total((*swept[:k], a, *swept[k + 1 :])) for a in grid), rel=1e-6)
+    each = model.tuned_each([valid], [1, 3], grid, sweeps=9)
+    assert each[3].strengths == swept and each[1].strengths[2:] == greedy[2:]
+    assert total(each[1].strengths, 1) >= total(greedy, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -195,3 +211,7 @@ def test_ecoli_strengths_chosen_on_validation_data(ecoli):
     refitted = BackoffMarkov.fit([train, valid], 12, model.strengths)  # splitting the record costs one context: nothing visible
     assert [round(bits(refitted.log_probs(test, k)), 3) for k in (3, 6, 9)] == [1.952, 1.933, 1.925]
     assert bits(refitted.log_probs(test)) == pytest.approx(1.920, abs=0.002)
+    swept = model.tuned_each([valid], [6, 12], sweeps=2)
+    order12 = bits(swept[12].log_probs(test))
+    assert order12 == pytest.approx(1.9192, abs=2e-4) and order12 < bits(model.log_probs(test)) - 0.005
+    assert bits(swept[6].log_probs(test, 6)) == pytest.approx(1.9330, abs=1e-4)

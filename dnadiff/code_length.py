@@ -1,0 +1,257 @@
+"""What K network calls cost: the expected code length of revealing K random groups of tokens, from the curve h(n).
+
+A token revealed when n random others are visible costs h(n) nats in expectation, so groups of s_1, ..., s_K tokens cost
+sum_k s_k h(n_k) with n_k = s_1 + ... + s_{k-1}: exactly, given the random order, and an upper bound on -log p of the sampler that does not
+fix its order. One token at a time it is the NELBO, all at once L h(0). It holds for `sampler=grouped` at temperature 1 with nothing
+cut and no guidance, and for no order that looks at tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnadiff.bootstrap import blocks
+from dnadiff.likelihood import Likelihood
+
+_CANDIDATES = 1024  # group boundaries that the dynamic programme tries
+_FEWEST = 5  # blocks from which a spread can be told
+NUM_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
+APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for other orders"
+
+
+def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
+    """Sizes of the groups that `dnadiff.sampler.grouped.Grouped` reveals: `(K,)`, their sum is `length`.
+
+    Raises:
+        ValueError: if there are more groups than tokens, or none.
+    """
+    _check_groups(length, num_groups)
+    starts = -(-np.arange(num_groups + 1) * length // num_groups)  # rank r is in group r K // L
+    return np.diff(starts)
+
+
+def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
+    """Sizes of K groups whose code length is smallest under `h (L,)`: `(K,)` in order of revealing, their sum is L.
+
+    Dynamic programming over boundaries: best(k, m) = min_j best(k - 1, j) + (m - j) h(j). Beyond 1,024 tokens
+    boundaries are multiples of about L/1024.
+
+    Raises:
+        ValueError: if there are more groups than tokens, or none.
+    """
+    return _optimal(h, [num_groups])[num_groups]
+
+
+def _optimal(h: np.ndarray, several: Sequence[int]) -> dict[int, np.ndarray]:
+    """`optimal_sizes` for several numbers of groups with one programme."""
+    length, most = len(h), max(several)
+    for num_groups in several:
+        _check_groups(length, num_groups)
+    place = np.unique(np.round(np.linspace(0, length, min(length, max(_CANDIDATES, most)) + 1)).astype(np.int64))
+    size = place[None, :] - place[:-1, None]  # (from, to)
+    step = np.where(size > 0, size * h[place[:-1], None], np.inf)
+    best, back = np.full(len(place), np.inf), []
+    best[0] = 0.0
+    for _ in range(most):
+        total = best[:-1, None] + step
+        back.append(total.argmin(0))
+        best = total.min(0)
+    sizes = {}
+    for num_groups in several:
+        at, boundaries = len(place) - 1, []
+        for k in range(num_groups - 1, -1, -1):
+            boundaries.append(place[at])
+            at = back[k][at]
+        sizes[num_groups] = np.diff([0, *reversed(boundaries)])
+    return sizes
+
+
+def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
+    """sum_k s_k h(n_k) in nats for a sequence of L tokens.
+
+    Args:
+        h: (L,) cross-entropy of a masked token when n = 0 .. L-1 others are visible.
+        sizes: (K,) group sizes in order of revealing, none 0, their sum L.
+
+    Raises:
+        ValueError: if the sizes are not positive or do not add up to L.
+    """
+    sizes = np.asarray(sizes)
+    if (sizes < 1).any() or sizes.sum() != len(h):
+        raise ValueError(f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add up to the {len(h)} tokens")
+    visible = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    return float((sizes * h[visible]).sum())
+
+
+def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
+    """What T ancestral steps cost in nats: the NELBO of discrete time (arXiv 2406.07524v2, section 3.3), as code of random groups.
+
+    In the step from t to s each token is revealed with probability alpha_s - alpha_t, when Binomial(L - 1, alpha_t) others are visible.
+
+    Args:
+        h: (L,) as in `code_length`.
+        alpha: (T + 1,) at the times 0, 1/T, ..., 1; the first counts as 1 and the last as 0, for everything is revealed in the end.
+
+    Raises:
+        ValueError: if alpha does not fall.
+    """
+    alpha, others = np.asarray(alpha, dtype=float).copy(), len(h) - 1
+    alpha[0], alpha[-1] = 1.0, 0.0
+    if len(alpha) < 2 or (np.diff(alpha) > 0).any():
+        raise ValueError("alpha must hold at least the times 0 and 1, and may not rise")
+    n = np.arange(len(h))
+    log_choose = np.array([math.lgamma(others + 1) - math.lgamma(k + 1) - math.lgamma(others - k + 1) for k in n])
+    nats = 0.0
+    for before, now in itertools.pairwise(alpha):  # s, t
+        log_seen, log_hidden = math.log(max(now, 1e-300)), math.log1p(-min(now, 1 - 1e-15))
+        nats += (before - now) * (np.exp(log_choose + n * log_seen + (others - n) * log_hidden) * h).sum()
+    return len(h) * float(nats)
+
+
+def lost_structure(h: np.ndarray, nats: float) -> float:
+    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token at a time, 1 for one call; NaN if there is no structure to lose."""
+    nelbo, independent = h.sum(), len(h) * h[0]
+    return float((nats - nelbo) / (independent - nelbo)) if independent - nelbo > 1e-12 * independent else math.nan
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measurements of h, from which smooth curves are fitted.
+
+    Attributes:
+        share: (S, draws) share of the sequence's tokens that were visible.
+        nats: (S, draws) mean cross-entropy of the masked ones.
+        start: (S,) h(0) of each sequence, exact.
+        tokens: (S,) tokens of each sequence.
+        block: (S,) bootstrap block of each sequence.
+    """
+
+    share: np.ndarray
+    nats: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+    block: np.ndarray
+
+    @classmethod
+    def of(cls, result: Likelihood, start: Likelihood) -> Samples:
+        """From estimates in count form and from `likelihood.all_masked` of the same sequences."""
+        used = result.available > 0
+        available = result.available[used]
+        share = 1 - result.counts[used] / available[:, None]
+        nats, zero = result.cross_entropy()[used], start.per_sequence()[used] / available
+        return cls(share, nats, zero, available, blocks(len(used), result.block_size)[used])
+
+    def fit(self, length: int, weight: np.ndarray | None = None) -> np.ndarray:
+        """h(0) .. h(length - 1): non-increasing, piecewise linear between means over bins of n.
+
+        The bin means are made monotone by pooling adjacent violators with the number of draws as weights, which leaves their
+        weighted sum as it is. h(0) is measured without Monte-Carlo error and stands by itself. The last bin is extended
+        as a line through the last two, not below 0.
+
+        Args:
+            length: L.
+            weight: (S,) multiplies the sequences (bootstrap); None is 1.
+        """
+        weight = np.ones(len(self.tokens)) if weight is None else weight
+        mass = np.broadcast_to((weight * self.tokens)[:, None], self.nats.shape)
+        h0 = float(np.average(self.start, weights=weight * self.tokens))
+        n = np.clip(np.round(self.share * length), 0, length - 1)
+        inner = (n > 0) & (mass > 0)
+        if length == 1 or not inner.any():
+            return np.full(length, h0)
+        bins = int(np.clip(math.sqrt(inner.sum()) / 2, 2, min(64, length - 1)))
+        index = ((n[inner] - 1) * bins / (length - 1)).astype(np.int64)
+        count = np.bincount(index, mass[inner], bins)
+        used = count > 0
+        centre = np.bincount(index, mass[inner] * n[inner], bins)[used] / count[used]
+        mean = np.bincount(index, mass[inner] * self.nats[inner], bins)[used] / count[used]
+        value = np.minimum(_non_increasing(mean, count[used]), h0)
+        grid = np.arange(length)
+        h = np.interp(grid, [0, *centre], [h0, *value])
+        if len(centre) > 1:
+            slope = (value[-1] - value[-2]) / (centre[-1] - centre[-2])
+            h = np.where(grid > centre[-1], np.maximum(value[-1] + slope * (grid - centre[-1]), 0), h)
+        return h
+
+    def worlds(self, length: int, num_resamples: int = 100, seed: int = 0) -> np.ndarray:
+        """Fits to resampled blocks of sequences, `(num_resamples, length)`: their spread is the error of the fit."""
+        num_blocks = int(self.block.max()) + 1
+        counts = np.random.default_rng(seed).multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), size=num_resamples)
+        drawn = counts[:, self.block].astype(float)
+        return np.stack([self.fit(length, w) for w in drawn if (w * self.tokens).sum() > 0])
+
+    def error(self, values: np.ndarray) -> float | None:
+        """Standard error of a number from its `values` in the `worlds`; None where fewer than 5 blocks cannot tell.
+
+        The bootstrap of n blocks is too narrow by sqrt((n-1)/n), which is put right.
+        """
+        n = len(np.unique(self.block))
+        return None if n < _FEWEST or np.isnan(values).any() else float(values.std(ddof=1)) * math.sqrt(n / (n - 1))
+
+
+def _non_increasing(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The closest non-increasing sequence in weighted squares: pool adjacent violators."""
+    pools: list[list[float]] = []  # mean, weight, length
+    for value, weight in zip(values, weights):
+        pools.append([value, weight, 1])
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            value, weight, size = pools.pop()
+            before = pools[-1]
+            before[0] = (before[0] * before[1] + value * weight) / (before[1] + weight)
+            before[1] += weight
+            before[2] += size
+    return np.repeat([p[0] for p in pools], [int(p[2]) for p in pools])
+
+
+def table(samples: Samples, length: int, num_groups: Sequence[int] = NUM_GROUPS) -> dict[str, Any]:
+    """The code length for each number of groups, uniform and optimal, in bits per token with standard errors; ready for JSON.
+
+    Args:
+        samples: measurements of h.
+        length: L, tokens in a sequence.
+        num_groups: values of K; those above L are left out.
+    """
+    h, worlds = samples.fit(length), samples.worlds(length)
+    several = [k for k in num_groups if k <= length]
+    best = _optimal(h, several)
+    bit = length * math.log(2)
+    rows = []
+    for k in several:
+        row: dict[str, Any] = {"groups": k}
+        for name, sizes in (("uniform", uniform_sizes(length, k)), ("optimal", best[k])):
+            totals = np.array([code_length(w, sizes) for w in worlds])
+            lost = np.array([lost_structure(w, t) for w, t in zip(worlds, totals)])
+            nats = code_length(h, sizes)
+            share = lost_structure(h, nats)
+            row[name] = {
+                "bits": nats / bit,
+                "se": samples.error(totals / bit),
+                "lost_structure": None if math.isnan(share) else share,
+                "lost_se": samples.error(lost),
+            }
+        row["optimal"]["sizes"] = best[k].tolist()
+        rows.append(row)
+    at = np.unique(np.round(np.linspace(0, length - 1, 33)).astype(np.int64))
+    return {
+        "length": length,
+        "applies_to": APPLIES_TO,
+        "nelbo_bits": float(h.sum()) / bit,
+        "h0_bits": float(h[0]) / math.log(2),
+        "h": {
+            "visible": at.tolist(),
+            "bits": (h[at] / math.log(2)).tolist(),
+            "se": [samples.error(worlds[:, n] / math.log(2)) for n in at.tolist()],
+        },
+        "rows": rows,
+    }
+
+
+def _check_groups(length: int, num_groups: int) -> None:
+    if not 1 <= num_groups <= length:
+        raise ValueError(f"num_groups {num_groups} must lie in 1..{length}, the number of tokens")

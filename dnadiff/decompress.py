@@ -1,0 +1,91 @@
+"""`python -m dnadiff.decompress`: the FASTA file that `dnadiff.compress` was given, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dnadiff import commands
+from dnadiff.compress import FORMAT, refuse_causal
+from dnadiff.progress import Progress
+
+REMEDY = {
+    "device": "decompress on the kind of device that compressed: set accelerator=cpu or gpu",
+    "instructions": "decompress on a machine with the same kind of processor, or set ATEN_CPU_CAPABILITY to the value of the file",
+    "torch": "install that version of torch",
+    "dtype": "load the model in that precision",
+    "scan": "set DNADIFF_SCAN to the value of the file",
+    "threads": "leave OMP_NUM_THREADS unset, or set it to the value of the file",
+    "constriction": "install that version of constriction",
+}
+
+
+def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Decompress and return the file written."""
+    import numpy as np
+    import torch
+
+    from dnadiff import checkpoint, coding, dnd, pieces
+    from dnadiff.data.files import check_output, replacing
+    from dnadiff.evaluate import pick_device
+
+    output = check_output(config["output"] or run_dir / Path(config["input"]).name.removesuffix(".dnd"), config["overwrite"])
+    header, layout, words = dnd.unpack(config["input"])
+    if header["format"] != FORMAT:
+        raise ValueError(f"{config['input']} has format {header['format']}, this version reads {FORMAT}; use the dnadiff that wrote it")
+    coding.library()
+    loaded = checkpoint.load(config["checkpoint"])
+    refuse_causal(loaded)
+    denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
+    with coding.threads(header["machine"]["threads"]):
+        refuse_mismatch(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
+
+    tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
+    known = dnd.skeletons(layout)
+    ids = [
+        torch.from_numpy(tokenizer.encode(np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes()).astype(np.int64)) for row in known
+    ]
+    cuts = pieces.cut([len(x) for x in ids], header["window"])
+    hidden = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
+    parts = [torch.where(h, vocab.mask_id, ids[p.record][p.start : p.end]) for h, p in zip(hidden, cuts)]
+    bar = Progress(len(parts), "decompress")
+    options = {key: header[key] for key in ("num_groups", "seed", "batch_size")}
+    decoder = coding.Decoder(words)
+    with coding.threads(header["machine"]["threads"]):
+        found = coding.code(
+            denoiser, loaded.process, parts, hidden, decoder, False, **options, progress=lambda n: bar.update(n, n * header["window"])
+        )
+    bar.close()
+    for piece, tokens in zip(cuts, found):
+        ids[piece.record][piece.start : piece.end] = tokens
+    text = dnd.restore(layout, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
+    if hashlib.blake2b(text, digest_size=16).hexdigest() != header["text"]:
+        raise ValueError(f"{config['input']}: what was decoded is not what was compressed: {coding.OTHER_PROBABILITIES}")
+    with replacing(output, config["overwrite"]) as file:
+        file.write(text)
+    print(f"files are in {output}")
+    return output
+
+
+def refuse_mismatch(path: str, header: Mapping[str, Any], model: str, machine: Mapping[str, Any]) -> None:
+    """Refuse a file that this model, or this machine, cannot read, before any work.
+
+    Raises:
+        ValueError: naming the difference and the remedy.
+    """
+    if header["model"] != model:
+        raise ValueError(f"{path} was compressed with another model ({header['model'][:12]}, this is {model[:12]}); give its checkpoint")
+    for key, remedy in REMEDY.items():
+        if header["machine"][key] != machine[key]:
+            raise ValueError(f"{path} was compressed with {key} {header['machine'][key]}, here it is {machine[key]}: {remedy}")
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("decompress", run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Held-out windows: which of their tokens are counted, and what Markov models of the same training part make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dnadiff.bootstrap import blocks, ratio
+from dnadiff.kmers import KmerSet
+from dnadiff.likelihood import Batch
+from dnadiff.markov import BackoffMarkov
+
+NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
+
+
+def token_groups(data: Any, tiles: Any, is_dna: bool, part: str) -> dict[str, np.ndarray]:
+    """Which tokens of each window to count, `{name: (S, L) bool}`.
+
+    All of weight above 0 (never N, never padding); for DNA the novel and the repeated ones; and, where the tokenizer has
+    special tokens (begin, end, separator), all but those.
+    """
+    weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
+    groups = {"all": weight}
+    if special := getattr(data.tokenizer, "special_ids", ()):
+        ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
+        groups["without specials"] = weight & ~np.isin(ids, special)
+    if is_dna:
+        seen = KmerSet([data.tokenizer.bases(s) for s in data.sequences("train")], NOVELTY)
+        covered = per_position(data, part, lambda bases: seen.covered(bases), fill=False)
+        repeated = windows_of(covered, tiles)
+        groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
+    return groups
+
+
+def per_position(data: Any, part: str, score: Any, fill: Any) -> dict[int, np.ndarray]:
+    """`score(bases)` of every interval of a part, laid out along its record."""
+    values: dict[int, np.ndarray] = {}
+    for interval in data.intervals[part]:
+        ids = data.records[interval.record]
+        scored = score(data.tokenizer.bases(ids[interval.start : interval.end]))
+        row = values.setdefault(interval.record, np.full(len(ids), fill, dtype=scored.dtype))
+        row[interval.start : interval.end] = scored
+    return values
+
+
+def windows_of(values: Mapping[int, np.ndarray], tiles: Any) -> np.ndarray:
+    """The stretch of each tile: `(S, L)`."""
+    return np.stack([values[t.record][t.start : t.start + tiles.length] for t in tiles.tiles])
+
+
+class Windows:
+    """Windows and their groups of counted tokens as batches of tensors, as often as they are asked for."""
+
+    def __init__(self, tiles: Any, groups: Mapping[str, np.ndarray], batch_size: int, takes_labels: bool = False) -> None:
+        self.tiles, self.groups, self.batch_size, self.takes_labels = tiles, groups, batch_size, takes_labels
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        return len(self.tiles)
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self.tiles), self.batch_size):
+            items = [self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))]
+            stacked = {key: torch.stack([item[key] for item in items]) for key in ("ids", "valid", "cond") if key in items[0]}
+            groups = {name: torch.from_numpy(mask[first : first + self.batch_size]) for name, mask in self.groups.items()}
+            yield Batch(stacked["ids"], groups, stacked.get("valid"), stacked.get("cond") if self.takes_labels else None)
+
+
+def markov_rows(
+    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, orders: Sequence[int], part: str
+) -> list[dict[str, Any]]:
+    """Markov models of the training part, strengths chosen on the validation part, each with its paired difference to the model."""
+    if not orders:
+        return []
+    to_bases = data.tokenizer.bases
+    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders))
+    tuned = fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], orders)
+    rows = []
+    for order in sorted(orders):
+        nats = windows_of(per_position(data, part, lambda bases, k=order: -np.nan_to_num(tuned[k].log_probs(bases, k)), fill=0.0), tiles)
+        row: dict[str, Any] = {
+            "order": order,
+            "strength": tuned[order].strengths[order],
+            "strengths": tuned[order].strengths[: order + 1],
+            "groups": {},
+        }
+        for name, mask in groups.items():
+            if not mask.any():
+                continue
+            theirs = (nats * mask).sum(1)
+            total = ratio(theirs, mask.sum(1), blocks(len(mask), result.block_size))
+            ours_minus_theirs = result.difference(theirs, name)
+            bit = math.log(2)
+            row["groups"][name] = {
+                "bits": total.value / bit,
+                "perplexity": math.exp(total.value),
+                "difference_bits": ours_minus_theirs.value / bit,
+                "low": ours_minus_theirs.low / bit,
+                "high": ours_minus_theirs.high / bit,
+            }
+        rows.append(row)
+    return rows

@@ -1,0 +1,131 @@
+"""Estimates of the NELBO of given sequences, with their errors and the curve h(n)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dnadiff.bootstrap import Interval, blocks, ratio
+
+COUNT, MDLM, EXACT = "count form", "mdlm, one draw", "exact"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """h(n): mean cross-entropy (nats) of a masked token when n random others of its sequence are visible.
+
+    Attributes:
+        visible: (bins,) mean n of each bin.
+        nats: (bins,) h.
+        se: (bins,) standard error over draws.
+    """
+
+    visible: np.ndarray
+    nats: np.ndarray
+    se: np.ndarray
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """NELBO estimates of S sequences.
+
+    Attributes:
+        nats: for each group of tokens, (S, draws): estimates of the group's share of the sequence's NELBO.
+        tokens: for each group, (S,) tokens counted.
+        counts: (S, draws) masked tokens k.
+        available: (S,) tokens that could be masked.
+        block_size: windows per block of the bootstrap.
+        protocol: `count form` (draws in pairs, two a stratum), `mdlm, one draw` (no Monte-Carlo error is known), or `exact`.
+    """
+
+    nats: Mapping[str, np.ndarray]
+    tokens: Mapping[str, np.ndarray]
+    counts: np.ndarray
+    available: np.ndarray
+    block_size: int
+    protocol: str = COUNT
+
+    @property
+    def num_draws(self) -> int:
+        """Network calls for each sequence."""
+        return self.counts.shape[1]
+
+    def joined(self, more: Likelihood) -> Likelihood:
+        """These draws and further ones of the same sequences."""
+        nats = {name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()}
+        return replace(self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1))
+
+    def per_sequence(self, group: str = "all") -> np.ndarray:
+        """(S,) nats of each sequence: the mean over draws."""
+        return self.nats[group].mean(1)
+
+    def interval(self, group: str = "all") -> Interval:
+        """Nats per token with `se_total`: which stretch of sequence was tested, and the Monte-Carlo noise."""
+        return ratio(self.per_sequence(group), self.tokens[group], blocks(len(self.available), self.block_size))
+
+    def variance_mc(self, group: str = "all") -> np.ndarray:
+        """(S,) variance of `per_sequence`, nats squared: Monte-Carlo noise alone; NaN where one draw does not tell.
+
+        Each stratum of counts holds two draws, so a quarter of their squared difference estimates the variance of
+        the stratum's mean without bias.
+        """
+        if self.protocol == EXACT:
+            return np.zeros(len(self.available))
+        if self.protocol == MDLM:
+            return np.full(len(self.available), np.nan)
+        pairs = self.nats[group].reshape(len(self.available), -1, 2)
+        return ((pairs[..., 0] - pairs[..., 1]) ** 2 / 4).sum(1) / pairs.shape[1] ** 2
+
+    def se_mc(self, group: str = "all") -> float:
+        """Standard error in nats per token for these very sequences: Monte-Carlo noise alone."""
+        return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
+
+    def difference(self, other: np.ndarray, group: str = "all") -> Interval:
+        """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
+        return ratio(self.per_sequence(group) - other, self.tokens[group], blocks(len(self.available), self.block_size))
+
+    def cross_entropy(self) -> np.ndarray:
+        """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts."""
+        return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
+
+    def curve(self, bins: int = 16) -> Curve:
+        """h(n) in `bins` equal ranges of n, with all groups together.
+
+        Raises:
+            ValueError: unless the masks are exact counts.
+        """
+        if self.protocol != COUNT:
+            raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
+        share = self.cross_entropy()
+        visible = self.available[:, None] - self.counts
+        longest = max(int(self.available.max()), 1)
+        index = np.minimum(visible * bins // longest, bins - 1)
+        used = [b for b in range(bins) if ((index == b) & (self.counts > 0)).sum() > 1]
+        chosen = [(index == b) & (self.counts > 0) for b in used]
+        weighted = [_weighted(share[c], self.counts[c]) for c in chosen]
+        return Curve(np.array([visible[c].mean() for c in chosen]), np.array([w[0] for w in weighted]), np.array([w[1] for w in weighted]))
+
+    def summary(self, group: str = "all") -> dict[str, float | None]:
+        """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None: not known), `se_total`, the 95 % interval of the bits, `tokens`."""
+        total = self.interval(group)
+        bit, se_mc = math.log(2), self.se_mc(group)
+        return {
+            "nll": total.value,
+            "bits": total.value / bit,
+            "perplexity": math.exp(total.value),
+            "se_mc": None if math.isnan(se_mc) else se_mc,
+            "se_total": total.se,
+            "bits_low": total.low / bit,
+            "bits_high": total.high / bit,
+            "tokens": int(self.tokens[group].sum()),
+        }
+
+
+def _weighted(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Mean of `values` and its standard error under `weights`."""
+    mean = float(np.average(values, weights=weights))
+    share = weights / weights.sum()
+    return mean, float(np.sqrt((share**2 * (values - mean) ** 2).sum()))

@@ -1,0 +1,99 @@
+"""A held-out piece of a model's own genome as files: the model in K calls, beside Markov models, 2 bits a base and xz.
+
+    python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--quick] [--json FILE]
+
+Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate estimate on the same windows, with its
+standard error (over windows). Markov models are ideal code lengths: order 12 that counts as it goes, from nothing and on top of the
+training part (strengths from the validation part), as both sides of the network's code know the training part too.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import lzma
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dnadiff import checkpoint, code_length, compress, decompress, likelihood, pieces
+from dnadiff.config import build, compose
+from dnadiff.data.fasta import Record, write_fasta
+from dnadiff.markov import BackoffMarkov
+from dnadiff.progress import table
+
+
+def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tuple[float, float]]:
+    """Bits per base of K calls and their standard errors, by likelihood alone."""
+    window = loaded.config["data"]["length"]
+    parts = [ids[p.start : p.end] for p in pieces.cut([len(ids)], window)]
+    emitted = loaded.tokenizer.vocab.is_emitted()
+    windows = [
+        likelihood.Batch(x, {"all": emitted[x]}, valid) for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
+    ]
+    result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
+    samples = code_length.Samples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
+    rows = code_length.table(samples, max(map(len, parts)), groups)["rows"]
+    return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--bases", type=int, default=50_000)
+    parser.add_argument("--groups", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--order", type=int, default=12)
+    parser.add_argument("--quick", action="store_true", help="8,192 bases")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    loaded = checkpoint.load(args.checkpoint)
+    data = build(loaded.config["data"])
+    data.prepare()
+    bases = 8192 if args.quick else args.bases
+    ids = torch.from_numpy(np.array(data.sequences("test")[0][:bases])).long()
+    letters = loaded.tokenizer.decode(ids)
+    content = {"checkpoint": str(loaded.path), "data": data.describe(), "bases": len(ids), "rows": []}
+    expected = predicted(loaded, ids, args.batch_size, args.groups)
+    rows = []
+
+    def add(name: str, bits: float, predicted: str = "", seconds: str = "") -> None:
+        rows.append((name, f"{bits / len(ids):.4f}", f"{bits / 8:,.0f}", predicted, seconds))
+        content["rows"].append({"name": name, "bits_per_base": bits / len(ids)})
+
+    with tempfile.TemporaryDirectory() as folder:
+        fasta = Path(folder) / "x.fa"
+        write_fasta(fasta, [Record("held_out", "", letters.encode())])
+        for k in args.groups:
+            common = [f"checkpoint={loaded.path}", "overwrite=true"]
+            packed, back = Path(folder) / "x.dnd", Path(folder) / "y.fa"
+            start = time.monotonic()
+            with contextlib.redirect_stdout(io.StringIO()):
+                options = [f"input={fasta}", f"output={packed}", f"num_groups={k}", f"batch_size={args.batch_size}"]
+                sizes = compress.run(compose("compress", [*common, *options]), Path(folder), [])
+                decompress.run(compose("decompress", [*common, f"input={packed}", f"output={back}"]), Path(folder), [])
+            assert back.read_bytes() == fasta.read_bytes()
+            value, se = expected[k]
+            add(f"model, {k} calls: code", sizes["code"], f"{value:.4f} +- {se:.4f}", f"{time.monotonic() - start:.0f}")
+            content["rows"][-1] |= {"predicted": value, "se": se, "calls": k}
+            add(f"model, {k} calls: file", sizes["file"])
+        add("text, xz -9", 8 * len(lzma.compress(fasta.read_bytes(), preset=9 | lzma.PRESET_EXTREME)))
+    to_bases = loaded.tokenizer.bases
+    x = to_bases(ids.numpy())
+    untrained = BackoffMarkov.untrained(args.order, 16)
+    add(f"Markov order {args.order}, adaptive from nothing", -np.nansum(untrained.adaptive_log_probs(x)) / math.log(2))
+    fitted = BackoffMarkov.fit([to_bases(np.array(s)) for s in data.sequences("train")], args.order)
+    tuned = fitted.tuned([to_bases(np.array(s)) for s in data.sequences("valid")], sweeps=4)
+    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(tuned.adaptive_log_probs(x)) / math.log(2))
+    add("2 bits a base", 2.0 * len(ids))
+    print(table(rows, (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both ways")))
+    if args.json:
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The code length is real: files come back byte for byte, and are as long as the likelihood says."""
+
+import gzip
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff import checkpoint, code_length, coding, dnd, likelihood
+from dnadiff.backbone.mamba import Mamba
+from dnadiff.compress import refuse_causal
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import CausalDenoiser
+
+pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
+
+PLAIN = ">one a description\n" + "ACGTTGA" * 8 + "\n" + "ACGTTGA" * 3 + "\n"
+FASTAS = {
+    "plain": PLAIN,
+    "soft-masked": ">x\nACGTTGAacgttgaACG\nttgaNNNNNNNNNNNN\nNNNacgtTGA\n>y z\nacgt\n",
+    "iupac": ">x\nRYKMSWBDHVNrykmswbdhvn\nACGTUUuuACGT\n>only\nNNNN\n>rna\nUUUU\n",
+    "odd layout": "\n\n>x  two spaces \nACGT\n\nAC\n>empty\n>last\n\nACGTTGA",
+    "crlf": PLAIN.replace("\n", "\r\n"),
+    "crlf without end": PLAIN.replace("\n", "\r\n").removesuffix("\r\n"),
+    "many": "".join(f">record_{i} öäü\n{'ACGTTGA' * (1 + i % 5)}{'N' * (i % 3)}\n" for i in range(12)),
+    "header only": ">nothing\n",
+}
+
+
+@pytest.fixture
+def small(trained):
+    """Arguments of a compression with the small model."""
+    return [f"checkpoint={trained}", "batch_size=4", "num_groups=8", "window=32", "threads=1"]
+
+
+@pytest.mark.parametrize("kind", FASTAS)
+def test_files_come_back_byte_for_byte(cli, trained, small, tmp_path, kind):
+    (tmp_path / "x.fa").write_bytes(FASTAS[kind].encode())
+    status, out, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
+    assert status == 0, err
+    status, _, err = cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")
+    assert status == 0, err
+    assert (tmp_path / "y.fa").read_bytes() == (tmp_path / "x.fa").read_bytes()
+    assert "bits per base coded" in out
+
+
+def test_compressed_fasta_comes_back_as_its_text(cli, trained, small, tmp_path):
+    (tmp_path / "x.fa.gz").write_bytes(gzip.compress(PLAIN.encode()))
+    assert cli("compress", *small, "input=x.fa.gz", "output=x.dnd")[0] == 0
+    assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")[0] == 0
+    assert (tmp_path / "y.fa").read_text() == PLAIN
+
+
+def test_the_file_says_how_many_threads(cli, trained, small, tmp_path):
+    (tmp_path / "x.fa").write_text(PLAIN)
+    before = torch.get_num_threads()
+    assert cli("compress", *small[:-1], "threads=2", "input=x.fa", "output=x.dnd")[0] == 0
+    assert dnd.unpack(tmp_path / "x.dnd")[0]["machine"]["threads"] == 2
+    assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")[0] == 0
+    assert (tmp_path / "y.fa").read_text() == PLAIN and torch.get_num_threads() == before
+
+
+def test_an_autoregressive_model_is_refused():
+    loaded = SimpleNamespace(path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)))
+    with pytest.raises(ValueError, match="run is autoregressive; compress needs a diffusion model"):
+        refuse_causal(loaded)
+
+
+def test_the_same_seed_gives_the_same_file_and_another_seed_another(cli, small, tmp_path):
+    (tmp_path / "x.fa").write_text(PLAIN)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert cli("compress", *small, "input=x.fa", f"output={name}.dnd", f"seed={seed}")[0] == 0
+    a, b, c = ((tmp_path / f"{name}.dnd").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_the_code_is_as_long_as_the_likelihood_says(trained):
+    # facts 18: the mean over orders is sum_k s_k h(n_k); the coder adds less than two words
+    loaded = checkpoint.load(trained)
+    x = torch.from_numpy(loaded.tokenizer.encode("ACGTTGAACGTCTGA")).long()[:12]
+    maskable = torch.ones(12, dtype=torch.bool)
+    h = likelihood.exact_curve(loaded.denoiser, loaded.process, x[None])[0].numpy()
+    for groups in (1, 3, 12):
+        expected = code_length.code_length(h, code_length.uniform_sizes(12, groups)) / math.log(2)
+        encoder, times = coding.Encoder(), 300
+        coding.code(loaded.denoiser, loaded.process, [x] * times, [maskable] * times, encoder, True, groups, 1, 100)
+        found = encoder.bits / times
+        alone = []
+        for seed in range(30):
+            one = coding.Encoder()
+            coding.code(loaded.denoiser, loaded.process, [x], [maskable], one, True, groups, seed, 1)
+            alone.append(one.bits)
+        assert found == pytest.approx(expected, abs=5 * np.std(alone) / times**0.5 + 1e-3)
+        assert 0 <= 32 * len(encoder.words()) - encoder.bits < 64 + 1e-3 * encoder.bits
+
+
+def test_more_calls_give_a_shorter_code(trained):
+    loaded = checkpoint.load(trained)
+    x = [torch.from_numpy(loaded.tokenizer.encode("ACGTTGA" * 9)).long() for _ in range(8)]
+    lengths = []
+    for groups in (1, 4, 32):
+        encoder = coding.Encoder()
+        coding.code(loaded.denoiser, loaded.process, x, [torch.ones(63, dtype=torch.bool)] * 8, encoder, True, groups, 1, 8)
+        lengths.append(encoder.bits)
+    assert lengths[0] > lengths[1] > lengths[2]
+
+
+def test_frequencies_add_up_and_none_is_zero():
+    log_probs = torch.tensor([[0.7, 0.2, 0.1, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 1e-30, 0.0, 0.0]]).log()
+    found = coding.frequencies(log_probs)
+    assert (found.sum(1) == 2**coding.PRECISION).all() and (found > 0).all()
+    assert found / 2**coding.PRECISION == pytest.approx(log_probs.exp().numpy(), abs=1e-6)
+
+
+headers = st.text(st.characters(exclude_characters="\n\r", exclude_categories=("Cs",)), max_size=12)
+bodies = st.lists(st.text("ACGTacgtNnRyUu", max_size=9), max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(headers, bodies), min_size=1, max_size=4), st.booleans(), st.sampled_from(["\n", "\r\n"]))
+def test_any_layout_is_kept(records, ended, newline):
+    text = newline.join(line for header, body in records for line in (f">{header}", *body)) + newline * ended
+    layout, letters = dnd.parse(text.encode(), "x.fa")
+    assert dnd.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
+    for skeleton, sequence in zip(dnd.skeletons(layout), letters):
+        assert [(s == 0) for s in skeleton] == [x in "ACGTU" for x in sequence.decode().upper()]
+
+
+@pytest.fixture
+def compressed(cli, small, tmp_path):
+    (tmp_path / "x.fa").write_text(PLAIN)
+    assert cli("compress", *small, "input=x.fa", "output=x.dnd")[0] == 0
+    return tmp_path / "x.dnd"
+
+
+def refused(cli, trained, tmp_path, message, *args):
+    before = {p.name for p in tmp_path.iterdir()}
+    status, _, err = cli("decompress", f"checkpoint={trained}", "output=y.fa", *args)
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_foreign_and_damaged_files_are_refused(cli, trained, compressed, tmp_path):
+    content = compressed.read_bytes()
+    refused(cli, trained, tmp_path, "x.fa is not a .dnd file", "input=x.fa")
+    for place in (20, len(content) // 2, len(content) - 40, len(content) - 1):
+        (tmp_path / "bad.dnd").write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        refused(cli, trained, tmp_path, "bad.dnd is damaged", "input=bad.dnd")
+    (tmp_path / "cut.dnd").write_bytes(content[:-7])
+    refused(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
+    (tmp_path / "cut.dnd").write_bytes(content[:18])
+    refused(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
+    refused(cli, trained, tmp_path, "none.dnd does not exist", "input=none.dnd")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("torch", "1.0", "install that version of torch"),
+        ("scan", "fast", "set DNADIFF_SCAN"),
+        ("instructions", "NEON", "same kind of processor"),
+        ("device", "H9000", "set accelerator=cpu or gpu"),
+    ],
+)
+def test_another_machine_is_refused(cli, trained, compressed, tmp_path, key, value, message):
+    header, layout, words = dnd.unpack(compressed)
+    header["machine"][key] = value
+    (tmp_path / "other.dnd").write_bytes(dnd.pack(header, layout, words))
+    refused(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
+    refused(cli, trained, tmp_path, message, "input=other.dnd")
+
+
+def test_another_model_is_refused(cli, train_args, compressed, tmp_path):
+    assert cli("train", *train_args("caduceus", 1))[0] == 0
+    status, _, err = cli("decompress", "checkpoint=run", "input=x.dnd", "output=y.fa")
+    assert status == 1 and "was compressed with another model" in err and not (tmp_path / "y.fa").exists()
+
+
+def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
+    header, layout, words = dnd.unpack(compressed)
+    header["seed"] += 1
+    (tmp_path / "other.dnd").write_bytes(dnd.pack(header, layout, words))
+    refused(cli, trained, tmp_path, "what was decoded is not what was compressed", "input=other.dnd")
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "message"),
+    [
+        ("", [], "x.fa is empty"),
+        ("ACGT\n", [], "x.fa is not FASTA"),
+        (">a\nACGT\n>b\nACEF\n", [], "record 2 (b): letter 'E' at position 3 is not a nucleotide"),
+        (">a\r\nACGT\n", [], "mixes two kinds of line ends"),
+        (PLAIN, ["num_groups=0"], "num_groups 0 must be a whole number of at least 1"),
+        (PLAIN, ["window=0"], "window 0 must be a whole number of at least 1"),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(cli, small, tmp_path, text, args, message):
+    (tmp_path / "x.fa").write_bytes(text.encode())
+    before = {p.name for p in tmp_path.iterdir()}
+    status, _, err = cli("compress", *small, "input=x.fa", "output=x.dnd", *args)
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_without_the_coder_the_extra_is_named(cli, small, tmp_path, monkeypatch):
+    (tmp_path / "x.fa").write_text(PLAIN)
+    monkeypatch.setitem(__import__("sys").modules, "constriction", None)
+    status, _, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
+    assert status == 1 and "pip install 'dnadiff[compress]'" in err
