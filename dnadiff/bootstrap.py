@@ -7,13 +7,16 @@ are resampled together, and the interval is that of their difference.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+_FEWEST = 5  # blocks from which a spread can be told
+
 
 class Interval(NamedTuple):
-    """A ratio with its bootstrap standard error and 95 % percentile interval."""
+    """A ratio with its bootstrap standard error and 95 % interval; NaN where too little is there to tell."""
 
     value: float
     se: float
@@ -27,14 +30,21 @@ class Interval(NamedTuple):
 
 
 def blocks(num_items: int, block_size: int) -> np.ndarray:
-    """The block of each item, `(num_items,)`: consecutive runs of `block_size` (the last may be shorter)."""
-    return np.arange(num_items) // max(1, block_size)
+    """The block of each item, `(num_items,)`: consecutive runs of `block_size` (the last may be shorter).
+
+    Where that would leave fewer than 20 blocks they are made shorter: too few blocks know nothing of their own spread.
+    """
+    size = max(1, min(block_size, num_items // 20))
+    return np.arange(num_items) // size
 
 
 def ratio(
     numerator: np.ndarray, denominator: np.ndarray, block: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """sum(numerator)/sum(denominator) with its interval, blocks drawn with replacement.
+
+    The bootstrap standard error of n blocks is too small by sqrt((n-1)/n), and n is sometimes small: it is scaled up, and
+    the interval is value -+ t se with Student's t of n - 1 degrees of freedom.
 
     Args:
         numerator: (S,) such as the nats of each window, or the difference of two models' nats.
@@ -43,19 +53,33 @@ def ratio(
         num_resamples: bootstrap worlds.
         seed: of the resampling; the same seed and blocks give the same worlds to every call.
 
+    Returns:
+        With fewer than 5 blocks that hold anything, NaN for error and interval: nothing can be said.
+
     Raises:
         ValueError: if there is nothing to divide by.
     """
     numerator, denominator = np.asarray(numerator, float), np.asarray(denominator, float)
     if denominator.sum() <= 0:
         raise ValueError("nothing to average: no token counts here (every weight is 0)")
+    value = float(numerator.sum() / denominator.sum())
     block = np.arange(len(numerator)) if block is None else block
-    num_blocks = int(block.max()) + 1
-    top = np.bincount(block, numerator, num_blocks)
-    bottom = np.bincount(block, denominator, num_blocks)
-    counts = np.random.default_rng(seed).multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), size=num_resamples)
-    worlds_bottom = counts @ bottom
-    worlds = (counts @ top)[worlds_bottom > 0] / worlds_bottom[worlds_bottom > 0]
-    low, high = np.quantile(worlds, [0.025, 0.975])
-    se = float(worlds.std(ddof=1)) if len(worlds) > 1 else float("nan")
-    return Interval(float(numerator.sum() / denominator.sum()), se, float(low), float(high))
+    top, bottom = np.bincount(block, numerator), np.bincount(block, denominator)
+    top, bottom = top[bottom > 0], bottom[bottom > 0]
+    n = len(bottom)
+    if n < _FEWEST:
+        return Interval(value, float("nan"), float("nan"), float("nan"))
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
+    worlds = (counts @ top) / (counts @ bottom)
+    se = float(worlds.std(ddof=1)) * math.sqrt(n / (n - 1))
+    half = student_t(n - 1) * se
+    return Interval(value, se, value - half, value + half)
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to 0.5 % from 4 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
+    z, f = 1.959964, freedom
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / f + second / f**2 + third / f**3

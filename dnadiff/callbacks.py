@@ -98,7 +98,7 @@ class Checkpoints(Callback):
         self.every_n_steps, self.folder = every_n_steps, Path(folder)
         self.best = float("inf")
         self.interrupted = False
-        self._saved_step = -1
+        self._saved_step = self._step = -1
         self._handler: Any = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +111,9 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Take over Ctrl-C."""
-        self._saved_step = trainer.global_step
+        self._saved_step = self._step = trainer.global_step
+        for half_written in self.folder.glob(".*.ckpt.*"):  # of a killed process
+            half_written.unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
 
@@ -126,6 +128,9 @@ class Checkpoints(Callback):
     ) -> None:
         """Save when it is time; runs after the averaging, for checkpoints come last."""
         step = trainer.global_step
+        if step == self._step:
+            return  # in the middle of an accumulation, whose gradients no checkpoint holds
+        self._step = step
         due = step % self.every_n_steps == 0 or self.interrupted or step == trainer.max_steps
         if due and step > self._saved_step:
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
@@ -139,6 +144,9 @@ class Checkpoints(Callback):
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
             trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
+        if self._saved_step == trainer.global_step:
+            # last.ckpt of this very step was written before the validation: a run resumed from it must know this best.
+            trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
 
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Give Ctrl-C back."""

@@ -8,6 +8,7 @@ A checkpoint is a Lightning file read as a plain dict: weights (averaged where t
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
             raise FileNotFoundError(f"checkpoint=latest found no run under {runs}; train one, or name a run folder")
         path = found[-1].parent.parent
     if path.is_dir():
-        candidates = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+        candidates = [folder / name for folder in (path / "checkpoints", path) for name in ("best.ckpt", "last.ckpt")]
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
@@ -117,8 +118,12 @@ def read(path: Path) -> dict[str, Any]:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
     """
     content = weights.read(path)
-    if not isinstance(content, dict) or "state_dict" not in content or "config" not in content.get("hyper_parameters", {}):
-        raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights or configuration")
+    described = content.get("hyper_parameters") if isinstance(content, dict) else None
+    parts = [content.get("state_dict"), described.get("config"), described.get("tokenizer")] if isinstance(described, dict) else []
+    if not parts or not all(isinstance(part, dict) for part in parts):
+        raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer")
+    if missing := [key for key in ("noise", "backbone", "objective", "data") if not isinstance(described["config"].get(key), dict)]:
+        raise ValueError(f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}")
     return content
 
 
@@ -168,5 +173,14 @@ def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON beside the target, then rename: a reader never sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _finite(content: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON does not have."""
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

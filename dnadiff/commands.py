@@ -21,8 +21,12 @@ Command = Callable[[dict[str, Any], Path, list[str]], None]
 LIST = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, beside Markov models",
+    "score": "the likelihood of each record of a FASTA file, to a table",
     "sample": "write synthetic sequences to FASTA",
     "finetune": "fine-tune a trained model into a classifier, beside baselines",
+    "genome": "pack and describe a genome, extract regions of it",
+    "compress": "a FASTA file as the code that a trained model gives it",
+    "decompress": "the FASTA file back, byte for byte",
 }
 
 
@@ -60,6 +64,8 @@ def _main(name: str, function: Command) -> None:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
+    kept = {Path(a.partition("=")[2]) for a in sys.argv if a.startswith("hydra.run.dir=")}
+    kept = {path for path in kept if path.exists()}  # a folder that was there before is not ours to remove
     caught: list[Exception] = []  # raised again outside, for Hydra writes its own line about every error that passes through it
 
     # Hydra resolves a relative folder against the caller's file, which breaks outside a checkout.
@@ -69,12 +75,15 @@ def _main(name: str, function: Command) -> None:
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
         quieten()
         try:
+            overrides = list(HydraConfig.get().overrides.task)
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            function(plain, run_dir, list(HydraConfig.get().overrides.task))
+            refuse_unread(plain, overrides, name)
+            function(plain, run_dir, overrides)
         except Exception as error:
             caught.append(error)
         finally:
-            remove_if_empty(run_dir)
+            if run_dir not in kept:
+                remove_if_empty(run_dir)
 
     main()
     if caught:
@@ -165,6 +174,37 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + str(key)
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
+
+
+def refuse_unread(config: Mapping[str, Any], overrides: Sequence[str], name: str) -> None:
+    """Refuse a new key of the top level: nobody would read it. Deeper ones (+trainer.x=1) go to a constructor, which checks.
+
+    Raises:
+        ValueError: naming the key and the nearest one that exists.
+    """
+    added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
+    if added and (unread := [key for key in added if key.partition(".")[0] not in compose_again(name)]):
+        raise ValueError(unknown_key(unread[0], name))
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of everything that is not itself a mapping."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key), value
+
+
+def whole(key: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`; 1e3 is one.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+        raise ValueError(f"{key} {value!r} must be a whole number of at least {least}")
+    return int(value)
 
 
 def _closest(word: str, known: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,29 +43,37 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True) -
         return OmegaConf.to_container(config, resolve=resolve)
 
 
-def locate(target: str, trust: Sequence[str] | None) -> Any:
+def locate(target: Any, trust: Sequence[str] | None) -> Any:
     """The class or function that a `_target_` names.
+
+    A configuration that comes with a checkpoint (`trust` not None) may name classes only, and of this package only those that say
+    `buildable = True`: making one has no effect outside itself. Functions could do anything with the arguments given.
 
     Args:
         target: a dotted path.
-        trust: packages whose code may be called; None is anything (a user's own command line).
+        trust: packages whose classes may be built; None is anything (a user's own command line).
 
     Raises:
-        ValueError: if it does not exist or belongs to a package that is not trusted.
+        ValueError: if it does not exist or may not be built.
     """
+    if not isinstance(target, str) or "." not in target:
+        raise ValueError(f"_target_ {target!r} is not a dotted path to a class")
     root = target.partition(".")[0]
     if trust is not None and root not in trust:
         raise ValueError(
-            f"refused to build {target!r}: this configuration may only name classes of {', '.join(trust)}; if you trust its source, load it with trust=({root!r},)"
+            f"refused to build {target!r}: this configuration may only name classes of {', '.join(trust)}; "
+            f"if you trust its source, load it with trust=({root!r},) in Python, or trust=[{root}] on the command line"
         )
     module_name, _, name = target.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ {target!r} does not exist ({error}); check its spelling") from error
-    # A module of ours may have imported something that is not ours: what counts is where it was defined.
-    if trust is not None and str(getattr(found, "__module__", "")).partition(".")[0] not in trust:
-        raise ValueError(f"refused to build {target!r}: it is defined outside {', '.join(trust)}")
+    if trust is not None:
+        # A module of ours may have imported something that is not ours: what counts is where it was defined.
+        home = str(getattr(found, "__module__", "")).partition(".")[0]
+        if not inspect.isclass(found) or home not in trust or (home == PACKAGE and getattr(found, "buildable", False) is not True):
+            raise ValueError(f"refused to build {target!r}: not a class that a configuration may build")
     if not callable(found):
         raise ValueError(f"_target_ {target!r} is not a class or a function")
     return found

@@ -16,7 +16,7 @@ from dnadiff.progress import Progress, duration, table
 
 log = logging.getLogger("dnadiff")
 
-FINE_TUNED, SCRATCH = "fine-tuned", "from scratch"
+FINE_TUNED, SCRATCH = "fine-tuned", "scratch"
 
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -27,9 +27,11 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     output = Path(config["output"]) if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
-    if config["seeds"] < 1:
-        raise ValueError(f"seeds is {config['seeds']}; set seeds to 1 or more")
-    loaded = checkpoint.load(config["checkpoint"])
+    for key, least in (("seed", 0), ("seeds", 1), ("epochs", 1), ("batch_size", 1), ("kmer", 1)):
+        config[key] = commands.whole(key, config[key], least)
+    if config["kmer"] > 8:
+        raise ValueError(f"kmer {config['kmer']} is too long for a table of counts; set kmer to 8 or less")
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(
             f"{loaded.path} was trained on text, and the task {config['task'].get('name') or 'csv'} is DNA; name a run trained on DNA"
@@ -52,7 +54,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, **result}
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
+    (run_dir / "finetune.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(output, result)
     show(result)
@@ -71,7 +73,7 @@ def contenders(config: dict[str, Any], loaded: Any) -> dict[str, Any]:
 
     def untrained(seed: int) -> Any:
         torch.manual_seed(hash64(seed, "scratch") % 2**63)
-        return build_denoiser(loaded.config, loaded.tokenizer)[0].backbone
+        return build_denoiser(loaded.config, loaded.tokenizer, ("dnadiff", *config["trust"]))[0].backbone
 
     alike = {
         "epochs": config["epochs"],

@@ -50,7 +50,7 @@ class Model:
             ValueError: for a length that the network cannot take.
         """
         length = self.length if length is None else length
-        sampler = sampler or Grouped(min(64, max(length, 1)))
+        sampler = sampler or Grouped()
         return [
             self.tokenizer.decode(row)
             for batch in self.batches(sampler, num_samples, length, seed, batch_size)
@@ -79,12 +79,17 @@ class Model:
             seed: of the masks.
             batch_size: sequences of equal length at a time.
         """
-        encoded = [self._ids(s) for s in sequences]
+        encoded = self._encoded(sequences)
         result = np.full(len(encoded), np.nan)
         for chosen in self._by_length(encoded, batch_size):
             ids = torch.stack([encoded[i] for i in chosen]).to(self.device)
             counted = self.tokenizer.vocab.is_emitted(ids.device)[ids]
-            estimate = likelihood.estimate(self.denoiser, self.process, [(ids, {"all": counted})], num_draws, hash64(seed, *chosen), 1)
+            if not counted.any():
+                continue
+            # Noise belongs to the sequence itself, so that its number does not depend on what else is asked in the same call.
+            rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
+            batch = likelihood.Batch(ids, {"all": counted}, rows=rows)
+            estimate = likelihood.estimate(self.denoiser, self.process, [batch], num_draws, seed, 1)
             tokens = estimate.tokens["all"]
             result[chosen] = np.where(tokens > 0, estimate.per_sequence() / np.maximum(tokens, 1), np.nan)
         return result
@@ -97,7 +102,7 @@ class Model:
             sequences: strings or Biopython SeqRecords.
             batch_size: sequences of equal length at a time.
         """
-        encoded = [self._ids(s) for s in sequences]
+        encoded = self._encoded(sequences)
         result = np.zeros((len(encoded), 0), dtype=np.float32)
         for chosen in self._by_length(encoded, batch_size):
             ids = torch.stack([encoded[i] for i in chosen]).to(self.device)
@@ -106,6 +111,11 @@ class Model:
                 result = np.zeros((len(encoded), pooled.shape[1]), dtype=np.float32)
             result[chosen] = pooled
         return result
+
+    def _encoded(self, sequences: Sequence[Any]) -> list[Tensor]:
+        if isinstance(sequences, (str, bytes)) or hasattr(sequences, "seq"):
+            raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
+        return [self._ids(s) for s in sequences]
 
     def _ids(self, sequence: Any) -> Tensor:
         ids = torch.from_numpy(self.tokenizer.encode(sequence).astype(np.int64))

@@ -22,12 +22,14 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     from dnadiff.evaluate import pick_device
     from dnadiff.model import check_request, load
 
+    for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0)):
+        config[key] = commands.whole(key, config[key], least)
     sampler = build(config["sampler"], trust=None)
-    model = load(config["checkpoint"], pick_device(config["accelerator"]))
+    model = load(config["checkpoint"], pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
     output = check_output(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"), config["overwrite"])
     check_suffix(output, is_dna)
-    length = model.length if config["length"] is None else config["length"]
+    length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
     check_request(model.denoiser.backbone.max_length, config["num_samples"], length)
     sampler.check_length(length)
     name, steps = type(sampler).__name__.lower(), sampler.num_steps_for(length)

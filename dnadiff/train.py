@@ -16,26 +16,36 @@ from dnadiff.config import build
 from dnadiff.progress import duration, table
 
 # Keys that say how to run, not what: they may differ between a run and its resumption.
-HOW = ("resume", "overwrite")
+HOW = ("resume", "overwrite", "trust")
+# Keys that a resumed run may change: how long, how often it reports, and on what it runs.
+MAY_CHANGE = (
+    *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator", "trainer.devices"),
+    *("data.num_workers", "data.start_method", "data.max_valid_windows", "callbacks.checkpoints", "callbacks.progress", "logger"),
+    *("init_from", "matmul_precision", "backbone.scan", "backbone.activation_checkpointing"),
+)
 PRECISIONS = ("highest", "high", "medium")
 log = logging.getLogger("dnadiff")
 
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Train and return the contents of `metrics.json`."""
+    """Train and return the contents of `metrics.json`.
+
+    Whatever can be refused is refused before the run folder is made or cleared.
+    """
     from dnadiff import checkpoint
 
+    config["seed"] = commands.whole("seed", config["seed"], 0)
+    initial = start_weights(config["init_from"], config["trust"]) if config["init_from"] else None
+    if initial is not None:
+        config = adopt(config, initial.config, overrides)
     config = checkpoint.settled(config, trust=None)
-    start_from = resumable(config, run_dir, overrides) if config["resume"] else None
+    start_from = resumable(config, run_dir) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
-    elif (run_dir / "config.yaml").exists() and not config["overwrite"]:
+    elif holds_run(run_dir) and not config["overwrite"]:
         raise FileExistsError(
             f"{run_dir} already holds a run: go on with it by resume=true, replace it by overwrite=true, or set another hydra.run.dir"
         )
-    initial = start_weights(config["init_from"]) if config["init_from"] else None
-    if initial is not None:
-        config = adopt(config, initial.config, overrides)
     fits(config)
     data = build(config["data"], trust=None)
     if initial is not None:
@@ -44,6 +54,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
+    step = reached(start_from, config, data) if start_from is not None else 0
+    rehearse(module, data)
 
     run_dir.mkdir(parents=True, exist_ok=True)
     if start_from is None:
@@ -56,18 +68,23 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     log.info(f"network: {type(module.denoiser.backbone).__name__}, {parameters:,} parameters; run folder {run_dir}")
     if start_from is not None:
         log.info(f"resuming {start_from}")
-    fit(trainer, module, data, start_from)
+    fit(trainer, module, data, start_from, step)
     return finish(trainer, module, config, run_dir, parameters)
 
 
-def start_weights(source: str) -> Any:
+def start_weights(source: str, trust: Sequence[str]) -> Any:
     """What `init_from` names: a published folder or Hub id, or else a run or checkpoint of this package."""
     from dnadiff import checkpoint, published
 
-    return published.read(source) if published.is_published(source) else checkpoint.load(source)
+    return published.read(source) if published.is_published(source) else checkpoint.load(source, trust)
 
 
-def resumable(config: Mapping[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path | None:
+def holds_run(run_dir: Path) -> bool:
+    """Whether the folder has something to lose: a finished run, or one that has saved at least once."""
+    return (run_dir / "metrics.json").is_file() or any((run_dir / "checkpoints").glob("*.ckpt"))
+
+
+def resumable(config: Mapping[str, Any], run_dir: Path) -> Path | None:
     """The checkpoint that `resume=true` means: the run folder's own, else that of the newest unfinished run like this one."""
     own = run_dir / "checkpoints" / "last.ckpt"
     if own.is_file():
@@ -77,11 +94,39 @@ def resumable(config: Mapping[str, Any], run_dir: Path, overrides: Sequence[str]
         folder = path.parent.parent
         if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
             continue
-        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        if {k: v for k, v in found.items() if k not in HOW} == {k: v for k, v in config.items() if k not in HOW}:
+        if not differences(config, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), HOW):
             return path
     log.info("resume=true: no unfinished run like this one; starting afresh")
     return None
+
+
+def differences(config: Mapping[str, Any], other: Mapping[str, Any], free: Sequence[str]) -> list[str]:
+    """Dotted keys whose values differ, but for those that begin with one of `free`."""
+    ours, theirs = dict(commands.leaves(config)), dict(commands.leaves(other))
+    keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
+    return [k for k in keys if not any(k == f or k.startswith(f + ".") for f in free)]
+
+
+def reached(start_from: Path, config: Mapping[str, Any], data: Any) -> int:
+    """The step of the checkpoint to resume.
+
+    Raises:
+        ValueError: if it belongs to another network, other data or another way of training, or is at the end already.
+    """
+    from dnadiff.checkpoint import read
+
+    content = read(start_from)
+    if changed := differences(config, content["hyper_parameters"]["config"], (*HOW, *MAY_CHANGE)):
+        raise ValueError(
+            f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a resumed run keeps them: leave them out, "
+            "or start a new run with init_from="
+        )
+    if content["hyper_parameters"]["tokenizer"] != data.tokenizer.config():
+        raise ValueError(f"{start_from} was trained on another alphabet than {data.name} has now; has the file changed?")
+    step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
+    if step >= steps:
+        raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to go on")
+    return step
 
 
 def clear(run_dir: Path) -> None:
@@ -168,25 +213,39 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     return trainer, module
 
 
+def rehearse(module: Any, data: Any) -> None:
+    """One short forward pass and one optimizer, so that what cannot work fails before anything is written.
+
+    Raises:
+        ValueError: naming what does not fit.
+    """
+    import torch
+
+    longest = module.denoiser.backbone.max_length
+    if longest is not None and data.length > longest:
+        raise ValueError(f"data.length {data.length} is more than the network takes; set data.length to at most {longest}")
+    labels, known = len(getattr(data, "labels", ())), module.denoiser.backbone.num_labels
+    if labels and labels != known:
+        raise ValueError(f"the data carry {labels} labels, the network takes {known}; set backbone.num_labels={labels}")
+    module.configure_optimizers(num_steps=1)
+    with torch.no_grad():
+        ids = data.test_windows("valid")[0]["ids"][None, :64].long()
+        module.denoiser.eval().backbone(ids)
+    module.denoiser.train()
+
+
 def validation_interval(trainer: Mapping[str, Any]) -> int:
-    """Batches between validations: near `val_check_interval` steps, and such that the last one falls at the end of the run."""
+    """Batches between validations: near `val_check_interval` steps, and such that the last one falls within one interval's rounding
+    of the end of the run: 7 steps with 2 validations have them after 3 and 6."""
     for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
-        if not isinstance(trainer[key], int) or trainer[key] < 1:
-            raise ValueError(f"trainer.{key} {trainer[key]!r} must be a whole number of at least 1")
+        commands.whole(f"trainer.{key}", trainer[key], 1)
     steps = trainer["max_steps"]
     times = max(1, round(steps / trainer["val_check_interval"]))
     return max(1, steps // times) * trainer["accumulate_grad_batches"]
 
 
-def fit(trainer: Any, module: Any, data: Any, start_from: Path | None) -> None:
-    """Run the Trainer, resuming where a checkpoint is given."""
-    from dnadiff.checkpoint import read
-
-    step = 0
-    if start_from is not None:
-        step = int(read(start_from)["global_step"])
-        if step >= trainer.max_steps:
-            raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to go on")
+def fit(trainer: Any, module: Any, data: Any, start_from: Path | None, step: int) -> None:
+    """Run the Trainer, resuming at `step` where a checkpoint is given."""
     if hasattr(trainer.logger, "begin"):
         trainer.logger.begin(module, step)
     trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
@@ -222,6 +281,8 @@ def finish(trainer: Any, module: Any, config: Mapping[str, Any], run_dir: Path, 
     if not done:
         print(f"stopped at step {trainer.global_step} of {trainer.max_steps}; go on with resume=true hydra.run.dir={run_dir}")
     print(f"files are in {run_dir}")
+    if not done:
+        raise SystemExit(130)  # as for any interrupted command: what follows with && must not run on half a training
     return metrics
 
 

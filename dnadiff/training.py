@@ -61,7 +61,12 @@ class Training(lightning.LightningModule):
         result = self.loss(batch, self.objective, self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated))
         tokens = int(result.num_tokens)
         self.tokens_seen += int((batch["weight"] > 0).sum()) * self.trainer.world_size  # read, not predicted: mlm predicts 15 %
-        self.log_dict({"train/loss": result.loss.detach(), "train/nll": result.nll}, batch_size=max(tokens, 1), on_step=True)
+        if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
+            raise ValueError(
+                f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; lower optimizer.lr, or set trainer.gradient_clip_val"
+            )
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.log_dict({"train/loss": result.loss.detach(), "train/nll": result.nll, "lr": rate}, batch_size=max(tokens, 1), on_step=True)
         return result.loss
 
     def loss(self, batch: dict[str, Tensor], objective: Objective, draws: Draws) -> Loss:
@@ -77,10 +82,10 @@ class Training(lightning.LightningModule):
         result = self.valid_loss(batch, batch_idx)
         self.log("valid/nll", result.nll, batch_size=max(int(result.num_tokens), 1), prog_bar=False, sync_dist=True)
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW or whatever was configured, with its schedule."""
+    def configure_optimizers(self, num_steps: int | None = None) -> dict[str, Any]:
+        """AdamW or whatever was configured, with its schedule over `num_steps`, by default those of the Trainer."""
         optimizer = self.make_optimizer(parameter_groups(self.denoiser, self.weight_decay))
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = int(self.trainer.estimated_stepping_batches) if num_steps is None else num_steps
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make_scheduler(optimizer, steps), "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -16,6 +16,11 @@ def read(path: Path) -> Any:
     Raises:
         ValueError: if the file is truncated or holds pickled code.
     """
+    if path.suffix != ".safetensors" and path.stat().st_size and not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            first = file.read(4)
+        if first[:1] != b"\x80" and first[:2] != b"PK":  # neither a pickle nor the start of a zip file, which torch writes
+            raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
     try:
         if path.suffix == ".safetensors":
             from safetensors import SafetensorError

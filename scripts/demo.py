@@ -15,8 +15,6 @@ from dnadiff.data.splits import FractionSplit
 from dnadiff.progress import duration, table
 from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report
 
-TOKENS_PER_STEP = 16 * 512
-
 
 def command(name: str, *args: str) -> str:
     """Run one command line and return it as the user would type it; ends this script if it fails."""
@@ -37,7 +35,7 @@ def affordable_steps(folder: Path, minutes: float) -> int:
     return max(100, round(0.9 * 60 * minutes * rate))
 
 
-def real_windows(length: int) -> list[bytes]:
+def real_windows(length: int) -> list[str]:
     """The held-out region in windows, as letters."""
     data = GenomeDataModule("bundled:ecoli_K12_MG1655.fa.gz", length, 16, FractionSplit(test=(0.8, 0.9), valid=(0.9, 1.0)))
     tiles = data.test_windows("test")
@@ -77,8 +75,8 @@ def main() -> None:
     save_overview(folder / "overview.png", **parts)
 
     composition = compare(parts["samples"], parts["real"])
-    rows = [(h.name, h.value, h.interval, h.reading) for h in headlines(parts["evaluation"], composition, parts["finetune"])]
-    print("\n" + table(rows, ("result", "value", "95 % interval", "how to read it")))
+    rows = [(h.name, h.value, h.interval) for h in headlines(parts["evaluation"], composition, parts["finetune"])]
+    print("\n" + table(rows, ("result", "value", "95 % interval")))
     print("\n" + "\n".join(sentences(parts["evaluation"], composition, parts["finetune"])))
     print(f"\n{duration(time.monotonic() - start)} in all; training {duration(training['seconds'])}, {training['tokens_per_second']:,} tokens/s")
     print(f"report: {folder / 'report.html'}")

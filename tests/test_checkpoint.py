@@ -1,3 +1,4 @@
+import json
 import pickle
 import shutil
 
@@ -6,6 +7,7 @@ import torch
 
 import dnadiff
 from dnadiff import checkpoint
+from dnadiff.config import build
 
 
 class Hostile:
@@ -64,6 +66,56 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
     with pytest.raises(ValueError, match=r"refused to build 'os\.system'"):
         dnadiff.load(saved(content, tmp_path))
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"_target_": "dnadiff.kernels.build._run", "command": ["touch", "pwned"]},
+        {"_target_": "dnadiff.checkpoint.load", "checkpoint": "other.ckpt", "trust": ["subprocess"]},
+        {"_target_": "dnadiff.data.fasta.write_fasta", "path": "pwned", "records": [["a", "b", b"ACGT"]], "overwrite": True},
+        {"_target_": "dnadiff.config.build", "config": {"_target_": "os.system", "command": "touch pwned"}, "trust": None},
+        {"_target_": "dnadiff.commands.run", "name": "train", "function": None},
+    ],
+    ids=lambda h: h["_target_"],
+)
+@pytest.mark.parametrize("where", ["noise", "backbone", "objective", "split"])
+def test_functions_of_the_package_are_not_called_either(hostile, where, tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    config = content["hyper_parameters"]["config"]
+    if where == "split":
+        config["data"]["split"] = hostile
+        with pytest.raises(ValueError, match="refused to build"):
+            build(checkpoint.load(saved(content, tmp_path)).config["data"])
+    else:
+        config[where] = hostile
+        with pytest.raises(ValueError, match="refused to build"):
+            checkpoint.load(saved(content, tmp_path))
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("broken", [None, "text", {"config": None}, {"config": {}, "tokenizer": {}}, {"config": {"noise": 3}, "tokenizer": 5}])
+def test_malformed_descriptions_are_one_line(broken, tmp_path, content):
+    content["hyper_parameters"] = broken
+    with pytest.raises(ValueError, match="is not a dnadiff checkpoint"):
+        checkpoint.load(saved(content, tmp_path))
+
+
+def test_a_target_that_is_no_text_is_refused(tmp_path, content):
+    content["hyper_parameters"]["config"]["noise"] = {"_target_": 5}
+    with pytest.raises(ValueError, match="is not a dotted path"):
+        checkpoint.load(saved(content, tmp_path))
+
+
+def test_text_files_are_told_from_damaged_ones(trained, tmp_path):
+    with pytest.raises(ValueError, match="is not a file of tensors"):
+        checkpoint.load(trained / "config.yaml")
+    assert checkpoint.find(trained / "checkpoints") == trained / "checkpoints" / "best.ckpt"
+
+
+def test_json_never_holds_nan(tmp_path):
+    checkpoint.write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": float("inf")})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, 1.0], "b": None}
 
 
 def test_truncated_files_are_named(trained, tmp_path):

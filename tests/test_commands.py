@@ -26,6 +26,8 @@ WRONG_TRAINING = {
     "data=text data.path=book.txt data.length=8 backbone=caduceus_ps": "this vocabulary has no complement",
     "data.length=0": "set data.length to 1 or more",
     "init_from=nowhere": "checkpoint nowhere does not exist",
+    "seed=abc": "seed 'abc' must be a whole number",
+    "+nonsense=3": "unknown key nonsense",
     "a=[b": "cannot read the command line",
 }
 
@@ -53,11 +55,17 @@ def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
     assert {p.name for p in tmp_path.iterdir()} == before  # no run folder
 
 
+def test_a_folder_that_was_there_stays(cli, tmp_path):
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    assert cli("train", "data=fasta", "data.path=none.fa", "hydra.run.dir=mine/empty")[0] == 1
+    assert (tmp_path / "mine" / "empty").is_dir()
+
+
 def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("mine")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "last.ckpt").write_text("mine")
     status, _, err = cli("train", *train_args())
-    assert status == 1 and "run already holds a run" in err and (tmp_path / "run" / "config.yaml").read_text() == "mine"
+    assert status == 1 and "run already holds a run" in err and (tmp_path / "run" / "checkpoints" / "last.ckpt").read_text() == "mine"
 
 
 @pytest.fixture
@@ -72,8 +80,12 @@ def other_files(tmp_path, trained):
     [
         ("sample", ["checkpoint={run}", "output=old.fa"], "old.fa exists; set overwrite=true"),
         ("sample", ["checkpoint={run}", "output=x.txt"], "this model writes .fa"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be at least 1"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "length=40"], "num_groups 64 is larger than the length 40"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be a whole number of at least 1"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "length=40", "sampler.num_groups=64"], "num_groups 64 is larger than the length 40"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "num_samples=few"], "num_samples 'few' must be a whole number"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "seed=x"], "seed 'x' must be a whole number"),
+        ("finetune", ["checkpoint={run}", "kmer=14"], "set kmer to 8 or less"),
+        ("finetune", ["checkpoint={run}", "seeds=0"], "seeds 0 must be a whole number of at least 1"),
         ("sample", ["checkpoint={run}", "sampler=grouped2"], "did you mean grouped?"),
         ("sample", ["checkpoint=cut.ckpt"], "is damaged or truncated"),
         ("sample", [], "checkpoint is missing: give checkpoint=..."),
@@ -92,7 +104,7 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
     assert {p.name for p in tmp_path.iterdir()} == before and (tmp_path / "old.fa").read_text() == "kept"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "finetune"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "finetune", "score", "compress", "decompress", "genome"])
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out

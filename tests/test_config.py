@@ -26,6 +26,10 @@ def test_build_makes_nested_objects_and_partials():
         "dnadiff.draws.hashlib.blake2b",
         "dnadiff.checkpoint.os.system",
         "dnadiff.train.resource.getrusage",
+        "dnadiff.kernels.build._run",
+        "dnadiff.config.build",
+        "dnadiff.optim.warmup_cosine",
+        "dnadiff.checkpoint.Loaded",
         "torch.load",
     ],
 )
@@ -37,7 +41,7 @@ def test_nothing_outside_the_package_is_called(target):
 def test_everything_is_checked_before_anything_is_called(tmp_path):
     called = tmp_path / "called"
     hostile = {
-        "first": {"_target_": "dnadiff.data.fasta.write_fasta", "path": str(called), "records": []},
+        "first": {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": "ab"},
         "second": {"deep": [{"_target_": "os.system", "command": "true"}]},
     }
     with pytest.raises(ValueError, match=r"refused to build 'os\.system'"):

@@ -59,18 +59,18 @@ def test_a_table_goes_in_and_a_comparison_comes_out(tmp_path, table, capsys):
     ]
     run_dir = call(tmp_path, *overrides)
     result = json.loads((run_dir / "finetune.json").read_text())
-    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "from scratch"]
+    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "scratch"]
     assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
     assert result["models"]["3-mer logistic regression"]["accuracy"] > 0.8
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
-        ("fine-tuned", "from scratch"),
+        ("fine-tuned", "scratch"),
         ("fine-tuned", "3-mer logistic regression"),
     ]
     assert result["task"]["name"] == "table"
     assert result["step"] == 7
     printed = capsys.readouterr().out
-    assert "from scratch" in printed
+    assert "scratch" in printed
     assert f"files are in {run_dir}" in printed
 
     again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
@@ -96,4 +96,4 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, table, capsys):
     assert "no column 'y'" in refusal(tmp_path, capsys, run, *csv_task, "task.label_column=y")
     assert "ecoli_coding" in refusal(tmp_path, capsys, run, "task=ecoli")
     assert "exists; set overwrite=true" in refusal(tmp_path, capsys, run, *csv_task, f"output={table}")
-    assert "seeds is 0" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")
+    assert "seeds 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")

@@ -11,15 +11,15 @@ import dnadiff
 
 PACKAGE = Path(dnadiff.__file__).parent
 LEVELS = [
-    {"vocab", "noise", "categorical", "draws", "kernels", "config", "kmers", "bootstrap", "progress", "optim", "weights"},
+    {"vocab", "noise", "categorical", "draws", "kernels", "config", "kmers", "bootstrap", "progress", "optim", "weights", "pieces"},
     {"process", "backbone", "data"},
     {"denoiser", "markov"},
     {"objective", "sampler", "likelihood", "published"},
-    {"checkpoint"},
+    {"checkpoint", "code_length", "coding", "dnd", "held_out"},
     {"training", "callbacks", "downstream", "model"},
     {"report"},
     {"commands"},
-    {"train", "evaluate", "sample", "finetune", "genome", "__main__"},
+    {"train", "evaluate", "score", "compress", "decompress", "sample", "finetune", "genome", "__main__"},
     {"__init__"},
 ]
 COMMAND_LINES = LEVELS[-2]  # these may share a function of another
@@ -71,7 +71,18 @@ def test_heavy_packages_stay_in_their_place():
 
 
 @pytest.mark.parametrize(
-    "module", ["dnadiff", "dnadiff.train", "dnadiff.sample", "dnadiff.evaluate", "dnadiff.finetune", "dnadiff.__main__"]
+    "module",
+    [
+        "dnadiff",
+        "dnadiff.train",
+        "dnadiff.sample",
+        "dnadiff.evaluate",
+        "dnadiff.finetune",
+        "dnadiff.score",
+        "dnadiff.compress",
+        "dnadiff.decompress",
+        "dnadiff.__main__",
+    ],
 )
 def test_help_does_not_wait_for_torch_or_lightning(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'lightning', 'hydra', 'matplotlib', 'sklearn') if m in sys.modules])"

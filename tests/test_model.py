@@ -26,6 +26,13 @@ def test_nll_takes_strings_and_records_of_any_length(model):
     assert values[1] == pytest.approx(values[0], abs=0.3)
 
 
+def test_nll_of_a_sequence_does_not_depend_on_its_company(model):
+    one, two = "ACGTTGA" * 10, "CCGTA" * 14
+    together = model.nll([two, one, two])
+    assert together[1] == pytest.approx(model.nll([one])[0], rel=1e-6) and together[0] == pytest.approx(together[2], rel=1e-6)
+    assert together[1] == pytest.approx(model.nll([one, two], batch_size=1)[0], rel=1e-6) != model.nll([one], seed=2)[0]
+
+
 def test_embeddings_tell_sequences_apart(model):
     vectors = model.embed(["ACGTTGA" * 10, "ACGTTGA" * 10, "C" * 30])
     assert vectors.shape == (3, 16) and vectors.dtype == np.float32
@@ -40,6 +47,8 @@ def test_embeddings_tell_sequences_apart(model):
         (lambda m: m.nll([""]), "length 0"),
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),
         (lambda m: m.sample(1, batch_size=0), "batch_size 0"),
+        (lambda m: m.nll("ACGT"), "put it into a list"),
+        (lambda m: m.embed(SeqRecord(Seq("ACGT"))), "put it into a list"),
     ],
 )
 def test_impossible_requests_are_refused(model, call, message):

@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert "go on with resume=true" in out, out
+    assert process.returncode == 130 and "go on with resume=true" in out, out
     (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
     step = checkpoint.load(last).step
     assert step > 0
@@ -111,8 +111,10 @@ def test_resume_finds_the_unfinished_run_or_says_there_is_none(cli, train_args, 
     assert status == 0 and "starting afresh" in err
     (run,) = (tmp_path / "runs" / "train").iterdir()
     (run / "metrics.json").unlink()  # as if it had been killed after its last checkpoint
+    described = (run / "config.yaml").read_text()
     status, _, err = cli("train", *args, "resume=true")
     assert status == 1 and "is at step 3 already; set trainer.max_steps above that" in err
+    assert (run / "config.yaml").read_text() == described
     assert [p.name for p in (tmp_path / "runs" / "train").iterdir()] == [run.name]
 
 
@@ -126,3 +128,68 @@ def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
     status, _, err = cli("train", *plain, "backbone.d_model=32", "hydra.run.dir=third")
     assert status == 1 and "with d_model 16 where 32 was asked" in err and "leave out backbone.d_model=32" in err
     assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    "changed", ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count", "trainer.accumulate_grad_batches=2"]
+)
+def test_a_resumed_run_keeps_what_it_is(cli, train_args, tmp_path, changed):
+    assert cli("train", *train_args("caduceus", 2))[0] == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    status, _, err = cli("train", *train_args("caduceus", 4, "resume=true", changed))
+    assert status == 1 and "belongs to a run with other values of" in err and changed.partition("=")[0].replace("/", ".") in err
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("optimizer.lr=-1", "learning rate"),
+        ("objective=ar", "objective AR does not fit backbone Caduceus"),
+        ("init_from=short", "set data.length to at most 32"),
+    ],
+)
+def test_refusals_leave_an_existing_run_as_it_was(cli, train_args, tmp_path, wrong, message):
+    if "short" in wrong:
+        assert cli("train", *train_args("dit", 1, "hydra.run.dir=short", "data.length=32"))[0] == 0
+    assert cli("train", *train_args("caduceus", 2))[0] == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    args = [a for a in train_args("caduceus", 2, "overwrite=true", wrong) if "backbone" not in a or "init_from" not in wrong]
+    status, _, err = cli("train", *args)
+    assert status == 1 and message in err, err
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_a_run_killed_before_it_saved_can_be_started_again(cli, train_args, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    assert cli("train", *train_args("caduceus", 2, "resume=true"))[0] == 0
+
+
+def test_a_resumed_run_remembers_its_best(cli, train_args, tmp_path):
+    constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1"]
+    assert cli("train", *train_args("caduceus", 4, *constant))[0] == 0
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    best = checkpoint.read(tmp_path / "run" / "checkpoints" / "best.ckpt")["global_step"]
+    content = torch.load(last, weights_only=True)
+    for name in ("state_dict", "current_model_state"):  # a disaster between the two halves
+        content[name] = {k: v + 3 for k, v in content[name].items()}
+    torch.save(content, last)
+    assert cli("train", *train_args("caduceus", 8, "resume=true", *constant))[0] == 0
+    assert checkpoint.read(tmp_path / "run" / "checkpoints" / "best.ckpt")["global_step"] == best == 4
+
+
+def test_divergence_is_an_error(cli, train_args, tmp_path):
+    status, _, err = cli("train", *train_args("caduceus", 30, "optimizer.lr=1e30", "trainer.gradient_clip_val=null"))
+    assert status == 1 and "training diverged: the loss is nan at step" in err
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_resume_finds_a_run_that_began_from_other_weights(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 2, "hydra.run.dir=first"))[0] == 0
+    args = [a for a in train_args("caduceus", 2, "init_from=first") if "backbone" not in a and "hydra" not in a]
+    assert cli("train", *args)[0] == 0
+    (run,) = (tmp_path / "runs" / "train").iterdir()
+    (run / "metrics.json").unlink()
+    status, _, err = cli("train", *args, "resume=true")
+    assert status == 1 and "is at step 2 already" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 class NoiseSchedule(ABC):
     """alpha(t) with its derivative and inverse; every argument and result is `(B,)`, t in [0, 1]."""
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:

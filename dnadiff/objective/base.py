@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -40,6 +40,8 @@ class Objective(ABC):
         causal: which backbones fit; `Objective.causal == backbone.causal` is checked before data is loaded.
         time_conditioning: whether the network is told the noise level when the configuration leaves that open (null).
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     causal: bool = False
     time_conditioning: bool = False

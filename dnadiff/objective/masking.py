@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
 
 class Masking(ABC):
     """Draws xt and the weight that belongs to it."""
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     @abstractmethod
     def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> Masked:

@@ -8,7 +8,7 @@ opens nothing at a step costs nothing there, whatever the rest of the batch does
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Sampler(ABC):
     Attributes:
         exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut).
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     exact: bool = True
 

@@ -1,0 +1,154 @@
+"""Training steps of Caduceus-Ph: the published wiring against ours with the same scan, and ours against matrix products alone.
+
+    python scripts/bench/backbone.py [--quick] [--json FILE]
+
+A step is forward, cross-entropy at half of the positions, backward and AdamW. The published wiring runs a whole Mamba
+mixer on the sequence and another on its reversal: two input projections, two output projections, two gates, two flips.
+
+The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both directions, out_proj, head; once
+forward, twice backward) and divides by the rate that a large float32 product reaches
+in the same run, by the faster of PyTorch's and the kernels' libraries; everything else is taken as free.
+Times are the fastest of several repeats, the two wirings taking turns: other programs only ever add to them.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.kernels import available_scans, linear
+from dnadiff.vocab import Vocab
+
+DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+WIDTHS = [64, 118, 128, 256]
+LENGTHS = [(512, 16), (1024, 8), (16384, 1)]
+LAYERS = 4
+
+
+class PublishedWiring(nn.Module):
+    """One mixer for each direction around the same weights, as the published code calls them."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def one_way(self, direction: nn.Module, hidden: Tensor, scan: str) -> Tensor:
+        x, z = self.mixer.in_proj.halves(hidden, scan)
+        return self.mixer.out_proj(direction(x.contiguous(), None, scan) * nn.functional.silu(z))
+
+    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+        reverse = self.mixer.rev
+        reverse.reverse = False  # the published code reads a flipped copy forwards
+        out = self.one_way(self.mixer.fwd, hidden, scan) + self.one_way(reverse, hidden.flip(1), scan).flip(1)
+        reverse.reverse = True
+        return out
+
+
+def networks(d_model: int) -> dict[str, nn.Module]:
+    """Ours, and the same weights in the published wiring."""
+    ours, published = (Caduceus(DNA, d_model, LAYERS) for _ in range(2))
+    published.load_state_dict(ours.state_dict())
+    for layer in published.layers:
+        layer.mixer = PublishedWiring(layer.mixer)
+    ids = torch.randint(7, 11, (1, 50))
+    torch.testing.assert_close(ours(ids), published(ids), rtol=1e-4, atol=1e-5)
+    return {"published wiring": published, "ours": ours}
+
+
+def step(network: nn.Module, ids: Tensor, positions: Tensor) -> Callable[[], None]:
+    """One training step as a function without arguments."""
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-4, fused=True)
+
+    def run() -> None:
+        logits = network.head(network.features(ids)[positions])
+        nn.functional.cross_entropy(logits, ids[positions]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def in_turns(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+    """Seconds of the fastest call of each."""
+    best = dict.fromkeys(steps, math.inf)
+    for run in steps.values():
+        run()
+    start = time.perf_counter()
+    count = 0
+    while count < 3 or time.perf_counter() - start < seconds:
+        for name, run in steps.items():
+            began = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - began)
+        count += 1
+    return best
+
+
+def matrix_flops(d_model: int, tokens: int) -> float:
+    """FLOPs of a step's matrix products."""
+    inner, rank = 2 * d_model, math.ceil(d_model / 16)
+    layer = d_model * 2 * inner + 2 * (inner * (rank + 32) + rank * inner) + inner * d_model
+    return 3 * 2 * tokens * (LAYERS * layer + 16 * d_model / 2)
+
+
+def product_rate() -> float:
+    """FLOP/s of a large float32 product."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    return 2 * 2048**3 / min(in_turns({"PyTorch's": lambda: a @ b, "ours": lambda: linear(a, b)}, 1.0).values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two widths, one length")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per size (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=None, help="also write the rows here")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rate = product_rate()
+    scan = next(name for name, reason in available_scans().items() if not reason)
+    print(f"{torch.get_num_threads()} threads, scan {scan}, matrix products {rate / 1e9:.0f} GFLOP/s")
+    print(
+        f"{'size':>8} {'L':>6} {'B':>3} {'published':>12} {'ours':>12} {'ratio':>6} {'of limit':>9} {'medium':>12} {'ratio':>6}   (tokens/s)"
+    )
+    rows = []
+    for width in WIDTHS[::2] if options.quick else WIDTHS:
+        for length, batch in LENGTHS[:1] if options.quick else LENGTHS:
+            ids = torch.randint(7, 11, (batch, length))
+            positions = torch.rand(batch, length) < 0.5
+            nets = networks(width)
+            best = in_turns({name: step(net, ids, positions) for name, net in nets.items()}, options.seconds)
+            torch.set_float32_matmul_precision("medium")
+            medium = in_turns({"ours": step(nets["ours"], ids, positions)}, options.seconds / 2)["ours"]
+            torch.set_float32_matmul_precision("highest")
+            tokens = batch * length
+            speed = {name: tokens / seconds for name, seconds in best.items()}
+            ratio, share = best["published wiring"] / best["ours"], matrix_flops(width, tokens) / rate / best["ours"]
+            print(
+                f"{width:>5}x{LAYERS:<2} {length:>6} {batch:>3} {speed['published wiring']:>12,.0f} {speed['ours']:>12,.0f} {ratio:>6.2f}"
+                f" {share:>8.0%} {tokens / medium:>13,.0f} {best['ours'] / medium:>6.2f}",
+                flush=True,
+            )
+            name = f"{width}x{LAYERS} L{length}"
+            rows += [
+                {"name": name, "value": speed["ours"], "unit": "tokens/s", "ratio": ratio, "to": "published wiring, same scan"},
+                {"name": name, "value": share, "unit": "of the matrix-product limit", "ratio": share, "to": f"{rate / 1e9:.0f} GFLOP/s"},
+                {
+                    "name": f"{name} medium",
+                    "value": tokens / medium,
+                    "unit": "tokens/s",
+                    "ratio": best["ours"] / medium,
+                    "to": "float32 products",
+                },
+            ]
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
