@@ -29,7 +29,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     options = {key: commands.whole(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
     threads = None if config["threads"] is None else commands.whole("threads", config["threads"], 1)
     coding.library()
-    loaded = checkpoint.load(config["checkpoint"])
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = check_window(config["window"], loaded)
     refuse_causal(loaded)
     text = dnd.read_text(config["input"])

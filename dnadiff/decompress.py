@@ -36,7 +36,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     if header["format"] != FORMAT:
         raise ValueError(f"{config['input']} has format {header['format']}, this version reads {FORMAT}; use the dnadiff that wrote it")
     coding.library()
-    loaded = checkpoint.load(config["checkpoint"])
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
     refuse_causal(loaded)
     denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
     with coding.threads(header["machine"]["threads"]):

@@ -12,6 +12,7 @@ from dnadiff import commands
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
+MOST_WORDS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
 log = logging.getLogger("dnadiff")
 
 
@@ -24,19 +25,20 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     check(config)
-    loaded = checkpoint.load(config["checkpoint"])
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
     is_dna = loaded.tokenizer.vocab.complement is not None
     if config["both_strands"] and not is_dna:
         raise ValueError("both_strands=true needs DNA; this model was trained on text, which has one strand: leave it out")
-    data = build(config.get("data") or loaded.config["data"], trust=None if config.get("data") else ("dnadiff",))
+    data = build(config.get("data") or loaded.config["data"], trust=None if config.get("data") else ("dnadiff", *config["trust"]))
     data.expect(loaded.tokenizer)
     data.prepare()
-    tiles = data.test_windows(config["part"])
+    tiles = data.test_windows(config["part"], config["length"])
     log.info(
-        f"model: {loaded.path}, step {loaded.step:,}; {len(tiles):,} windows of {data.length} tokens of {data.name} ({config['part']})"
+        f"model: {loaded.path}, step {loaded.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})"
     )
 
-    groups = token_groups(data, tiles, is_dna, config["part"])
+    trained_on = training_data(loaded, data if not config.get("data") else None, config["trust"]) if is_dna else None
+    groups = token_groups(data, tiles, trained_on, config["part"])
     denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
     windows = Windows(tiles, groups, config["batch_size"], getattr(denoiser.backbone, "num_labels", 0) > 0)
     result, start, reverse = measure(config, denoiser, loaded.process, windows, data)
@@ -48,12 +50,13 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "step": loaded.step,
         },
-        "data": data.describe(),
+        "data": {**data.describe(), "window": tiles.length},
         "part": config["part"],
         "num_draws": result.num_draws,
         "target_se": config["target_se"],
         "seed": config["seed"],
         "protocol": describe_protocol(config, result),
+        "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
         "both_strands": {} if reverse is None else {name: both_strands(result, reverse, name) for name in named},
         "markov": markov_rows(data, tiles, groups, result, config["orders"], config["part"]) if is_dna else [],
@@ -61,12 +64,35 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         "code_length": None,
     }
     if start is not None:
-        content |= curves(result, start, data.length)
+        content |= curves(result, start, tiles.length)
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(output, content)
     show(content, is_dna)
     print(f"files are in {output}")
     return content
+
+
+def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | None:
+    """The data that the model was trained on, to tell novel bases from repeated ones; None with a message where they cannot be had.
+
+    Args:
+        loaded: the model.
+        own: the same data where they are evaluated anyway.
+        trust: further packages whose classes its configuration may name.
+    """
+    data = own
+    if data is None:
+        try:
+            data = build(loaded.config["data"], trust=("dnadiff", *trust))
+            data.prepare()
+        except (ValueError, OSError) as error:
+            log.info(f"novel and repeated bases are left out, for the data of the training run cannot be read: {error}")
+            return None
+    tokens = sum(i.end - i.start for i in data.intervals["train"])
+    if tokens > MOST_WORDS:
+        log.info(f"novel and repeated bases are left out: the training part has {tokens:,} bases, and their words would fill the memory")
+        return None
+    return data
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -77,6 +103,10 @@ def check(config: Mapping[str, Any]) -> None:
     """
     for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1)):
         commands.whole(key, config[key], least)
+    if config["length"] is not None:
+        commands.whole("length", config["length"], 1)
+    if not isinstance(config["orders"], list) or any(not isinstance(k, int) or not 0 <= k <= 26 for k in config["orders"]):
+        raise ValueError(f"orders {config['orders']} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
     if config["num_draws"] < 2 or config["num_draws"] % 2:
         raise ValueError(f"num_draws {config['num_draws']} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
     if config["part"] not in ("test", "valid", "train"):
@@ -103,7 +133,7 @@ def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any
         bar = Progress(len(windows), "evaluate")
 
         def progress(n: int) -> None:
-            bar.update(n, n * data.length * calls)
+            bar.update(n, n * windows.tiles.length * calls)
 
         def grown(draws: int, se: float) -> None:
             nonlocal calls

@@ -17,19 +17,20 @@ from dnadiff.markov import BackoffMarkov
 NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
 
 
-def token_groups(data: Any, tiles: Any, is_dna: bool, part: str) -> dict[str, np.ndarray]:
+def token_groups(data: Any, tiles: Any, trained_on: Any | None, part: str) -> dict[str, np.ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
     All of weight above 0 (never N, never padding); for DNA the novel and the repeated ones; and, where the tokenizer has
-    special tokens (begin, end, separator), all but those.
+    special tokens (begin, end, separator), all but those. Novelty is judged against the training part of `trained_on`, the
+    data that the model has seen; None leaves these two groups out.
     """
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
     if special := getattr(data.tokenizer, "special_ids", ()):
         ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
         groups["without specials"] = weight & ~np.isin(ids, special)
-    if is_dna:
-        seen = KmerSet([data.tokenizer.bases(s) for s in data.sequences("train")], NOVELTY)
+    if trained_on is not None:
+        seen = KmerSet([data.tokenizer.bases(s) for s in trained_on.sequences("train")], NOVELTY)
         covered = per_position(data, part, lambda bases: seen.covered(bases), fill=False)
         repeated = windows_of(covered, tiles)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}

@@ -29,7 +29,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     batch_size, num_draws = commands.whole("batch_size", config["batch_size"], 1), commands.whole("num_draws", config["num_draws"], 2)
     if num_draws % 2:
         raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
-    loaded = checkpoint.load(config["checkpoint"])
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
     tokenizer, denoiser = loaded.tokenizer, loaded.denoiser.to(pick_device(config["accelerator"]))
     window = check_window(config["window"], loaded)
     records = read_fasta(config["input"])

@@ -35,6 +35,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     from dnadiff import checkpoint
 
     config["seed"] = commands.whole("seed", config["seed"], 0)
+    config["data"] = {key: anchored(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
     initial = start_weights(config["init_from"], config["trust"]) if config["init_from"] else None
     if initial is not None:
         config = adopt(config, initial.config, overrides)
@@ -70,6 +71,15 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         log.info(f"resuming {start_from}")
     fit(trainer, module, data, start_from, step)
     return finish(trainer, module, config, run_dir, parameters)
+
+
+def anchored(path: Any) -> Any:
+    """Absolute file names, so that a run can be evaluated from any folder; what is no existing file is left as it is."""
+    if isinstance(path, Mapping):
+        return {key: anchored(value) for key, value in path.items()}
+    if isinstance(path, list):
+        return [anchored(value) for value in path]
+    return str(Path(path).expanduser().absolute()) if isinstance(path, str) and Path(path).expanduser().exists() else path
 
 
 def start_weights(source: str, trust: Sequence[str]) -> Any:

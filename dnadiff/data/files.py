@@ -52,7 +52,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         compressed = raw.read(2) == b"\x1f\x8b"
     opener = gzip.open if compressed else open
     try:
-        with opener(file, "rt", encoding="utf-8") as handle:
+        with opener(file, "rt", encoding="utf-8-sig") as handle:
             yield handle
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error

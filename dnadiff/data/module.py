@@ -68,14 +68,16 @@ class SequenceDataModule(lightning.LightningDataModule):
             ("epoch_size", 1 if epoch_size is None else epoch_size, 1),
             ("max_valid_windows", max_valid_windows, 1),
         ):
-            if value < least:
-                raise ValueError(f"{key} is {value}; set data.{key} to {least} or more")
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{key} is {value!r}; set data.{key} to {least} or more, a whole number")
         if start_method not in (None, "fork", "spawn", "forkserver"):
             raise ValueError(f"start_method is {start_method!r}; choose fork, spawn, forkserver or null for data.start_method")
         self.path, self.paths, self.start_method = path, paths_of(path), start_method
         if not self.paths:
             raise ValueError("path names no file; set data.path to a file or to a list of files")
         self.length, self.batch_size, self.num_workers = length, batch_size, num_workers
+        if split is not None and not callable(split):
+            raise ValueError(f"split is {split!r}; choose a policy by data/split=NAME, such as chromosomes or fraction")
         self.split = split or DefaultSplit()
         self.seed, self.epoch_size, self.max_valid_windows, self.augment_rc = seed, epoch_size, max_valid_windows, augment_rc
         self.name = name or ", ".join(Path(p).name.removeprefix("bundled:") for p in self.paths)
@@ -109,9 +111,20 @@ class SequenceDataModule(lightning.LightningDataModule):
         try:
             self.train_windows()
             self.test_windows("valid")
+            self.test_windows("test")
+            self._check_countable()
         except ValueError as error:
             self._names = None
             raise ValueError(f"{self.name}: {error}") from None
+
+    def _check_countable(self) -> None:
+        """Refuse a training part without a single letter that the model emits; looks no further than the first."""
+        emitted = self._tokenizer.vocab.is_emitted().numpy()
+        for interval in self._intervals["train"]:
+            for start in range(interval.start, interval.end, 1 << 20):
+                if emitted[self._records[interval.record][start : min(start + (1 << 20), interval.end)]].any():
+                    return
+        raise ValueError("the training part holds no letter to learn from: every one is unknown (N)")
 
     def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
         """The intervals of each part."""

@@ -85,8 +85,9 @@ class ChromosomeSplit:
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
-        self.valid = [valid] if isinstance(valid, str) else list(valid)
-        self.test = [test] if isinstance(test, str) else list(test)
+        # A yaml reads [3] as a number; Ensembl's chromosomes are called so.
+        self.valid = [valid] if isinstance(valid, str) else [str(name) for name in valid]
+        self.test = [test] if isinstance(test, str) else [str(name) for name in test]
         if both := set(self.valid) & set(self.test):
             raise ValueError(f"split.valid and split.test both name {', '.join(sorted(both))}; a record belongs to one part")
 

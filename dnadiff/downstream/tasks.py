@@ -252,6 +252,7 @@ class CsvTask:
         columns = {"sequence_column": self.sequence_column, "label_column": self.label_column, "split_column": self.split_column}
         try:
             with open_text(self.path) as handle:
+                csv.field_size_limit(2**31 - 1)  # the module's own limit is 131,072 letters
                 table = csv.reader(handle, delimiter=self.delimiter)
                 header = [name.strip() for name in next(table, [])]
                 header[:1] = [header[0].removeprefix("\ufeff")] if header else []

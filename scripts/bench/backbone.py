@@ -6,8 +6,8 @@ A step is forward, cross-entropy at half of the positions, backward and AdamW. T
 mixer on the sequence and another on its reversal: two input projections, two output projections, two gates, two flips.
 
 The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both directions, out_proj, head; once
-forward, twice backward) and divides by the rate that a large float32 product reaches
-in the same run, by the faster of PyTorch's and the kernels' libraries; everything else is taken as free.
+forward, twice backward) and divides by the rate that a large float32 product reaches in the same run, by PyTorch's library or
+by the kernels', whichever is faster; everything else is taken as free.
 Times are the fastest of several repeats, the two wirings taking turns: other programs only ever add to them.
 """
 

@@ -25,8 +25,8 @@ def fasta(tmp_path):
 
 
 def genome(path, **options):
-    options = {"split": FractionSplit(), "epoch_size": 20, "max_valid_windows": 4, **options}
-    return GenomeDataModule(path, length=16, batch_size=4, **options)
+    options = {"split": FractionSplit(), "epoch_size": 20, "max_valid_windows": 4, "length": 16, "batch_size": 4, **options}
+    return GenomeDataModule(path, **options)
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
@@ -123,13 +123,16 @@ def test_numbers_that_make_no_sense_are_refused(fasta, key):
 
 def test_a_batch_of_nothing_but_n_costs_nothing(tmp_path):
     # Fact 11, with the data that make it: loss 0 and finite gradients.
-    (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
+    (tmp_path / "n.fa").write_text(">a\nACGT" + "N" * 396 + "\n")
     data = genome(tmp_path / "n.fa", max_n=1.0)
     batch = next(iter(data.train_dataloader()))
+    empty = batch["weight"].sum(1) == 0
+    assert empty.any()
+    batch = {name: rows[empty] for name, rows in batch.items()}
     config = compose("train", ["backbone.d_model=16", "backbone.n_layers=1"])
     denoiser, process = build_denoiser(config, data.tokenizer)
     objective = build(config["objective"])(process=process)
-    result = objective(denoiser, batch["ids"].long(), batch["weight"].float(), Draws.for_batch(0, 4))
+    result = objective(denoiser, batch["ids"].long(), batch["weight"].float(), Draws.for_batch(0, len(batch["ids"])))
     result.loss.backward()
     assert float(result.loss.detach()) == 0 and int(result.num_tokens) == 0 and batch["weight"].sum() == 0
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
@@ -266,3 +269,15 @@ def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, st
     whole = fit(genome(fasta), **STEPS)
     before = fit(genome(fasta, num_workers=2), [SaveOnException(tmp_path / "x.ckpt")], interrupt=step, **STEPS)
     assert before + fit(genome(fasta), resume=tmp_path / "x.ckpt", **STEPS) == whole
+
+
+def test_a_genome_of_nothing_but_n_is_refused(tmp_path):
+    (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
+    with pytest.raises(ValueError, match="no letter to learn from"):
+        genome(tmp_path / "n.fa", max_n=1.0).prepare()
+
+
+def test_wrong_kinds_of_settings_are_named(tmp_path):
+    for key, value in (("length", "abc"), ("batch_size", None), ("split", "chromosomes")):
+        with pytest.raises(ValueError, match=key):
+            genome(tmp_path / "n.fa", **{key: value})
