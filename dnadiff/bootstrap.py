@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+UNDECIDED = "no interval, so no verdict"
 _FEWEST = 5  # blocks from which a spread can be told
 
 
@@ -83,3 +84,10 @@ def student_t(freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / f + second / f**2 + third / f**3
+
+
+def verdict(low: float | None, high: float | None, above: str, below: str, between: str = "not distinguishable") -> str:
+    """What an interval says about 0: `above` it, `below` it, or `between` when 0 lies inside; None or NaN say nothing."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return UNDECIDED
+    return above if low > 0 else below if high < 0 else between

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff import commands
+from dnadiff.bootstrap import verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -230,7 +231,7 @@ def show(content: Mapping[str, Any], is_dna: bool) -> None:
                 f"{g['bits']:.4f}",
                 f"{g['difference_bits']:+.4f}",
                 f"[{g['low']:+.4f}, {g['high']:+.4f}]",
-                verdict(g),
+                verdict(g["low"], g["high"], above="worse", below="better"),
             )
             for m in content["markov"]
             for name, g in m["groups"].items()
@@ -256,11 +257,6 @@ def code_length_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         lost = "n/a" if each["lost_structure"] is None else f"{100 * each['lost_structure']:.1f} %"
         cells += [f"{each['bits']:.4f}", lost]
     return (f"{row['groups']}", *cells, "n/a" if row["uniform"]["se"] is None else f"{row['uniform']['se']:.4f}")
-
-
-def verdict(difference: Mapping[str, float]) -> str:
-    """What the interval of (model minus baseline) in bits allows to say."""
-    return "better" if difference["high"] < 0 else "worse" if difference["low"] > 0 else "not distinguishable"
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from dnadiff.bootstrap import Interval
+from dnadiff.bootstrap import Interval, verdict
 from dnadiff.downstream.items import TaskData
 
 
@@ -95,7 +95,10 @@ def mean_interval(rows: np.ndarray, minus: np.ndarray | None = None, num_resampl
     items = random.multinomial(rows.shape[1], np.full(rows.shape[1], 1 / rows.shape[1]), size=num_resamples) / rows.shape[1]  # (W, S)
 
     def worlds(of: np.ndarray) -> np.ndarray:
-        seeds = random.multinomial(len(of), np.full(len(of), 1 / len(of)), size=num_resamples) / len(of)  # (W, R)
+        count = len(of)
+        seeds = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count  # (W, R)
+        # Drawn with replacement, R seeds vary too little by (R - 1)/R: their deviation from equal shares is stretched.
+        seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
         return (items @ of.T.astype(float) * seeds).sum(1)
 
     value, drawn = rows.mean(), worlds(rows)
@@ -112,8 +115,8 @@ def _accuracy(rows: np.ndarray) -> dict[str, Any]:
 
 def _difference(a: str, b: str, correct: Mapping[str, np.ndarray]) -> dict[str, Any]:
     interval = mean_interval(correct[a], correct[b])
-    verdict = ("better" if interval.value > 0 else "worse") if interval.excludes_zero else "no difference shown"
-    return {"a": a, "b": b, "difference": interval.value, "low": interval.low, "high": interval.high, "verdict": verdict}
+    said = verdict(interval.low, interval.high, above="better", below="worse")
+    return {"a": a, "b": b, "difference": interval.value, "low": interval.low, "high": interval.high, "verdict": said}
 
 
 def rows_for_table(result: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:

@@ -1,6 +1,6 @@
 """The headline numbers of a run, each with its interval and how to read it, and the verdicts that follow from the intervals.
 
-Used by the report and by any command that prints a closing table. A verdict is "better" or "worse" only where a 95 % interval
+Used by the report and by the closing table of scripts/demo.py. A verdict is "better" or "worse" only where a 95 % interval
 excludes 0.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.report.composition import Composition, Distance
 from dnadiff.report.results import BIT, GROUPS, chance_level, is_number, markov_models, shown_groups
-
-UNDECIDED = "no interval, so no verdict"
 
 
 class Headline(NamedTuple):
@@ -60,13 +59,6 @@ def sentences(
     if finetune and (parts := _accuracy_verdicts(finetune)):
         said.append(f"On {(finetune.get('task') or {}).get('name', 'the downstream task')}, {'; '.join(parts)}.")
     return said
-
-
-def verdict(low: Any, high: Any, above: str, below: str, between: str) -> str:
-    """What an interval says about 0: `above` it, `below` it, or `between` when 0 lies inside."""
-    if not (is_number(low) and is_number(high)):
-        return UNDECIDED
-    return above if low > 0 else below if high < 0 else between
 
 
 def number(value: Any, form: str = "{:.4f}") -> str:

@@ -69,7 +69,7 @@ def test_a_study_runs_every_seed_and_says_better_only_when_the_interval_excludes
     assert [m.seeds for m in models.values()] == [[1, 2, 3]] * 3 + [[1]]
     assert result["models"]["good"]["per_seed"] == pytest.approx([0.91, 0.92, 0.93])
     assert result["models"]["fixed"]["per_seed"] == pytest.approx([0.71])
-    assert [d["verdict"] for d in result["differences"]] == ["better", "worse", "no difference shown", "no difference shown"]
+    assert [d["verdict"] for d in result["differences"]] == ["better", "worse", "not distinguishable", "not distinguishable"]
     assert result["differences"][0]["difference"] == pytest.approx(0.3)
     assert result["task"]["items"]["test"] == {"a": 50, "b": 50}
     assert result["task"]["chance"] == 0.5
