@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dnadiff import pieces
 from dnadiff.draws import Draws, hash64
-from dnadiff.kernels import chosen_scan
+from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.grouped import Grouped
 
@@ -172,12 +172,14 @@ def machine(denoiser: nn.Module) -> dict[str, Any]:
     """What floating-point results depend on besides the model: all of it must be the same where a code is read."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
     scan = getattr(denoiser.backbone, "scan", None)
+    name = "none" if scan is None else chosen_scan(scan, device.type, dtype)
     return {
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "dtype": str(dtype).removeprefix("torch."),
-        "scan": "none" if scan is None else chosen_scan(scan, device.type, dtype),
+        "scan": name if scan is None else f"{name} ({SCANS[name].detail()})",
+        "products": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
         "constriction": version(library().__name__),
     }

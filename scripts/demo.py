@@ -78,7 +78,9 @@ def main() -> None:
     rows = [(h.name, h.value, h.interval) for h in headlines(parts["evaluation"], composition, parts["finetune"])]
     print("\n" + table(rows, ("result", "value", "95 % interval")))
     print("\n" + "\n".join(sentences(parts["evaluation"], composition, parts["finetune"])))
-    print(f"\n{duration(time.monotonic() - start)} in all; training {duration(training['seconds'])}, {training['tokens_per_second']:,} tokens/s")
+    print(
+        f"\n{duration(time.monotonic() - start)} in all; training {duration(training['seconds'])}, {training['tokens_per_second']:,} tokens/s"
+    )
     print(f"report: {folder / 'report.html'}")
 
 

@@ -94,7 +94,9 @@ def test_functions_of_the_package_are_not_called_either(hostile, where, tmp_path
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize("broken", [None, "text", {"config": None}, {"config": {}, "tokenizer": {}}, {"config": {"noise": 3}, "tokenizer": 5}])
+@pytest.mark.parametrize(
+    "broken", [None, "text", {"config": None}, {"config": {}, "tokenizer": {}}, {"config": {"noise": 3}, "tokenizer": 5}]
+)
 def test_malformed_descriptions_are_one_line(broken, tmp_path, content):
     content["hyper_parameters"] = broken
     with pytest.raises(ValueError, match="is not a dnadiff checkpoint"):

@@ -131,7 +131,8 @@ def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed", ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count", "trainer.accumulate_grad_batches=2"]
+    "changed",
+    ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count", "trainer.accumulate_grad_batches=2"],
 )
 def test_a_resumed_run_keeps_what_it_is(cli, train_args, tmp_path, changed):
     assert cli("train", *train_args("caduceus", 2))[0] == 0

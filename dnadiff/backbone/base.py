@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -21,6 +22,8 @@ class Backbone(nn.Module, ABC):
         takes_sigma: whether it can be told the noise level.
         num_labels: C, columns of the labels that it can be told; 0 is none.
     """
+
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     causal: bool = False
     max_length: int | None = None

@@ -80,7 +80,7 @@ class MambaBackbone(Backbone):
         told = bool(num_labels or time_conditioning)
 
         def norm() -> nn.Module:
-            return RMSNorm(d_model, norm_eps) if rms_norm else LayerNorm(d_model, norm_eps, bias=True)
+            return RMSNorm(d_model, norm_eps, scan) if rms_norm else LayerNorm(d_model, norm_eps, bias=True)
 
         self.embedding = nn.Embedding(math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)

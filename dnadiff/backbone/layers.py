@@ -7,18 +7,41 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dnadiff.kernels import linear, linear_halves, rms_norm
+
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32 and returned in the type of the weight's use (arXiv 1910.07467)."""
+    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv 1910.07467).
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    Args:
+        width: D.
+        eps: added to the mean square.
+        scan: which kernels compute it, as in `dnadiff.kernels`.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.scan = eps, scan
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
+
+
+class Projection(nn.Linear):
+    """A linear map without a bias, by the kernels that the mixer around it uses."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor, scan: str = "auto") -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, scan=scan)
+
+    def halves(self, x: Tensor, scan: str = "auto") -> tuple[Tensor, Tensor]:
+        """(..., in) -> two of (..., out / 2)."""
+        return linear_halves(x, self.weight, scan=scan)
 
 
 class LayerNorm(nn.Module):

@@ -1,6 +1,6 @@
 """Mamba-1's selective state space mixer (arXiv 2312.00752), for one or both directions of reading.
 
-The scan and the short convolution are kernels (`dnadiff.kernels`); here are the projections around them.
+What is not a matrix product is a kernel (`dnadiff.kernels`); here are the projections around them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dnadiff.kernels import selective_scan, short_conv
+from dnadiff.backbone.layers import Projection
+from dnadiff.kernels import gated_sum, narrow_linear, selective_scan, short_conv
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
 _NO_STEP = -1e4
@@ -34,7 +35,7 @@ class Direction(nn.Module):
         bound = 1 / math.sqrt(d_conv)
         self.conv_weight = nn.Parameter(torch.empty(d_inner, d_conv).uniform_(-bound, bound))
         self.conv_bias = nn.Parameter(torch.empty(d_inner).uniform_(-bound, bound))
-        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * d_state, bias=False)
+        self.x_proj = Projection(d_inner, dt_rank + 2 * d_state)
         self.dt_weight = nn.Parameter(torch.empty(d_inner, dt_rank).uniform_(-(dt_rank**-0.5), dt_rank**-0.5))
         # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the inverse softplus of one.
         step = torch.exp(torch.rand(d_inner) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=1e-4)
@@ -50,8 +51,8 @@ class Direction(nn.Module):
         if valid is not None:
             x = x * valid[..., None].to(x.dtype)
         rank, state = self.dt_rank, self.d_state
-        low, B, C = self.x_proj(x).split([rank, state, state], dim=-1)
-        delta = nn.functional.linear(low, self.dt_weight)
+        low, B, C = self.x_proj(x, scan).split([rank, state, state], dim=-1)
+        delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
             delta = delta.masked_fill(~valid[..., None], _NO_STEP)
         return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
@@ -71,14 +72,14 @@ class UniMamba(nn.Module):
     def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None) -> None:
         super().__init__()
         d_inner = expand * d_model
-        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
+        self.in_proj = Projection(d_model, 2 * d_inner)
         self.fwd = Direction(d_inner, d_state, d_conv, dt_rank or math.ceil(d_model / 16), reverse=False)
-        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+        self.out_proj = Projection(d_inner, d_model)
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        x, z = _split(self.in_proj, hidden, valid)
-        return self.out_proj(self.fwd(x, valid, scan) * nn.functional.silu(z))
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        return self.out_proj(gated_sum(self.fwd(x, valid, scan), None, z, scan=scan), scan)
 
 
 class BiMamba(nn.Module):
@@ -113,27 +114,28 @@ class BiMamba(nn.Module):
             raise ValueError(f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose {' or '.join(_COMBINE)}")
         d_inner, tied = expand * d_model, bidirectional_weight_tie
         dt_rank = dt_rank or math.ceil(d_model / 16)
-        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
+        self.in_proj = Projection(d_model, 2 * d_inner)
         self.fwd = Direction(d_inner, d_state, d_conv, dt_rank, reverse=False)
         self.rev = Direction(d_inner, d_state, d_conv, dt_rank, reverse=True)
-        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
-        self.in_proj_rev = None if tied else nn.Linear(d_model, 2 * d_inner, bias=False)
-        self.out_proj_rev = None if tied else nn.Linear(d_inner, d_model, bias=False)
+        self.out_proj = Projection(d_inner, d_model)
+        self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
+        self.out_proj_rev = None if tied else Projection(d_inner, d_model)
         self.strategy, self.combine = bidirectional_strategy, _COMBINE[bidirectional_strategy]
         self.one_projection = tied and bidirectional_strategy == "add"
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        x, z = _split(self.in_proj, hidden, valid)
-        x_rev, z_rev = (x, z) if self.in_proj_rev is None else _split(self.in_proj_rev, hidden, valid)
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        x_rev, z_rev = (x, z) if self.in_proj_rev is None else _split(self.in_proj_rev, hidden, valid, scan)
         y, y_rev = self.fwd(x, valid, scan), self.rev(x_rev, valid, scan)
         if self.one_projection:
-            return self.out_proj((y + y_rev) * nn.functional.silu(z))
+            return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
-        return self.combine(self.out_proj(y * nn.functional.silu(z)), out_proj_rev(y_rev * nn.functional.silu(z_rev)))
+        gated, gated_rev = gated_sum(y, None, z, scan=scan), gated_sum(y_rev, None, z_rev, scan=scan)
+        return self.combine(self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
 
 
-def _split(in_proj: nn.Linear, hidden: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def _split(in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor]:
     """The scan's input, zero outside `valid`, and the gate: (B, L, D) -> two of (B, L, E)."""
-    x, z = in_proj(hidden).chunk(2, dim=-1)
+    x, z = in_proj.halves(hidden, scan)
     return (x if valid is None else x * valid[..., None].to(x.dtype)), z

@@ -47,6 +47,31 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor
     return F.silu(a)
 
 
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    """See `dnadiff.kernels.gated_sum`."""
+    return (y if y_rev is None else y + y_rev) * F.silu(z)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `dnadiff.kernels.rms_norm`; on accelerators PyTorch has it in one kernel."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `dnadiff.kernels.linear`."""
+    return F.linear(x, weight)
+
+
+def linear_halves(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """See `dnadiff.kernels.linear_halves`."""
+    return linear(x, weight).chunk(2, dim=-1)
+
+
+def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `dnadiff.kernels.narrow_linear`."""
+    return F.linear(x, weight)
+
+
 class _Scan(torch.autograd.Function):
     """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u."""
 

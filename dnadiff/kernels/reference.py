@@ -1,4 +1,4 @@
-"""The selective scan and the short convolution as they are defined, for tests: one position at a time, plain autograd, slow."""
+"""The operations as they are defined, for tests: plain autograd, the scan one position at a time, slow."""
 
 from __future__ import annotations
 
@@ -39,3 +39,29 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor
     else:
         a = F.conv1d(F.pad(x.mT, (K - 1, 0)), weight[:, None], bias, groups=E)
     return F.silu(a).mT
+
+
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    """The gate of `dnadiff.kernels.gated_sum`, silu written out."""
+    total = y if y_rev is None else y + y_rev
+    return total * z * torch.sigmoid(z)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm of `dnadiff.kernels.rms_norm`: arXiv 1910.07467, equation 4, with eps under the root."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of `dnadiff.kernels.linear`."""
+    return x @ weight.T
+
+
+def linear_halves(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """See `dnadiff.kernels.linear_halves`."""
+    return linear(x, weight).chunk(2, dim=-1)
+
+
+def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of `dnadiff.kernels.narrow_linear`."""
+    return (x[..., None, :] * weight).sum(-1)

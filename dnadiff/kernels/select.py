@@ -1,7 +1,7 @@
 """The façade: checks shapes, chooses a scan, and calls it.
 
-A scan is a module of this package with `selective_scan`, `short_conv`, `unsupported(device_type, dtype) -> reason` and
-`detail() -> str`; a new one is that file and its row in `SCANS`.
+A scan is a module of this package with the seven operations below, `unsupported(device_type, dtype) -> reason` and `detail() -> str`;
+a new one is that file and its row in `SCANS`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -99,6 +100,110 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False
     return SCANS[_choose(scan, x.device.type, dtype)].short_conv(*inputs, reverse).to(x.dtype)
 
 
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto") -> Tensor:
+    """(y + y_rev) silu(z): what a mixer hands to its output projection.
+
+    Types narrower than float32, and autocast, are left to PyTorch, here and in the operations that follow.
+
+    Args:
+        y: (Bt, L, E).
+        y_rev: (Bt, L, E), or None for zero.
+        z: (Bt, L, E).
+        scan: as in `selective_scan`.
+
+    Returns:
+        (Bt, L, E).
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    shape = _three("y", y)
+    for name, x in (("y_rev", y_rev), ("z", z)):
+        if x is not None and x.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(shape)} as y")
+    return _rowwise(scan, y, y_rev, z).gated_sum(y, y_rev, z)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467, equation 4).
+
+    Args:
+        x: (..., D).
+        weight: (D,).
+        eps: added to the mean square.
+        scan: as in `selective_scan`.
+
+    Returns:
+        (..., D).
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    if weight.dim() != 1 or x.shape[-1:] != weight.shape:
+        raise ValueError(f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is {tuple(x.shape)}")
+    return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
+
+
+def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
+    """x weight^T for few columns of x: the step sizes of a mixer from their low-rank form.
+
+    Args:
+        x: (Bt, L, R).
+        weight: (E, R).
+        scan: as in `selective_scan`.
+
+    Returns:
+        (Bt, L, E).
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    if weight.dim() != 2 or _three("x", x)[2] != weight.shape[1]:
+        raise ValueError(f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}")
+    return _rowwise(scan, x, weight).narrow_linear(x, weight)
+
+
+def linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
+    """x weight^T by the fastest library for it.
+
+    Args:
+        x: (..., R).
+        weight: (E, R).
+        scan: as in `selective_scan`.
+
+    Returns:
+        (..., E).
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    _check_product(x, weight)
+    return _rowwise(scan, x, weight).linear(x, weight)
+
+
+def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
+    """The first and the second half of the columns of x weight^T: what a mixer convolves, and its gate.
+
+    Args:
+        x: (..., R).
+        weight: (2 E, R).
+        scan: as in `selective_scan`.
+
+    Returns:
+        Two of (..., E).
+
+    Raises:
+        ValueError: if shapes do not fit, or `scan` is unknown.
+        RuntimeError: if the scan asked for cannot run here.
+    """
+    _check_product(x, weight)
+    return _rowwise(scan, x, weight).linear_halves(x, weight)
+
+
 def check_scan(scan: str) -> str:
     """Give back the name of a scan, or refuse it before anything is computed.
 
@@ -118,14 +223,38 @@ def available_scans() -> dict[str, str]:
     return {name: _failure(name) for name in SCANS}
 
 
+def chosen_scan(scan: str, device_type: str, dtype: torch.dtype) -> str:
+    """The scan that runs where `scan` is asked for, perhaps "auto".
+
+    Raises:
+        ValueError: if it is unknown.
+        RuntimeError: if it is forced and cannot run.
+    """
+    return _choose(scan, device_type, _compute_dtype(torch.empty(0, dtype=dtype)))
+
+
 def _three(name: str, x: Tensor) -> torch.Size:
     if x.dim() != 3:
         raise ValueError(f"{name} must be (batch, length, channels), got shape {tuple(x.shape)}")
     return x.shape
 
 
+def _check_product(x: Tensor, weight: Tensor) -> None:
+    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"weight {tuple(weight.shape)} must be (E, R) for x (..., R), which is {tuple(x.shape)}")
+
+
 def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> ModuleType:
+    """The module for operations on single positions."""
+    device, same = x.device.type, all(other is None or other.dtype == x.dtype for other in others)
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if autocast or not same or x.dtype not in (torch.float32, torch.float64) or x.numel() == 0:
+        return portable
+    return SCANS[_choose(scan, device, x.dtype)]
 
 
 @torch.compiler.assume_constant_result  # the choice is made while tracing, so that a compiled model holds one operator
@@ -168,14 +297,16 @@ def _failure(name: str) -> str:
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
 
 
-def _probe(module) -> list[Tensor]:
-    """Outputs and gradients of both operations in both directions; 35 positions, 18 channels, 3 states."""
+def _probe(module: ModuleType) -> list[Tensor]:
+    """Outputs and gradients of all operations, in both directions; 35 positions, 18 channels, 3 states."""
     wave = torch.arange(35 * 18, dtype=torch.float32, device="cpu").view(1, 35, 18).mul(0.7).sin()
     B, C, A, D, weight = wave[..., :3], wave[..., 5:8], wave[0, :18, 3:6] - 1.5, wave[0, 0], wave[0, :18, :4]
     results = []
     for reverse in (False, True):
-        inputs = [x.clone().requires_grad_() for x in (wave, wave.flip(1), A, B, C, D, D.flip(0), weight)]
-        *scan_inputs, w = inputs
-        y = module.selective_scan(module.short_conv(inputs[0], w, D, reverse), *scan_inputs[1:], reverse)
+        inputs = [x.clone().requires_grad_() for x in (wave, wave[..., :4], A, B, C, D, D.flip(0), weight)]
+        u, low, *scan_inputs, w = inputs
+        x = module.rms_norm(module.short_conv(u, w, D, reverse), scan_inputs[-1], 1e-2)
+        y = module.selective_scan(x, module.narrow_linear(low, w), *scan_inputs, reverse)
+        y = module.gated_sum(y, x if reverse else None, u)
         results += [y.detach(), *torch.autograd.grad((y * wave.flip(2)).sum(), inputs)]
     return results

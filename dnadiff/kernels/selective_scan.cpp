@@ -21,19 +21,6 @@ struct Shape {
   int length(int c) const { return L - (ptrdiff_t)c * T < T ? (int)(L - (ptrdiff_t)c * T) : T; }
 };
 
-template <int m>
-struct Tile {
-  static constexpr int states = m;
-};
-
-// Calls f(tile, n) for tiles that cover states 0..N-1, `most` (a power of two) at a time.
-template <int most, class F>
-static inline void over_tiles(int N, const F& f, int n = 0) {
-  for (; n + most <= N; n += most) f(Tile<most>(), n);
-  if constexpr (most > 1)
-    if (n < N) over_tiles<most / 2>(N, f, n);
-}
-
 // A (E, N) -> (blocks, N, W) for blocks k0 <= k < k1, in units of log 2: the decay is 2^(step a).
 static void pack_rates(const float* A, vec* a, const Shape& s, int k0, int k1) {
   float* out = (float*)a;
@@ -177,7 +164,7 @@ struct Walk {
           at[i].dx = at[i].step * u;
           at[i].y = skip * u;
         }
-        over_tiles<M>(s.N, [&](auto tile, int n) { advance<tile.states>(at, count, in, n, rates, state); });
+        over_tiles<M>(s.N, [&](auto tile, int n) { advance<tile.size>(at, count, in, n, rates, state); });
         for (int i = 0; i < count; i++) store(ys[i0 + i] + e, at[i].y, lanes);
       }
     }
@@ -205,7 +192,7 @@ struct Walk {
       at[i].ddx = at[i].dstep = vec{};
     }
     over_tiles<M>(s.N, [&](auto tile, int n) {
-      constexpr int m = tile.states;
+      constexpr int m = tile.size;
       retreat<m>(at, count, in, s.N, n, memory.rates.at + first, (const vec*)states(c, k), memory.g.at + first, memory.da.at + first,
                  memory.sums.at, (Past<m>*)memory.past.at);
     });

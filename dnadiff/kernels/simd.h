@@ -26,7 +26,7 @@
 namespace dnadiff {
 
 #if defined(__AVX512F__)
-constexpr int W = 16, M = 8;  // channels in a vector; states kept in registers at once
+constexpr int W = 16, M = 8;  // channels in a vector; how many vectors of a loop's own are kept in registers
 constexpr const char* NAME = "AVX-512";
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr int W = 8, M = 4;  // 16 registers hold 4 states, their decay rates and the exponential's temporaries
@@ -107,6 +107,19 @@ static inline float sum(const vec* x) {
   four s = part[0];
   for (int j = 1; j < W / 4; j++) s += part[j];
   return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+template <int m>
+struct Tile {
+  static constexpr int size = m;
+};
+
+// Calls f(tile, n) for tiles that cover 0..N-1, `most` (a power of two) at a time.
+template <int most, class F>
+static inline void over_tiles(int N, const F& f, int n = 0) {
+  for (; n + most <= N; n += most) f(Tile<most>(), n);
+  if constexpr (most > 1)
+    if (n < N) over_tiles<most / 2>(N, f, n);
 }
 
 // Scratch for one thread, aligned to a vector.

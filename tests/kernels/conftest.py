@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import cpu, select
+from dnadiff.kernels import native, select
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def fresh_choice():
     """Forgets which scans work and which library is loaded, before and after."""
 
     def forget() -> None:
-        for cached in (select._failure, select._fastest, cpu._library):
+        for cached in (select._failure, select._fastest, native.library):
             cached.cache_clear()
 
     forget()

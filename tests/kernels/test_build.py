@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from dnadiff.kernels import available_scans, build, cpu, selective_scan
+from dnadiff.kernels import available_scans, build, cpu, linear, narrow_linear, selective_scan
 
 
 @pytest.fixture
@@ -95,6 +96,10 @@ def test_lesser_compilers_and_processors_compute_the_same(
     for L, E, N in ((70, 21, 7), (33, 40, 16)):
         expected = values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="reference")
         close(values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="cpu"), expected, 1e-5)
+        x, weight = torch.ones(2, L, N).cumsum(1).sin(), torch.ones(E, N).cumsum(0).cos()
+        for product in (linear, narrow_linear):
+            expected = values_and_grads(product, [x.clone().requires_grad_(), weight.clone().requires_grad_()], scan="reference")
+            close(values_and_grads(product, [x.clone().requires_grad_(), weight.clone().requires_grad_()], scan="cpu"), expected, 1e-5)
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):

@@ -1,0 +1,54 @@
+"""The compiled library as functions of pointers and sizes, and how tensors are handed to it.
+
+The library is compiled by `dnadiff.kernels.build` when the first tensor arrives, not on import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int, c_int64, c_void_p
+from functools import cache
+
+from torch import Tensor
+
+from dnadiff.kernels.build import load_library
+
+_SIGNATURES = {  # numbers of pointers, sizes, real numbers and small integers, in this order
+    "dnadiff_scan_forward": (9, 8, 0, 3),
+    "dnadiff_scan_backward": (16, 9, 0, 3),
+    "dnadiff_conv_forward": (4, 5, 0, 2),
+    "dnadiff_conv_backward": (6, 6, 0, 2),
+    "dnadiff_gate_forward": (4, 5, 0, 1),
+    "dnadiff_gate_backward": (6, 6, 0, 1),
+    "dnadiff_norm_forward": (4, 3, 1, 1),
+    "dnadiff_norm_backward": (6, 4, 0, 1),
+    "dnadiff_narrow_forward": (3, 4, 0, 1),
+    "dnadiff_narrow_backward": (5, 5, 0, 1),
+    "dnadiff_outer_sum": (3, 5, 0, 1),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library with the types of its functions' arguments."""
+    loaded = load_library()
+    loaded.dnadiff_vectors.restype = ctypes.c_char_p
+    for name, (pointers, sizes, reals, flags) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = [c_void_p] * pointers + [c_int64] * sizes + [c_double] * reals + [c_int] * flags
+        function.restype = None
+    return loaded
+
+
+def rows(x: Tensor) -> tuple[Tensor, int]:
+    """`x (Bt, L, X)` and the distance between its positions; copied only if its rows are not spaced evenly."""
+    Bt, L, X = x.shape
+    row = x.stride(1) if L > 1 else X
+    if (X > 1 and x.stride(2) != 1) or row < X or (Bt > 1 and x.stride(0) != L * row):
+        return x.contiguous(), X
+    return x, row
+
+
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Where their numbers are; null for None."""
+    return [None if x is None else x.data_ptr() for x in tensors]
