@@ -58,7 +58,7 @@ def main() -> None:
     train = command("train", "experiment=ecoli_demo", f"trainer.max_steps={steps}", f"hydra.run.dir={folder / 'train'}")
     run = f"checkpoint={folder / 'train'}"
     where = f"hydra.run.dir={folder}"
-    evaluate = command("evaluate", run, "orders=[0,2,3,6,12]", "num_draws=4", where)
+    evaluate = command("evaluate", run, "orders=[0,2,3,6,9,12]", "num_draws=4", where)
     sample = command("sample", run, "num_samples=200", "length=512", f"output={folder / 'samples.fa'}", where)
     finetune = command("finetune", run, "task=ecoli_coding", f"hydra.run.dir={folder / 'finetune'}")
 
