@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -27,12 +28,12 @@ def command(name: str, *args: str) -> str:
 
 
 def affordable_steps(folder: Path, minutes: float) -> int:
-    """Training steps that fit into so many minutes here: from a short run, with a tenth kept for validation and for luck."""
+    """Training steps that fit into so many minutes here: from a short run, with a little kept for validation."""
     command("train", "experiment=ecoli_demo", "trainer.max_steps=40", "data.max_valid_windows=16", f"hydra.run.dir={folder}")
     rows = read_metrics(folder / "metrics.csv")
     done = rows["train_loss"] == rows["train_loss"]  # not NaN: rows of training
     rate = (rows["step"][done][-1] - rows["step"][done][0]) / (rows["seconds"][done][-1] - rows["seconds"][done][0])
-    return max(100, round(0.9 * 60 * minutes * rate))
+    return max(100, round(0.97 * 60 * minutes * rate))
 
 
 def real_windows(length: int) -> list[str]:
@@ -78,11 +79,16 @@ def main() -> None:
     rows = [(h.name, h.value, h.interval) for h in headlines(parts["evaluation"], composition, parts["finetune"])]
     print("\n" + table(rows, ("result", "value", "95 % interval")))
     print("\n" + "\n".join(sentences(parts["evaluation"], composition, parts["finetune"])))
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (1 << 20 if sys.platform == "darwin" else 1 << 10)
     print(
         f"\n{duration(time.monotonic() - start)} in all; training {duration(training['seconds'])}, {training['tokens_per_second']:,} tokens/s"
     )
+    print(f"largest memory of one command: {peak:,} MB")
     print(f"report: {folder / 'report.html'}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
