@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from dnadiff.report.results import BIT, GROUPS, markov_models, progress, short_c
 
 Results = Mapping[str, Any]
 _SIGNED = "{:+.4f}"
+_NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
 _RESPONSIBLE = (
     "Generated sequences are statistical samples. They are unvalidated, and no claim is made about their function, safety or clinical "
     "use. Before any synthesis, screen them with current tools, order only from providers that screen, and follow the rules of your "
     "institution and country. The package contains no hazard filter. Models memorise: share none that was trained on private genomes. "
-    "The full text is RESPONSIBLE_USE.md in the repository."
+    "The whole text is RESPONSIBLE_USE.md of the package."
 )
 _METHODS = (
     "Methods: MDLM, Sahoo et al. 2024 (arXiv 2406.07524); Caduceus, Schiff et al. 2024 (arXiv 2403.03234); "
@@ -44,7 +46,7 @@ def masthead(title: str, evaluation: Results | None, composition: Composition | 
     shows += ["how it classifies sequences"] if finetune else []
     baselines = ", beside simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
-    return f"<header><h1>{escape(title)}</h1><p>{escape(f'A masked diffusion model learned {name} by filling in hidden {unit}s.{tail}')}</p></header>"
+    return f"<header><h1>{escape(title)}</h1><p>{escape(f'A masked diffusion model learned {name} by filling in hidden {unit}s.{tail}')} {_NOTICE}</p></header>"
 
 
 def results(
@@ -173,7 +175,15 @@ def footer(commands: Sequence[str]) -> str:
     lines = "\n".join(commands)
     made = f"<h2>Commands</h2><pre>{escape(lines)}</pre>" if commands else ""
     version = f'<p class="version">Written by dnadiff {escape(_version())}. {_METHODS}</p>'
-    return f"<footer>{made}<h2>Responsible use</h2><p>{_RESPONSIBLE}</p>{version}</footer>"
+    whole = f'<details><summary>The whole text</summary><pre class="text">{escape(_responsible_use())}</pre></details>'
+    return f'<footer>{made}<h2 id="responsible-use">Responsible use</h2><p>{_RESPONSIBLE}</p>{whole}{version}</footer>'
+
+
+def _responsible_use() -> str:
+    """RESPONSIBLE_USE.md, which lies in the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    found = [f for f in (package / "RESPONSIBLE_USE.md", package.parent / "RESPONSIBLE_USE.md") if f.is_file()]
+    return found[0].read_text(encoding="utf-8")
 
 
 def _bits_table(evaluation: Results, unit: str) -> str:
