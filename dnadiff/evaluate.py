@@ -30,7 +30,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     is_dna = loaded.tokenizer.vocab.complement is not None
     if config["both_strands"] and not is_dna:
         raise ValueError("both_strands=true needs DNA; this model was trained on text, which has one strand: leave it out")
-    data = build(config.get("data") or loaded.config["data"], trust=None if config.get("data") else ("dnadiff", *config["trust"]))
+    data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
     data.expect(loaded.tokenizer)
     data.prepare()
     tiles = data.test_windows(config["part"], config["length"])
@@ -73,6 +73,19 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     return content
 
 
+def offline(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a run without its leave to download: a checkpoint must not make this machine fetch anything.
+
+    Raises:
+        ValueError: if the run named no file of its own.
+    """
+    if data.get("download") and not data.get("path"):
+        raise ValueError(
+            f"the run was trained on downloaded data ({data.get('name')}); name them again, as in data=hg38, to allow the download"
+        )
+    return {key: value for key, value in data.items() if key != "download"}
+
+
 def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | None:
     """The data that the model was trained on, to tell novel bases from repeated ones; None with a message where they cannot be had.
 
@@ -84,7 +97,7 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
     data = own
     if data is None:
         try:
-            data = build(loaded.config["data"], trust=("dnadiff", *trust))
+            data = build(offline(loaded.config["data"]), trust=("dnadiff", *trust))
             data.prepare()
         except (ValueError, OSError) as error:
             log.info(f"novel and repeated bases are left out, for the data of the training run cannot be read: {error}")

@@ -19,7 +19,7 @@ from dnadiff.progress import duration, table
 HOW = ("resume", "overwrite", "trust")
 # Keys that a resumed run may change: how long, how often it reports, and on what it runs.
 MAY_CHANGE = (
-    *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator", "trainer.devices"),
+    *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),
     *("data.num_workers", "data.start_method", "data.max_valid_windows", "callbacks.checkpoints", "callbacks.progress", "logger"),
     *("init_from", "matmul_precision", "backbone.scan", "backbone.activation_checkpointing"),
 )
@@ -36,6 +36,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     config["seed"] = commands.whole("seed", config["seed"], 0)
     config["data"] = {key: anchored(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
+    if isinstance(split := config["data"].get("split"), dict) and "bed" in split:
+        config["data"]["split"] = {**split, "bed": anchored(split["bed"])}
     initial = start_weights(config["init_from"], config["trust"]) if config["init_from"] else None
     if initial is not None:
         config = adopt(config, initial.config, overrides)
@@ -133,6 +135,8 @@ def reached(start_from: Path, config: Mapping[str, Any], data: Any) -> int:
         )
     if content["hyper_parameters"]["tokenizer"] != data.tokenizer.config():
         raise ValueError(f"{start_from} was trained on another alphabet than {data.name} has now; has the file changed?")
+    if content["hyper_parameters"].get("split_hash") != data.describe()["split_hash"]:
+        raise ValueError(f"{start_from} was trained on other records or another split than {data.name} has now; has a file changed?")
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step >= steps:
         raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to go on")
@@ -199,7 +203,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
         build(config["lr_scheduler"], trust=None),
         config["weight_decay"],
         config["seed"],
-        {"config": dict(config), "tokenizer": data.tokenizer.config()},
+        {"config": dict(config), "tokenizer": data.tokenizer.config(), "split_hash": data.describe()["split_hash"]},
     )
     callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
     for callback in callbacks:

@@ -92,6 +92,8 @@ class CaduceusSplit:
         """
         stretched, written = self._read(names, lengths, stretched=True), self._read(names, lengths, stretched=False)
         train = Tiling([i for i in stretched["train"] if i.end - i.start >= length], length)
+        if not len(train):
+            return {"windows": 0, "as_evaluated": 0, "as_written": 0}
         record, start, _ = train.at(np.arange(len(train)))
         counts = {
             key: int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum())

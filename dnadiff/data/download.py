@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import ClassVar
 
-from dnadiff.data.cache import cache_dir, hash_file, locked, megabytes
+from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes
 
 _BLOCK = 1 << 20
 _TRIES = 3
@@ -19,24 +19,30 @@ _TIMEOUT = 60.0  # seconds without a byte
 class Download:
     """A file at a fixed address; it goes into `downloads` in the cache and nowhere else.
 
+    Not `buildable` from a checkpoint: only the user's own command line may reach out to the network.
+
     Args:
         url: where it is, http or https; its last part is the name of the file.
         size: in bytes.
         sha256: of its content.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-
     def __init__(self, url: str, size: int, sha256: str) -> None:
         self.url, self.size, self.sha256 = url, size, sha256.lower()
         self.name = url.rpartition("/")[2]
-        if not url.startswith(("https://", "http://")) or not self.name.strip(".") or self.name.startswith("."):
+        if (
+            not url.startswith(("https://", "http://"))
+            or not re.fullmatch(r"\w[\w.-]*", self.name)
+            or self.name.endswith((".part", ".lock"))
+        ):
             raise ValueError(f"download.url is {url!r}; expected http:// or https:// and a file name at its end")
 
     @property
     def target(self) -> Path:
         """Where the file is, or will be."""
-        return cache_dir("downloads") / self.name
+        folder = cache_dir("downloads") / self.sha256[:16]  # files of one name and different content never meet
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / self.name
 
     def fetch(self) -> Path:
         """The file, fetched now if it is not there; what an interrupted call left is taken up again.
@@ -58,9 +64,9 @@ class Download:
     def _is_there(self, target: Path) -> bool:
         if not target.is_file():
             return False
-        if target.stat().st_size != self.size:
+        if target.stat().st_size != self.size or content_hash(target) != self.sha256:
             raise ValueError(
-                f"{target} has {target.stat().st_size:,} bytes, expected {self.size:,} (sha256 {self.sha256}); remove it, or set data.path to the file you want"
+                f"{target} has {target.stat().st_size:,} bytes and is not the file of {self.size:,} bytes expected (sha256 {self.sha256}); remove it, or set data.path to the file you want"
             )
         return True
 
@@ -95,8 +101,9 @@ class Download:
             if done and reply.status != 206:  # a server that cannot resume sends everything again
                 done = 0
             with part.open("ab" if done else "wb") as file, megabytes(self.size, f"fetching {self.name}", done) as progress:
-                while block := reply.read(_BLOCK):
+                while done <= self.size and (block := reply.read(_BLOCK)):  # a server that never ends does not fill the disk
                     file.write(block)
+                    done += len(block)
                     progress(len(block))
 
     def _unreachable(self, reason: str, part: Path) -> OSError:

@@ -99,8 +99,9 @@ class ChromosomeSplit:
         """
         check_names([*self.valid, *self.test], names, "split")
         parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
+        valid, test = set(self.valid), set(self.test)
         for record, (name, length) in enumerate(zip(names, lengths)):
-            part = "valid" if name in self.valid else "test" if name in self.test else "train"
+            part = "valid" if name in valid else "test" if name in test else "train"
             parts[part].append(Interval(record, 0, length))
         return parts
 
@@ -178,7 +179,7 @@ class DefaultSplit:
         return ChromosomeSplit(valid=valid, test=test) if len(names) >= 3 and test and valid else FractionSplit()
 
     def _take(self, names: Sequence[str], lengths: Sequence[int], taken: Iterable[str]) -> list[str]:
-        most, held, chosen = self.share * sum(lengths), 0, []
+        most, held, chosen, taken = self.share * sum(lengths), 0, [], set(taken)
         for length, name in sorted(((n, name) for n, name in zip(lengths, names) if name not in taken), key=lambda pair: -pair[0]):
             if held < most / 2 and held + length <= most:
                 held += length

@@ -40,7 +40,7 @@ class Tiling:
         self._until = np.cumsum(-(-(self._end - self._start) // length))
 
     def __len__(self) -> int:
-        return int(self._until[-1])
+        return int(self._until[-1]) if len(self._until) else 0
 
     def at(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Record, start and skip of tiles `(B,)`."""

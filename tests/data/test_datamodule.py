@@ -38,7 +38,7 @@ def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
         (tmp_path / "h.fa").write_text(records)
         own = [f"data.path={tmp_path / 'h.fa'}", f"data.length={32 if name == 'hg38' else 64}", "data.num_workers=0"]
     split = ["data.split={_target_: dnadiff.data.splits.ChromosomeSplit, valid: [chr8], test: [chr20]}"] if name == "sequences" else []
-    data = build(compose("train", ["seed=5", f"data={name}", *own, *split])["data"])
+    data = build(compose("train", ["seed=5", f"data={name}", *own, *split])["data"], trust=None)
     data.prepare()
     batch = next(iter(data.train_dataloader()))
     assert data.seed == 5

@@ -62,15 +62,15 @@ def download(url, content=CONTENT, **options):
 
 def test_a_file_is_fetched_once(server, folder):
     one = download(server.url)
-    assert one.fetch() == folder / "x.fa" == one.target and (folder / "x.fa").read_bytes() == CONTENT
+    assert one.fetch() == folder / one.sha256[:16] / "x.fa" == one.target and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
     one.fetch()
-    assert server.asked == [0] and not list(folder.glob("*.part"))
+    assert server.asked == [0] and not list(folder.glob("*/*.part"))
 
 
 def test_a_broken_transfer_is_taken_up_where_it_stopped(server, folder):
     server.cuts = 2
     download(server.url).fetch()
-    assert server.asked == [0, 10_000, 20_000] and (folder / "x.fa").read_bytes() == CONTENT
+    assert server.asked == [0, 10_000, 20_000] and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
 
 
 def test_an_interrupted_call_is_resumed_by_the_next(server, folder):
@@ -90,18 +90,19 @@ def test_a_server_without_ranges_sends_all_again(server, folder):
 def test_the_wrong_file_is_refused_and_removed(server, folder):
     with pytest.raises(ValueError, match=r"what came is not the expected file .* was removed"):
         download(server.url, sha256="0" * 64).fetch()
-    assert not [p for p in folder.iterdir() if not p.name.startswith(".")]
+    assert not [p for p in folder.glob("*/*") if not p.name.startswith(".")]
     with pytest.raises(ValueError, match="what came is not the expected file"):
         download(server.url, content=CONTENT[:-5]).fetch()
-    (folder / "x.fa").write_bytes(b"mine")
-    with pytest.raises(ValueError, match=r"has 4 bytes, expected 32,007 .* remove it, or set data\.path"):
+    download(server.url).target.write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"has 4 bytes and is not the file of 32,007 bytes .* remove it, or set data\.path"):
         download(server.url).fetch()
 
 
 def test_without_a_network_it_says_which_file_to_put_where(server, folder):
     for url, reason in (("http://127.0.0.1:9/x.fa", "refused"), (server.url.replace("x.fa", "y.fa"), "HTTP 404")):
         with pytest.raises(
-            OSError, match=rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at {folder}/.\.fa, or set data\.path to a copy"
+            OSError,
+            match=rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at {folder}/[0-9a-f]+/.\.fa, or set data\.path to a copy",
         ):
             download(url).fetch()
 
@@ -117,3 +118,39 @@ def test_data_that_is_not_there_is_downloaded_and_packed(server, folder):
 def test_only_files_from_the_web_are_fetched(url):
     with pytest.raises(ValueError, match=r"download\.url is .*; expected http"):
         download(url)
+
+
+def test_a_file_of_the_right_size_is_not_enough(server, folder):
+    one = download(server.url)
+    one.target.write_bytes(b"N" * len(CONTENT))
+    with pytest.raises(ValueError, match="is not the file of 32,007 bytes expected"):
+        one.fetch()
+    assert server.asked == []
+
+
+def test_a_server_that_sends_too_much_is_cut_off(server, folder, monkeypatch):
+    monkeypatch.setattr("dnadiff.data.download._BLOCK", 1000)
+    with pytest.raises(ValueError, match="is not the expected file"):
+        download(server.url, size=10).fetch()
+
+
+@pytest.mark.parametrize("name", ["x.fa.part", "x.fa.lock", ".hidden", "a b.fa", "x?y"])
+def test_names_that_could_meet_other_files_are_refused(name):
+    with pytest.raises(ValueError, match=r"download\.url"):
+        download(f"http://127.0.0.1/{name}")
+
+
+def test_a_checkpoint_may_not_reach_out_to_the_network():
+    from dnadiff.config import build
+    from dnadiff.evaluate import offline
+
+    data = {
+        "_target_": "dnadiff.data.datamodule.GenomeDataModule",
+        "path": None,
+        "download": {"_target_": "dnadiff.data.download.Download"},
+    }
+    with pytest.raises(ValueError, match="refused to build"):
+        build(data)
+    with pytest.raises(ValueError, match="name them again, as in data=hg38"):
+        offline(data)
+    assert "download" not in offline(data | {"path": "x.fa"})
