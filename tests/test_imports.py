@@ -11,7 +11,21 @@ import dnadiff
 
 PACKAGE = Path(dnadiff.__file__).parent
 LEVELS = [
-    {"vocab", "noise", "categorical", "draws", "kernels", "config", "kmers", "bootstrap", "progress", "optim", "weights", "pieces"},
+    {
+        "vocab",
+        "noise",
+        "categorical",
+        "draws",
+        "kernels",
+        "config",
+        "kmers",
+        "bootstrap",
+        "progress",
+        "optim",
+        "weights",
+        "pieces",
+        "allocator",
+    },
     {"process", "backbone", "data"},
     {"denoiser", "markov"},
     {"objective", "sampler", "likelihood", "published"},

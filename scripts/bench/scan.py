@@ -2,14 +2,18 @@
 
     python scripts/bench/scan.py [--quick] [--json FILE]
 
+At the first sizes PyTorch's own associative scan, compiled, runs too: what a careful user would write without this package. It
+holds every state of every position.
+
 Times are the fastest of several repeats: other programs only ever add to them. Peak memory is what the process grew by
 (Linux only), inputs excluded, gradients included.
 
 The limit is the larger of two times, both from rates measured in the same run:
 
-- arithmetic: a state costs 12 vector instructions per position forward (9 for the exponential: multiply, round, subtract, 5 fused
-  multiply-adds, scale; then dx B, the state and the output) and 20 backward (11 to recompute it, 9 for the gradients), issued as
-  fast as a float32 matrix product issues its multiply-adds (its FLOP/s divided by 2);
+- arithmetic: a state costs 10 vector multiplications or multiply-adds per position forward (7 for the exponential: scale, 5 of the
+  polynomial, the exponent; then dx B, the state and the output; rounding and subtraction have ports of their own on some
+  processors) and 18 backward (9 to recompute it, 9 for the gradients), issued as fast as a float32 matrix product issues its
+  multiply-adds (its FLOP/s divided by 2), PyTorch's or the kernels', whichever is faster;
 - bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta, dB, dC and the inputs again), as
   fast as a copy moves them.
 """
@@ -24,11 +28,12 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.kernels import SCANS, available_scans, selective_scan, short_conv
+from dnadiff.allocator import keep_freed_memory
+from dnadiff.kernels import SCANS, available_scans, linear, selective_scan, short_conv
 
 SIZES = [(4, 1024, 256, 16), (16, 512, 128, 16)]  # batch, length, channels, states
 LONG = [(1, 4096, 64, 16), (1, 16384, 64, 16), (1, 131072, 64, 16)]
-INSTRUCTIONS = {"forward": 12, "forward+backward": 32}
+INSTRUCTIONS = {"forward": 10, "forward+backward": 28}
 
 
 def fastest(f: Callable[[], object], seconds: float) -> float:
@@ -64,9 +69,22 @@ def machine_rates() -> tuple[float, float]:
     matmul = 0.0
     for n in (512, 1024):  # the smaller one may fit between two interruptions, the larger one runs closer to the peak
         a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
-        matmul = max(matmul, n**3 / fastest(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 0.3))
+        for product in (lambda a=a, b=b, c=c: torch.mm(a, b, out=c), lambda a=a, b=b: linear(a, b)):
+            matmul = max(matmul, n**3 / fastest(product, 0.3))
     x, y = torch.zeros(2**25), torch.empty(2**25)
     return matmul, 2 * x.nbytes / fastest(lambda: y.copy_(x), 0.3)
+
+
+def associative(
+    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor, bias: torch.Tensor
+):
+    """The same function by `torch._higher_order_ops.associative_scan`, to be compiled."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    step = torch.nn.functional.softplus(delta + bias)
+    pairs = torch.exp(step[..., None] * A), (step * u)[..., None] * B[:, :, None]
+    h = associative_scan(lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1]), pairs, dim=1, combine_mode="generic")[1]
+    return torch.einsum("blen,bln->ble", h, C) + D * u
 
 
 def limit(part: str, Bt: int, L: int, E: int, N: int, rates: tuple[float, float]) -> float:
@@ -102,6 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     seconds, sizes = (0.2, SIZES[:1]) if args.quick else (1.0, SIZES + LONG)
 
+    keep_freed_memory()
     rates = machine_rates()
     print(f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy")
     for name, reason in available_scans().items():
@@ -117,18 +136,28 @@ def main() -> None:
         Bt, L, E, N = size
         tensors = inputs(*size)
         base: dict[str, float] = {}
-        for name in names:
-            if name == "reference" and L > 1024:
-                continue
-            for part, f in calls(lambda *x, name=name: selective_scan(*x, scan=name), tensors).items():
+        found: dict[str, float] = {}
+        scans = {name: lambda *x, name=name: selective_scan(*x, scan=name) for name in names}
+        if L > 1024:
+            print(f"(no reference and no associative scan at L {L}: the one takes minutes, the other {20 * Bt * L * E * N >> 30} GB)")
+            scans.pop("reference", None)
+        else:
+            scans["associative, compiled"] = torch.compile(associative)
+        for name, scan in scans.items():
+            for part, f in calls(scan, tensors).items():
                 label = f"scan {name} {part} B{Bt} L{L} E{E} N{N}"
                 memory, took = peak_memory(f), fastest(f, seconds)
+                found[f"{name} {part}"] = took
                 base.setdefault(part, took)
                 report(label, took * 1e3, "ms", base[part] / took, "portable")
                 report(f"{label} limit", limit(part, *size, rates) * 1e3, "ms", limit(part, *size, rates) / took, "of this time")
                 if memory is not None:
                     base.setdefault(f"{part} memory", memory)
                     report(f"{label} memory", memory, "MB", memory / base[f"{part} memory"], "portable")
+        if L <= 1024:
+            for part in ("forward", "forward+backward"):
+                ours, other = (found[f"{name} {part}"] for name in ("cpu" if "cpu" in names else "portable", "associative, compiled"))
+                report(f"scan {part} B{Bt} L{L} E{E} N{N}", ours * 1e3, "ms", other / ours, "a compiled associative scan")
         conv = [tensors[0], torch.randn(E, 4, requires_grad=True), tensors[5]]
         for name in names:
             if name == "reference":  # PyTorch's depthwise convolution takes seconds
