@@ -21,10 +21,11 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     """Evaluate and return the contents of the JSON file."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
-    from dnadiff.held_out import Windows, markov_rows, token_groups
+    from dnadiff.held_out import Scores, Windows, markov_rows, token_groups
     from dnadiff.likelihood import both_strands
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
+    scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
     check(config)
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     is_dna = loaded.tokenizer.vocab.complement is not None
@@ -67,6 +68,9 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     if start is not None:
         content |= curves(result, start, tiles.length)
     output.parent.mkdir(parents=True, exist_ok=True)
+    if scores is not None:
+        scores.parent.mkdir(parents=True, exist_ok=True)
+        Scores.of(result, data, tiles).save(scores)
     checkpoint.write_json(output, content)
     show(content, is_dna)
     print(f"files are in {output}")

@@ -1,17 +1,20 @@
-"""Held-out windows: which of their tokens are counted, and what Markov models of the same training part make of them."""
+"""Held-out windows: which of their tokens are counted, what Markov models of the same training part make of them, and paired scores."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from dnadiff.bootstrap import blocks, ratio
+from dnadiff.bootstrap import Interval, blocks, ratio
+from dnadiff.data.files import replacing
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood import Batch
+from dnadiff.likelihood import Batch, Likelihood
 from dnadiff.markov import BackoffMarkov
 
 NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
@@ -71,22 +74,86 @@ class Windows:
             yield Batch(stacked["ids"], groups, stacked.get("valid"), stacked.get("cond") if self.takes_labels else None)
 
 
-def markov_rows(
-    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, orders: Sequence[int], part: str
-) -> list[dict[str, Any]]:
-    """Markov models of the training part, strengths chosen on the validation part, each with its paired difference to the model."""
-    if not orders:
-        return []
+@dataclass(frozen=True)
+class Scores:
+    """What one model makes of each window: all that a paired comparison with another model needs.
+
+    Attributes:
+        windows: (S, 3) record, start and length.
+        nats: for each group of tokens, (S,).
+        tokens: for each group, (S,) tokens counted.
+        block_size: windows per block of the bootstrap.
+        data: which records and split the windows are of, `split_hash` of the data.
+    """
+
+    windows: np.ndarray
+    nats: Mapping[str, np.ndarray]
+    tokens: Mapping[str, np.ndarray]
+    block_size: int
+    data: str
+
+    @classmethod
+    def of(cls, result: Likelihood, data: Any, tiles: Any) -> Scores:
+        """Those of an evaluated network."""
+        nats = {name: result.per_sequence(name) for name in result.tokens}
+        return cls(places(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an `.npz` file."""
+        arrays = {f"{kind}/{name}": getattr(self, kind)[name] for kind in ("nats", "tokens") for name in self.nats}
+        with replacing(path, overwrite=True) as file:
+            np.savez_compressed(file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        """Read what `save` wrote."""
+        with np.load(path) as content:
+            names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
+            nats, tokens = ({name: content[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens"))
+            return cls(content["windows"], nats, tokens, int(content["block_size"]), str(content["data"]))
+
+    def minus(self, other: Scores, group: str = "all") -> Interval:
+        """This model minus the other, nats per token, windows paired.
+
+        Raises:
+            ValueError: if they are scores of other windows.
+        """
+        if self.data != other.data or not np.array_equal(self.windows, other.windows):
+            raise ValueError("these are scores of different windows: evaluate both models on the same data, part and length")
+        return ratio(self.nats[group] - other.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
+
+    def mean(self, group: str = "all") -> Interval:
+        """Nats per token with the error over windows."""
+        return ratio(self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
+
+
+def places(tiles: Any) -> np.ndarray:
+    """Record, start and length of each window, `(S, 3)`."""
+    return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
+
+
+def markov_nats(data: Any, tiles: Any, orders: Sequence[int], part: str) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
+    """Orders as they rise, the Markov model of the training part with strengths chosen on the validation part, -log p of each base `(S, L)`."""
     to_bases = data.tokenizer.bases
     fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders))
     tuned = fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], orders)
-    rows = []
     for order in sorted(orders):
-        nats = windows_of(per_position(data, part, lambda bases, k=order: -np.nan_to_num(tuned[k].log_probs(bases, k)), fill=0.0), tiles)
+        nats = per_position(data, part, lambda bases, k=order: -np.nan_to_num(tuned[k].log_probs(bases, k)), fill=0.0)
+        yield order, tuned[order], windows_of(nats, tiles)
+
+
+def markov_rows(
+    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, orders: Sequence[int], part: str
+) -> list[dict[str, Any]]:
+    """`markov_nats` as rows for JSON, each with its paired difference to the model."""
+    if not orders:
+        return []
+    rows = []
+    for order, model, nats in markov_nats(data, tiles, orders, part):
         row: dict[str, Any] = {
             "order": order,
-            "strength": tuned[order].strengths[order],
-            "strengths": tuned[order].strengths[: order + 1],
+            "strength": model.strengths[order],
+            "strengths": model.strengths[: order + 1],
             "groups": {},
         }
         for name, mask in groups.items():

@@ -32,7 +32,7 @@ LEVELS = [
     {"checkpoint", "code_length", "coding", "dnd", "held_out"},
     {"training", "callbacks", "downstream", "model"},
     {"report"},
-    {"commands"},
+    {"commands", "study"},
     {"train", "evaluate", "score", "compress", "decompress", "sample", "finetune", "genome", "__main__"},
     {"__init__"},
 ]

@@ -55,6 +55,7 @@ class MambaBackbone(Backbone):
         cond_dim: width of what labels and noise level are mapped to.
         activation_checkpointing: keep each layer's input alone and compute the layer again in the backward pass.
         scan: which kernel runs the recurrence; `auto` takes the fastest that works here.
+        dropout: on what each block adds to the stream.
     """
 
     def __init__(
@@ -73,8 +74,12 @@ class MambaBackbone(Backbone):
         cond_dim: int,
         activation_checkpointing: bool,
         scan: str,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout {dropout} must lie in [0, 1); set backbone.dropout")
+        self.dropout = nn.Dropout(dropout)
         self.scan, self.residual_in_fp32, self.activation_checkpointing = check_scan(scan), residual_in_fp32, activation_checkpointing
         self.pad_vocab_to = pad_vocab_to
         told = bool(num_labels or time_conditioning)
@@ -103,7 +108,7 @@ class MambaBackbone(Backbone):
         stream = widened(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
         for layer in self.layers:
             stream = self.enter(stream)
-            stream = stream + self._run(layer, stream, condition, valid)
+            stream = stream + self.dropout(self._run(layer, stream, condition, valid))
         return self.norm_f(stream).to(self.norm_f.weight.dtype)
 
     def enter(self, stream: Tensor) -> Tensor:

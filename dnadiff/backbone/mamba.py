@@ -15,6 +15,7 @@ class Mamba(MambaBackbone):
     Args:
         vocab, d_model, n_layers, d_state, d_conv, expand, dt_rank, norm_eps, rms_norm, residual_in_fp32, pad_vocab_to, num_labels,
             time_conditioning, cond_dim, activation_checkpointing, scan: as in `Caduceus`.
+        dropout: on what each block adds to the residual stream, before it is added.
     """
 
     causal = True
@@ -37,6 +38,7 @@ class Mamba(MambaBackbone):
         cond_dim: int = 128,
         activation_checkpointing: bool = False,
         scan: str = "auto",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(
             vocab,
@@ -52,4 +54,5 @@ class Mamba(MambaBackbone):
             cond_dim=cond_dim,
             activation_checkpointing=activation_checkpointing,
             scan=scan,
+            dropout=dropout,
         )

@@ -40,3 +40,29 @@ def test_a_diffusion_denoiser_refuses_it(dna):
     assert Mamba.causal
     with pytest.raises(ValueError, match="Mamba is causal: masked diffusion needs a bidirectional backbone"):
         Denoiser(Mamba(dna, 16, 1))
+
+
+def test_dropout_falls_on_the_branches_and_is_off_unless_asked(dna):
+    def features(dropout, *, train):
+        torch.manual_seed(0)
+        network = Mamba(dna, 16, 2, dropout=dropout).train(train)
+        before = torch.get_rng_state()
+        return network.features(torch.arange(7, 11).repeat(1, 5)), torch.equal(before, torch.get_rng_state()), network.state_dict().keys()
+
+    plain, untouched, names = features(0.0, train=True)
+    evaluated, _, same_names = features(0.5, train=False)
+    dropped, drew, _ = features(0.5, train=True)
+    assert untouched and not drew and names == same_names
+    assert torch.equal(plain, evaluated) and not torch.equal(plain, dropped)
+    with pytest.raises(ValueError, match=r"dropout 1.0 must lie in \[0, 1\)"):
+        Mamba(dna, 16, 1, dropout=1.0)
+
+
+def test_activation_checkpointing_draws_the_same_dropout(dna):
+    def gradient(checkpointing):
+        torch.manual_seed(0)
+        network = Mamba(dna, 16, 2, dropout=0.5, activation_checkpointing=checkpointing)
+        network.features(torch.arange(7, 11).repeat(1, 5)).square().sum().backward()
+        return network.embedding.weight.grad
+
+    torch.testing.assert_close(gradient(True), gradient(False))

@@ -1,0 +1,114 @@
+"""Experiments of many runs that survive an interruption: each finished piece is one JSON file, and tables are made of the files.
+
+A piece trains and evaluates by the command lines that a user would type; a second start skips what is finished, and goes on with the
+training run in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dnadiff.checkpoint import write_json
+from dnadiff.progress import duration
+
+Piece = Callable[[], Mapping[str, Any]]
+
+
+class Kept:
+    """The finished pieces of a study: `folder/NAME.json`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, name: str) -> Path:
+        """Where a piece is kept."""
+        return self.folder / f"{name}.json"
+
+    def __contains__(self, name: str) -> bool:
+        return self.path(name).is_file()
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if name not in self:
+            raise ValueError(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
+        return json.loads(self.path(name).read_text(encoding="utf-8"))
+
+    def keep(self, name: str, row: Mapping[str, Any]) -> None:
+        """Write a piece, all of it or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.path(name), row)
+
+
+def arguments(description: str, output: str) -> argparse.ArgumentParser:
+    """The options that every study has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(output), help="folder of the kept pieces and runs (default: %(default)s)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this piece, or all whose names begin so; may be given again")
+    parser.add_argument("--list", action="store_true", help="show the pieces and what is finished")
+    parser.add_argument("--table", action="store_true", help="print the table of what is finished, and run nothing")
+    parser.add_argument("--quick", action="store_true", help="everything small, in OUTPUT/quick: shows that it runs, and nothing else")
+    return parser
+
+
+def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
+    """Run what is asked for and not finished, in the order given.
+
+    Raises:
+        ValueError: if `--only` names no piece.
+    """
+    chosen = [name for name in pieces if not options.only or any(name == o or name.startswith(o) for o in options.only)]
+    if not chosen:
+        raise ValueError(f"--only {' '.join(options.only)} names no piece; there are {', '.join(pieces)}")
+    if options.list:
+        for name in chosen:
+            print(f"{'finished' if name in kept else '-':<10}{name}")
+    if options.list or options.table:
+        return
+    for number, name in enumerate(chosen, 1):
+        if name in kept:
+            continue
+        print(f"\n== {name} ({number} of {len(chosen)})", flush=True)
+        start = time.monotonic()
+        kept.keep(name, {**pieces[name](), "piece_seconds": round(time.monotonic() - start, 1)})
+        print(f"== {name}: {duration(time.monotonic() - start)}", flush=True)
+
+
+def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """`metrics.json` of a training run in `folder`, begun, gone on with, or long finished; `arguments` is added to what it says."""
+    finished = folder / "metrics.json"
+    if not finished.is_file():
+        how = "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
+        command("train", *arguments, how, f"hydra.run.dir={folder}")
+    return json.loads(finished.read_text(encoding="utf-8")) | {"arguments": list(arguments)}
+
+
+def evaluate(run: Path, output: Path, *arguments: str) -> dict[str, Any]:
+    """What `python -m dnadiff.evaluate` writes for the run, at `output`."""
+    command("evaluate", f"checkpoint={run}", f"output={output}", "overwrite=true", f"hydra.run.dir={run}", *arguments)
+    return json.loads(output.read_text(encoding="utf-8"))
+
+
+def command(name: str, *arguments: str) -> None:
+    """Run one command line as a user would type it; ends this process if it fails."""
+    print(f"$ python -m dnadiff.{name} {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, "-m", f"dnadiff.{name}", *arguments], check=False).returncode
+    if status:
+        raise SystemExit(status)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for the documentation.
+
+    >>> print(markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    lines = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
