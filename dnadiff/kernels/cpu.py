@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from dnadiff.kernels import portable
 from dnadiff.kernels.cpu_linear import linear, linear_halves, onednn_wins
 from dnadiff.kernels.cpu_rowwise import gated_sum, narrow_linear, rms_norm
 from dnadiff.kernels.native import library, pointers, rows
@@ -15,6 +17,7 @@ from dnadiff.kernels.native import library, pointers, rows
 __all__ = ["detail", "gated_sum", "linear", "linear_halves", "narrow_linear", "rms_norm", "selective_scan", "short_conv", "unsupported"]
 
 _CHUNK, _WIDEST = 32, 16  # positions between two stored states, and the widest vector: what sizes `states`
+_TAPS, _ALIGNED = 8, 64  # of the longest filter; bytes, as vectors are read
 
 
 def unsupported(device_type: str, dtype: torch.dtype) -> str:
@@ -32,21 +35,21 @@ def detail() -> str:
 def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
 ) -> Tensor:
-    """See `dnadiff.kernels.selective_scan`; float32 tensors."""
+    """See `dnadiff.kernels.selective_scan`; float32 tensors.
+
+    Raises:
+        NotImplementedError: inside forward-mode differentiation, where a custom operator would silently count as a constant.
+    """
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
     inputs = (u, delta, A, B, C, D, delta_bias)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return _scan(*inputs, reverse, keep)[0]
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-    """See `dnadiff.kernels.short_conv`; float32 tensors.
-
-    Raises:
-        ValueError: if the filter has more than 8 taps.
-    """
-    if weight.shape[1] > 8:
-        raise ValueError(f"weight has {weight.shape[1]} taps and the C++ convolution at most 8; set scan=portable")
-    return _conv(x, weight, bias, reverse)
+    """See `dnadiff.kernels.short_conv`; float32 tensors. A filter of more than 8 taps is left to PyTorch."""
+    return (_conv if weight.shape[1] <= _TAPS else portable.short_conv)(x, weight, bias, reverse)
 
 
 def _groups(batch: int, E: int, threads: int) -> int:
@@ -103,9 +106,12 @@ def _scan_backward(
     A, D, delta_bias = A.contiguous(), D.contiguous(), None if delta_bias is None else delta_bias.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     groups = _groups(Bt, E, threads)
+    states = states.contiguous()
+    if states.data_ptr() % _ALIGNED:  # a hook on saved tensors may bring them back at any address
+        states = states.clone()
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
     dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
-    arrays = pointers(dy, u, delta, A, B, C, D, delta_bias, states.contiguous(), du, ddelta, dA, dB, dC, dD, dbias)
+    arrays = pointers(dy, u, delta, A, B, C, D, delta_bias, states, du, ddelta, dA, dB, dC, dD, dbias)
     sizes = (Bt, L, E, N, dy_row, u_row, delta_row, B_row, C_row)
     library().dnadiff_scan_backward(*arrays, *sizes, reverse, groups, threads)
     dB, dC = (x.sum(0) if groups > 1 else x.view(Bt, L, N) for x in (dB, dC))

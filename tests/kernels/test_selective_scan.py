@@ -177,3 +177,20 @@ def test_a_wrong_shape_is_named(scan_inputs):
         selective_scan(u, delta, A, B, C[:, 1:], D, bias)
     with pytest.raises(ValueError, match=r"u must be \(batch, length, channels\)"):
         selective_scan(u[0], delta, A, B, C, D, bias)
+
+
+def test_saved_states_may_come_back_at_any_address(scan_inputs, values_and_grads, close):
+    def elsewhere(saved):
+        room = torch.empty(saved.numel() + 1)
+        return room[1:].view(saved.shape).copy_(saved)  # four bytes beyond an aligned address
+
+    inputs = scan_inputs(2, 70, 32, 16)
+    expected = values_and_grads(selective_scan, inputs, scan="cpu")
+    with torch.autograd.graph.saved_tensors_hooks(elsewhere, lambda saved: saved):
+        close(values_and_grads(selective_scan, inputs, scan="cpu"), expected, 1e-7)
+
+
+def test_forward_mode_is_refused_where_it_would_count_as_a_constant(scan_inputs):
+    inputs = [x.detach() for x in scan_inputs(1, 5, 3, 2)]
+    with pytest.raises(NotImplementedError, match="scan=reference"):
+        torch.func.jvp(lambda u: selective_scan(u, *inputs[1:], scan="cpu"), (inputs[0],), (inputs[0],))
