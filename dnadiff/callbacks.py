@@ -131,11 +131,14 @@ class Checkpoints(Callback):
         if step == self._step:
             return  # in the middle of an accumulation, whose gradients no checkpoint holds
         self._step = step
-        due = step % self.every_n_steps == 0 or self.interrupted or step == trainer.max_steps
+        interrupted = self.interrupted
+        if trainer.world_size > 1:  # processes hear Ctrl-C within different steps; one that stops alone leaves the others waiting for ever
+            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
+        due = step % self.every_n_steps == 0 or interrupted or step == trainer.max_steps
         if due and step > self._saved_step:
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
             self._saved_step = step
-        if self.interrupted:
+        if interrupted:
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

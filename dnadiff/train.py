@@ -60,19 +60,20 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     step = reached(start_from, config, data) if start_from is not None else 0
     rehearse(module, data)
 
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if start_from is None:
-        clear(run_dir)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
-    checkpoint.write_json(run_dir / "tokenizer.json", data.tokenizer.config())
     parameters = sum(p.numel() for p in module.denoiser.parameters())
-    about = data.describe()
-    log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
-    log.info(f"network: {type(module.denoiser.backbone).__name__}, {parameters:,} parameters; run folder {run_dir}")
-    if start_from is not None:
-        log.info(f"resuming {start_from}")
+    if trainer.is_global_zero:  # of several processes one writes the run folder and speaks
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if start_from is None:
+            clear(run_dir)
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
+        checkpoint.write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+        about = data.describe()
+        log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
+        log.info(f"network: {type(module.denoiser.backbone).__name__}, {parameters:,} parameters; run folder {run_dir}")
+        if start_from is not None:
+            log.info(f"resuming {start_from}")
     fit(trainer, module, data, start_from, step)
-    return finish(trainer, module, config, run_dir, parameters)
+    return finish(trainer, module, config, run_dir, parameters) if trainer.is_global_zero else {}
 
 
 def anchored(path: Any) -> Any:
@@ -81,7 +82,8 @@ def anchored(path: Any) -> Any:
         return {key: anchored(value) for key, value in path.items()}
     if isinstance(path, list):
         return [anchored(value) for value in path]
-    return str(Path(path).expanduser().absolute()) if isinstance(path, str) and Path(path).expanduser().exists() else path
+    known = isinstance(path, str) and path.strip() and Path(path).expanduser().exists()  # '' would be the folder one is in
+    return str(Path(path).expanduser().absolute()) if known else path
 
 
 def start_weights(source: str, trust: Sequence[str]) -> Any:
@@ -137,6 +139,12 @@ def reached(start_from: Path, config: Mapping[str, Any], data: Any) -> int:
         raise ValueError(f"{start_from} was trained on another alphabet than {data.name} has now; has the file changed?")
     if content["hyper_parameters"].get("split_hash") != data.describe()["split_hash"]:
         raise ValueError(f"{start_from} was trained on other records or another split than {data.name} has now; has a file changed?")
+    if "digest" not in content["hyper_parameters"]:
+        log.warning(
+            f"{start_from} does not say which sequence it was trained on (an older version wrote it); taken to be that of {data.name}"
+        )
+    elif content["hyper_parameters"]["digest"] != data.digest:
+        raise ValueError(f"{start_from} was trained on other sequence than {data.name} has now; bring the file back, or start a new run")
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step >= steps:
         raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to go on")
@@ -203,7 +211,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
         build(config["lr_scheduler"], trust=None),
         config["weight_decay"],
         config["seed"],
-        {"config": dict(config), "tokenizer": data.tokenizer.config(), "split_hash": data.describe()["split_hash"]},
+        {"config": dict(config), "tokenizer": data.tokenizer.config(), "split_hash": data.describe()["split_hash"], "digest": data.digest},
     )
     callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
     for callback in callbacks:
@@ -260,7 +268,7 @@ def validation_interval(trainer: Mapping[str, Any]) -> int:
 
 def fit(trainer: Any, module: Any, data: Any, start_from: Path | None, step: int) -> None:
     """Run the Trainer, resuming at `step` where a checkpoint is given."""
-    if hasattr(trainer.logger, "begin"):
+    if trainer.is_global_zero and hasattr(trainer.logger, "begin"):
         trainer.logger.begin(module, step)
     trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
 

@@ -11,8 +11,12 @@ import hashlib
 import json
 import logging
 import os
+import platform
+import re
+import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +26,7 @@ from dnadiff.progress import Progress
 
 log = logging.getLogger("dnadiff")
 
+HOST = re.sub(r"\W", "", platform.node())
 _BLOCK = 1 << 22
 _SHOWN_FROM = 200_000_000  # bytes: a smaller file is read before a bar could be looked at
 _SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
@@ -31,7 +36,7 @@ def cache_dir(name: str) -> Path:
     """The folder `name` of the cache, made if need be; a folder for temporary files where the cache cannot be written.
 
     Raises:
-        OSError: if `$DNADIFF_CACHE` is set and cannot be written.
+        OSError: if `$DNADIFF_CACHE` is set and cannot be written, or the folder for temporary files is not this user's alone.
     """
     chosen = os.environ.get("DNADIFF_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
@@ -44,24 +49,40 @@ def cache_dir(name: str) -> Path:
     except OSError as error:
         if chosen:
             raise OSError(f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder you may write") from error
-        instead = Path(tempfile.gettempdir()) / f"dnadiff-{os.getuid()}" / name
+        instead = _own(Path(tempfile.gettempdir()) / f"dnadiff-{os.getuid()}") / name
         log.info(f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets another)")
-        instead.mkdir(parents=True, exist_ok=True)
+        instead.mkdir(exist_ok=True)
         return instead
+
+
+def _own(folder: Path) -> Path:
+    """A folder at a place that everybody may write to, made if need be: what others could have put there is not read.
+
+    Raises:
+        OSError: if it is a link, or not a folder that its owner, this user, alone may write to.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
+        raise OSError(f"{folder} is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE to a folder of your own")
+    folder.chmod(0o700)
+    return folder
 
 
 def content_hash(path: Path) -> str:
     """SHA-256 of a file's bytes; a file known by its size and times is not read again."""
     path = path.resolve()
     note = cache_dir("sources") / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-    stat = path.stat()
-    seen = {"path": str(path), "size": stat.st_size, "mtime": stat.st_mtime_ns, "ctime": stat.st_ctime_ns, "inode": stat.st_ino}
+    about = path.stat()
+    seen = {"path": str(path), "size": about.st_size, "mtime": about.st_mtime_ns, "ctime": about.st_ctime_ns, "inode": about.st_ino}
     with suppress(OSError, ValueError):
         known = json.loads(note.read_text(encoding="utf-8"))
         if {key: known.get(key) for key in seen} == seen and len(known["sha256"]) == 64:
             return known["sha256"]
     digest = hash_file(path)
-    if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+    if time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED:
         write_json(note, seen | {"sha256": digest})
     return digest
 
@@ -99,7 +120,7 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Any]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a small file wholly or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = unique(path)
     try:
         beside.write_text(json.dumps(content, indent=0), encoding="utf-8")
         os.replace(beside, path)
@@ -107,9 +128,17 @@ def write_json(path: Path, content: Any) -> None:
         beside.unlink(missing_ok=True)
 
 
+def unique(path: Path) -> Path:
+    """A name beside `path` that no other process uses, nor one of another machine that shares the disk."""
+    return path.with_name(f".{path.name}.{HOST}.{uuid.uuid4().hex}")
+
+
 @contextmanager
-def locked(path: Path, waiting: str) -> Iterator[None]:
+def locked(path: Path, waiting: str) -> Iterator[bool]:
     """Hold an exclusive lock between processes; the system gives it back even when the holder is killed.
+
+    Yields whether the lock is held. On a file system without locks it is not: several processes may then do the same work,
+    under names from `unique`, and a rename decides.
 
     Args:
         path: a file beside what is protected; it stays.
@@ -117,10 +146,12 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
     """
     with path.open("a") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info(waiting)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info(waiting)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            held = True
         except OSError:
-            pass  # a file system without locks: two processes may do the same work, and the last rename wins
-        yield
+            held = False
+        yield held

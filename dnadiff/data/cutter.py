@@ -1,6 +1,6 @@
 """Cutting a batch of windows out of records: all rows at once, from wherever the bytes lie, on either strand.
 
-No step goes letter by letter: rows are gathered from a strided view, and strand, case and weight are arithmetic on whole
+No step goes letter by letter: rows are gathered by `dnadiff.kernels`, and strand, case and weight are arithmetic on whole
 arrays, because a table lookup would cost ten times the cut itself.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dnadiff.data.packed import SOFT_MASKED, TOKEN
 from dnadiff.data.records import Layout
+from dnadiff.kernels.gather import Take, stretches
 from dnadiff.vocab import Vocab
 
 _IN_CACHE = 1 << 17  # bytes
@@ -65,11 +65,11 @@ class Cutter:
     def __init__(self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0) -> None:
         self.records, self.length, self.letters, self.soft_weight = records, length, Letters(vocab), soft_weight
         self._layout: Layout | None = None
-        self._views: dict[int, NDArray[Any]] = {}
+        self._taken_from: dict[int, Take] = {}
         self._buffers: list[NDArray[Any]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_layout": None, "_views": {}, "_buffers": []}  # another process maps the files itself
+        return self.__dict__ | {"_layout": None, "_taken_from": {}, "_buffers": []}  # another process maps the files itself
 
     def bare(self, record: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[Any]:
         """The bytes of windows as they lie, case included: `(B, L)`."""
@@ -78,14 +78,14 @@ class Cutter:
         layout = self._layout
         place = layout.offset[record] + start
         if len(layout.arrays) == 1:
-            return self._view(0)[place]
+            return self._take(0, place)
         number = layout.number[record]
         if (number == number[0]).all():
-            return self._view(int(number[0]))[place]
+            return self._take(int(number[0]), place)
         out = np.empty((len(place), self.length), layout.arrays[0].dtype)
         for each in np.unique(number).tolist():
             rows = np.flatnonzero(number == each)
-            out[rows] = self._view(each)[place[rows]]
+            out[rows] = self._take(each, place[rows])
         return out
 
     def __call__(
@@ -131,13 +131,11 @@ class Cutter:
         self._buffers = [*self._buffers[-_KEPT + 1 :], new]
         return new
 
-    def _view(self, number: int) -> NDArray[Any]:
-        """All windows of an array, `(starts, L)`, without copying any."""
-        if number not in self._views:
-            array = self._layout.arrays[number]
-            shape, step = (max(len(array) - self.length + 1, 0), self.length), array.strides[0]
-            self._views[number] = as_strided(array, shape, (step, step), writeable=False)
-        return self._views[number]
+    def _take(self, number: int, place: NDArray[np.int64]) -> NDArray[Any]:
+        """Windows of one array."""
+        if number not in self._taken_from:
+            self._taken_from[number] = stretches(self._layout.arrays[number], self.length)
+        return self._taken_from[number](place)
 
 
 def _references(arrays: list[NDArray[Any]]) -> list[int]:

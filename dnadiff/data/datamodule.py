@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from dnadiff.data.download import Download
 from dnadiff.data.genome import Genome
 from dnadiff.data.labels import Labels
-from dnadiff.data.module import SequenceDataModule, expect_dna
+from dnadiff.data.module import SequenceDataModule, check_share, expect_dna
 from dnadiff.data.regions import read_bed
 from dnadiff.data.splits import Interval, Split, without
 from dnadiff.data.text import read_text
@@ -35,7 +36,7 @@ class GenomeDataModule(SequenceDataModule):
         keep: names of the records to use, or a regular expression for whole names; None: all.
         windows: how training windows are drawn: `uniform` over all starts, or `intervals`, each tile of each interval once an epoch.
         max_n: windows with a larger share of N are left out.
-        blacklist: BED whose regions no window touches.
+        blacklist: BED whose regions no window touches; rows of records that are not used are left out with a warning.
         soft_weight: training weight of soft-masked (lower-case) bases; likelihoods count them in full.
         iupac: `unknown` reads ambiguity codes as N, `refuse` raises.
         label_dropout: share of training windows that are not told their label; only with `{label: path}`.
@@ -77,8 +78,7 @@ class GenomeDataModule(SequenceDataModule):
         if windows not in WINDOWS:
             raise ValueError(f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows")
         for key, value in (("max_n", max_n), ("soft_weight", soft_weight), ("label_dropout", label_dropout)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{key} is {value}; set data.{key} to a share from 0 to 1")
+            check_share(key, value)
         if iupac not in ("unknown", "refuse"):
             raise ValueError(f"iupac is {iupac!r}; choose unknown or refuse for data.iupac")
         augment_rc = not stranded if augment_rc is None else augment_rc
@@ -96,6 +96,11 @@ class GenomeDataModule(SequenceDataModule):
         """The records with their names and soft-masking."""
         self.prepare()
         return self._genome
+
+    @property
+    def digest(self) -> str:
+        """See `SequenceDataModule.digest`."""
+        return self.genome.digest
 
     def open(self) -> Genome:
         """The genome, fetched and packed if need be; the split is not asked."""
@@ -128,9 +133,7 @@ class GenomeDataModule(SequenceDataModule):
         if self.blacklist is None:
             return parts
         number = {name: each for each, name in enumerate(names)}
-        regions = [r for r in read_bed(self.blacklist, None) if r.chrom in number]
-        if not regions:
-            read_bed(self.blacklist, dict(zip(names, lengths)))  # says which names it has and which the genome has
+        regions = read_bed(self.blacklist, dict(zip(names, lengths)), partly=True)
         holes = [Interval(number[r.chrom], r.start, r.end) for r in regions]
         return {part: without(intervals, holes) for part, intervals in parts.items()}
 
@@ -205,6 +208,11 @@ class TextDataModule(SequenceDataModule):
         texts = [read_text(path) for path in self.paths]
         tokenizer = self._given or CharTokenizer.from_text("".join(texts))
         return self.paths, [self._encode(tokenizer, path, text) for path, text in zip(self.paths, texts)], tokenizer
+
+    @property
+    def digest(self) -> str:
+        """See `SequenceDataModule.digest`; of the token ids."""
+        return hashlib.sha256(b"".join(hashlib.sha256(ids).digest() for ids in self.records)).hexdigest()
 
     def expect(self, tokenizer: Any) -> None:
         """See `SequenceDataModule.expect`: the model's characters replace those of the files."""

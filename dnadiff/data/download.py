@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes
+from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
 
 _BLOCK = 1 << 20
 _TRIES = 3
@@ -54,11 +54,16 @@ class Download:
         target = self.target
         if self._is_there(target):
             return target
-        with locked(target.with_name(f".{target.name}.lock"), f"{target.name}: another process is fetching it; waiting"):
+        with locked(target.with_name(f".{target.name}.lock"), f"{target.name}: another process is fetching it; waiting") as alone:
             if not self._is_there(target):
-                part = target.with_name(f"{target.name}.part")
-                self._complete(part)
-                os.replace(part, target)
+                # Where there are no locks, two processes must not append to one file: each fetches its own, from the beginning.
+                part = target.with_name(f"{target.name}.part") if alone else unique(target)
+                try:
+                    self._complete(part)
+                    os.replace(part, target)
+                finally:
+                    if not alone:
+                        part.unlink(missing_ok=True)
         return target
 
     def _is_there(self, target: Path) -> bool:

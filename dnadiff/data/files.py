@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from typing import BinaryIO, TextIO
 from dnadiff.data import bundled
 
 _BUNDLED = "bundled:"
+_GZIP = b"\x1f\x8b"
+# The empty block that ends every bgzip file (SAM specification, section 4.1.2).
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 def resolve(path: str | Path) -> Path:
@@ -49,7 +53,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     if file.stat().st_size == 0:
         raise ValueError(f"{path} is empty; give a file that holds sequence")
     with file.open("rb") as raw:
-        compressed = raw.read(2) == b"\x1f\x8b"
+        compressed = is_gzip(path, raw)
     opener = gzip.open if compressed else open
     try:
         with opener(file, "rt", encoding="utf-8-sig") as handle:
@@ -58,6 +62,24 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed") from error
+
+
+def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
+    """Whether an open file is compressed with gzip or bgzip; it is left at its beginning.
+
+    Raises:
+        ValueError: if it is a bgzip file without its last block. A file cut between two blocks reads without an error.
+    """
+    start = raw.read(18)
+    if start[:4] == _GZIP + b"\x08\x04" and start[12:16] == b"BC\x02\x00":
+        raw.seek(-min(len(_BGZIP_END), raw.seek(0, os.SEEK_END)), os.SEEK_END)
+        if raw.read() != _BGZIP_END:
+            raise ValueError(
+                f"{path} is damaged or cut short: it is bgzip and does not end with the empty block that bgzip writes last; "
+                "fetch it again, or, if you know it to be whole, pack it again with gunzip and bgzip"
+            )
+    raw.seek(0)
+    return start[:2] == _GZIP
 
 
 def check_output(path: str | Path, overwrite: bool = False) -> Path:
@@ -86,7 +108,7 @@ def replacing(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """
     target = check_output(path, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with beside.open("wb") as raw:
             if target.suffix == ".gz":

@@ -6,6 +6,7 @@ training is decided in `splits`, how they are cut in `windows`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -71,6 +72,7 @@ class Genome:
         """
         if iupac not in ("unknown", "refuse"):
             raise ValueError(f"iupac is {iupac!r}; choose unknown or refuse")
+        keep = _names_to_keep(keep)
         genome = cls({}, tokenizer)
         places: list[tuple[PackedFile, int]] = []
         for source in as_sources(path):
@@ -109,6 +111,14 @@ class Genome:
     def total(self) -> int:
         """Number of bases in all records."""
         return sum(row["length"] for row in self.rows)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 that changes with any base: of the files' own and the records used, or of the bases where they lie in memory."""
+        whole = hashlib.sha256()
+        for place in self.records.places:
+            whole.update(f"{place[0].digest} {place[1]}\n".encode() if isinstance(place, tuple) else hashlib.sha256(place).digest())
+        return whole.hexdigest()
 
     @cached_property
     def unknown_runs(self) -> UnknownRuns:
@@ -166,6 +176,16 @@ def _names(source: Source, file: PackedFile) -> list[str]:
     return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
 
+def _names_to_keep(keep: Any) -> str | list[str] | None:
+    if keep is None or isinstance(keep, str):
+        return keep
+    if not isinstance(keep, list | tuple) or any(isinstance(name, bool) or not isinstance(name, str | int) for name in keep):
+        raise ValueError(
+            f"keep is {keep!r}; set data.keep to a list of names such as [chr1,chr2], to a regular expression, or to null for all"
+        )
+    return [str(name) for name in keep]  # a yaml reads [3] as a number; Ensembl's chromosomes are called so
+
+
 def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
     if keep is None:
         return list(range(len(names)))
@@ -177,7 +197,8 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
         kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
     else:
         check_names(keep, names, "keep")
-        kept = [number for number, name in enumerate(names) if name in set(keep)]
+        wanted = set(keep)
+        kept = [number for number, name in enumerate(names) if name in wanted]
     if not kept:
         shown = ", ".join(names[:8])
         raise ValueError(

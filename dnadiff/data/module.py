@@ -68,7 +68,7 @@ class SequenceDataModule(lightning.LightningDataModule):
             ("epoch_size", 1 if epoch_size is None else epoch_size, 1),
             ("max_valid_windows", max_valid_windows, 1),
         ):
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{key} is {value!r}; set data.{key} to {least} or more, a whole number")
         if start_method not in (None, "fork", "spawn", "forkserver"):
             raise ValueError(f"start_method is {start_method!r}; choose fork, spawn, forkserver or null for data.start_method")
@@ -163,6 +163,11 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.prepare()
         return self._intervals
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the data, which a resumed run compares."""
+        raise NotImplementedError
+
     def sequences(self, split: str) -> list[NDArray[Any]]:
         """Token ids of each interval of a part: arrays `(end - start,)`."""
         return [self.records[i.record][i.start : i.end] for i in self._part(split)]
@@ -238,6 +243,16 @@ class SequenceDataModule(lightning.LightningDataModule):
         if split not in self.intervals:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(self.intervals)}")
         return self.intervals[split]
+
+
+def check_share(key: str, value: Any) -> None:
+    """Refuse what is no number from 0 to 1.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{key} is {value!r}; set data.{key} to a share from 0 to 1")
 
 
 def expect_dna(tokenizer: Any, name: str) -> None:

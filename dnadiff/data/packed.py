@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import shutil
+import time
 import zlib
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.cache import cache_dir, content_hash, locked, megabytes, write_json
+from dnadiff.data.cache import HOST, cache_dir, content_hash, locked, megabytes, unique, write_json
 from dnadiff.data.files import resolve
 from dnadiff.data.sources import AMBIGUOUS, Header, read_codes
 
@@ -29,6 +31,7 @@ SOFT_MASKED = 0x80
 TOKEN = 0x7F
 UNKNOWN = 11
 _PIECE = 1 << 22  # bytes handled at once
+_ABANDONED = 86_400  # seconds
 log = logging.getLogger("dnadiff")
 
 
@@ -37,6 +40,7 @@ class PackedFile:
 
     Attributes:
         folder: where it lies.
+        digest: SHA-256 of the source.
         bases: all records, `(total,)` uint8, mapped and read-only.
         records: for each record `name`, `description`, `length`, `unknown`, `gc`, `soft`, and `ambiguous`: how many letters were
             ambiguity codes other than N, and where the first stands.
@@ -45,6 +49,7 @@ class PackedFile:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.index = _read_index(self.folder)
+        self.digest: str = self.index["source"]["sha256"]
         self.records: list[dict[str, Any]] = self.index["records"]
         self.lengths = [r["length"] for r in self.records]
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
@@ -79,12 +84,12 @@ def pack(path: str | Path) -> PackedFile:
     folder = shelf / digest[:32]
     if _is_sound(folder):
         return PackedFile(folder)
-    with locked(shelf / f"{folder.name}.lock", f"{source.name}: another process is packing it; waiting"):
+    with locked(shelf / f"{folder.name}.lock", f"{source.name}: another process is packing it; waiting") as held:
         if not _is_sound(folder):
             if folder.exists():
                 log.info(f"{source.name}: its packed form was changed or is incomplete; packing it again")
-            for left in shelf.glob(f".{folder.name}.*"):  # of processes that were killed: nobody else holds the lock
-                shutil.rmtree(left, ignore_errors=True)
+            if held:
+                _sweep(folder)
             _write(str(path), source, digest, folder)
     return PackedFile(folder)
 
@@ -127,7 +132,7 @@ def _crc(path: Path) -> int:
 
 
 def _write(path: str, source: Path, digest: str, folder: Path) -> None:
-    part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    part = unique(folder)
     try:
         part.mkdir()
         before = source.stat()
@@ -162,19 +167,31 @@ def _write(path: str, source: Path, digest: str, folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left. Who holds the lock is alone on this machine; on others it may count for nothing."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        with suppress(OSError):
+            if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
+
+
 def _put(part: Path, folder: Path) -> None:
-    """Rename `part` to `folder`; what is in the way is unsound, unless another process without a lock was faster."""
-    for _ in range(2):
+    """Rename `part` to `folder`; what is in the way is unsound, unless another process without a lock was faster: then that stays."""
+    while True:
         try:
             part.rename(folder)
             return
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            if _is_sound(folder):
-                return
-            aside = folder.with_name(f".{folder.name}.{os.getpid()}.aside")
+        if _is_sound(folder):
+            shutil.rmtree(part, ignore_errors=True)
+            return
+        aside = unique(folder)
+        with suppress(FileNotFoundError):  # another process has moved it
             folder.rename(aside)
+            if _is_sound(aside):  # it came between the look and the move
+                part, aside = aside, part
             shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -5,8 +5,10 @@ Everything here is 0-based and half-open once read, whatever the file's own conv
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +16,8 @@ from dnadiff.data.files import open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
 
-_PLACE = re.compile(r"(.+):([\d,]+)-([\d,]+)(?::([+-])|\(([+-])\))?")
+_PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
+log = logging.getLogger("dnadiff")
 
 
 class Region(NamedTuple):
@@ -35,18 +38,20 @@ class Region(NamedTuple):
     strand: str = "."
 
 
-def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None) -> list[Region]:
+def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, partly: bool = False) -> list[Region]:
     """Read a BED file of three or more columns, plain or gzip-compressed, in its own order.
 
     Args:
         path: the file.
         lengths: record name to length; if given, regions must lie inside these records.
+        partly: leave out rows of other records with a warning that names them, as long as some row is of these, and as long
+            as it is not `chr1` against `1`.
 
     Raises:
         ValueError: naming file and line, if a row has fewer than three columns, positions that are no numbers, an end
             that is not after the start, a strand other than "+", "-" and ".", or leaves the records in `lengths`.
     """
-    return _read(path, _bed_region, lengths)
+    return _read(path, _bed_rows, _bed_region, lengths, partly)
 
 
 def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
@@ -71,10 +76,10 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
         name = (match.group(1) or match.group(2) or "") if match else ""
         return Region(columns[0], *zero_based(first, last), name, columns[6])
 
-    return _read(path, region, lengths)
+    return _read(path, _gff_rows, region, lengths)
 
 
-def read_regions(what: str | Path | Iterable[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
+def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
     """Regions from whatever names them: a BED, GTF or GFF file, a string such as `chr1:1001-2000`, a record's name, or a list of these.
 
     A string is 1-based and inclusive, as genome browsers and samtools have it; `chr1:1001-2000:-` is the other strand.
@@ -87,8 +92,12 @@ def read_regions(what: str | Path | Iterable[str], lengths: Mapping[str, int], f
     Raises:
         FileNotFoundError, ValueError: naming the file and line, or the string.
     """
-    if not isinstance(what, str | Path):
+    if isinstance(what, int) and not isinstance(what, bool):
+        what = str(what)  # a yaml reads 20 as a number; Ensembl's chromosomes are called so
+    if isinstance(what, list | tuple):
         return [region for one in what for region in read_regions(one, lengths, feature)]
+    if not isinstance(what, str | Path):
+        raise ValueError(f"regions is or holds {what!r}; expected a file, chrom:first-last or a record's name, or a list of these")
     text = str(what)
     name = text.lower().removesuffix(".gz")
     if name.endswith((".gtf", ".gff", ".gff3")):
@@ -124,23 +133,28 @@ def zero_based(first: int, last: int) -> tuple[int, int]:
     return first - 1, last
 
 
-def check_names(wanted: Iterable[str], known: Iterable[str], where: str) -> None:
+def check_names(wanted: Iterable[str], known: Collection[str], where: str, partly: bool = False) -> None:
     """Refuse names that no record has, listing both sets and noticing `chr1` where the records say `1`, or the reverse.
+
+    With `partly` some may be unknown, which is said in a warning; all of them may not, nor may `chr1` against `1`.
 
     Raises:
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
     """
-    known = list(known)
-    wanted = list(dict.fromkeys(wanted))
-    unknown = [name for name in wanted if name not in known]
+    wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
+    found, unknown = [name for name in wanted if name in among], [name for name in wanted if name not in among]
     if not unknown:
         return
+    known = list(known)
     message = f"{where}: no record is called {_listing(unknown)}; the records are {_listing(known)}"
     bare = {name.removeprefix("chr") for name in known}
     if any(name.removeprefix("chr") in bare for name in unknown):
         message += " (one side writes 'chr1' where the other writes '1': rename one)"
-    elif len(unknown) < len(wanted):
-        message += f"; found were {_listing([name for name in wanted if name in known])}"
+    elif found:
+        message += f"; found were {_listing(found)}"
+        if partly:
+            log.warning(f"{message}; rows of other records are left out")
+            return
     raise ValueError(message)
 
 
@@ -162,17 +176,43 @@ def _bed_region(columns: list[str]) -> Region:
     return Region(columns[0], start, end, columns[3] if len(columns) > 3 else "", columns[5] if len(columns) > 5 else ".")
 
 
-def _rows(handle: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+Rows = Iterator[tuple[int, list[str]]]  # line number and columns
+
+
+def _rows(handle: Iterable[str]) -> Rows:
     for number, line in enumerate(handle, start=1):
         line = line.rstrip("\r\n")
-        if line.strip() and not line.startswith(("#", "track", "browser")):
+        if line.strip() and not line.startswith("#"):
             yield number, line.split("\t") if "\t" in line else line.split()
 
 
-def _read(path: str | Path, parse: Callable[[list[str]], Region | None], lengths: Mapping[str, int] | None) -> list[Region]:
+def _bed_rows(handle: Iterable[str]) -> Rows:
+    for number, columns in _rows(handle):
+        first = (columns[0].split() or [""])[0]
+        if first not in ("track", "browser") or _is_place(columns):
+            yield number, columns
+
+
+def _is_place(columns: list[str]) -> bool:
+    """Whether it is a region of a contig that happens to be called `track` or `browser`, not a header for genome browsers."""
+    return len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])
+
+
+def _gff_rows(handle: Iterable[str]) -> Rows:
+    # GFF3 may carry its sequences at the end, behind ##FASTA or, as some programs write it, at once.
+    yield from _rows(takewhile(lambda line: not line.startswith(("##FASTA", ">")), handle))
+
+
+def _read(
+    path: str | Path,
+    rows: Callable[[Iterable[str]], Rows],
+    parse: Callable[[list[str]], Region | None],
+    lengths: Mapping[str, int] | None,
+    partly: bool = False,
+) -> list[Region]:
     regions, line_of_chrom = [], {}
     with open_text(path) as handle:
-        for number, columns in _rows(handle):
+        for number, columns in rows(handle):
             try:
                 region = parse(columns)
                 if region is None:
@@ -187,8 +227,8 @@ def _read(path: str | Path, parse: Callable[[list[str]], Region | None], lengths
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
-        check_names(line_of_chrom, lengths, where)
-    return regions
+        check_names(line_of_chrom, lengths, where, partly)
+    return [r for r in regions if r.chrom in lengths] if partly and lengths is not None else regions
 
 
 def _check(region: Region, lengths: Mapping[str, int] | None) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dnadiff.data.cutter import Letters
 from dnadiff.data.genome import Genome
 from dnadiff.data.labels import Labels
-from dnadiff.data.module import SequenceDataModule, expect_dna
+from dnadiff.data.module import SequenceDataModule, check_share, expect_dna
 from dnadiff.data.shuffle import bits
 from dnadiff.data.splits import PARTS, Interval, Split
 from dnadiff.data.tokenizer import DNATokenizer
@@ -157,10 +157,9 @@ class ShortSequenceDataModule(SequenceDataModule):
     ) -> None:
         augment_rc = not stranded if augment_rc is None else augment_rc
         super().__init__(path, length, batch_size, split, seed, num_workers, None, max_valid_windows, augment_rc, name, start_method)
-        if not 0 <= label_dropout <= 1 or bucket < 1:
-            raise ValueError(
-                f"label_dropout is {label_dropout}, bucket {bucket}; set data.label_dropout to a share, data.bucket to 1 or more"
-            )
+        check_share("label_dropout", label_dropout)
+        if not isinstance(bucket, int) or isinstance(bucket, bool) or bucket < 1:
+            raise ValueError(f"bucket is {bucket!r}; set data.bucket to 1 or more, a whole number")
         self._given_split, self.keep, self.iupac, self.label, self.label_dropout, self.bucket = (
             split,
             keep,
@@ -173,6 +172,12 @@ class ShortSequenceDataModule(SequenceDataModule):
     def expect(self, tokenizer: Any) -> None:
         """See `SequenceDataModule.expect`: DNA has one alphabet."""
         expect_dna(tokenizer, self.name)
+
+    @property
+    def digest(self) -> str:
+        """See `SequenceDataModule.digest`."""
+        self.prepare()
+        return self._digest
 
     def open(self) -> Genome:
         """The sequences as a genome of short records."""
@@ -188,7 +193,7 @@ class ShortSequenceDataModule(SequenceDataModule):
                 f"or use data=fasta, which cuts windows"
             )
         self._labels = Labels.of([self._labels_of(row) for row in genome.rows], self.label_dropout)
-        self._sequences = genome.records
+        self._sequences, self._digest = genome.records, genome.digest
         return genome.names, Padded(genome.records, self.length, genome.tokenizer.vocab.pad_id), genome.tokenizer
 
     def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:

@@ -7,15 +7,17 @@ Every format is read as a stream of headers and of codes, in bounded memory. A c
 from __future__ import annotations
 
 import gzip
+import io
+import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from Bio import SeqIO
+from Bio import BiopythonParserWarning, SeqIO
 
-from dnadiff.data.files import resolve
+from dnadiff.data.files import is_gzip, resolve
 from dnadiff.data.tokenizer import IUPAC, DNATokenizer
 from dnadiff.data.twobit import SIGNATURES, read_twobit
 
@@ -59,7 +61,9 @@ def expand(path: Any) -> list[Source]:
     if hasattr(path, "faidx") and hasattr(path, "filename"):
         return [Source(str(path.filename), names=tuple(path.keys()))]
     if not isinstance(path, str | Path):
-        return [source for one in path for source in expand(one)]
+        return [source for one in _several(path) for source in expand(one)]
+    if not str(path).strip():
+        raise ValueError(f"path is {path!r}; {_PATHS}")
     folder = Path(path).expanduser()
     if not folder.is_dir():
         resolve(path)
@@ -70,13 +74,26 @@ def expand(path: Any) -> list[Source]:
     return [Source(str(p)) for p in files]
 
 
+_PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}; set data.path"
+
+
+def _several(path: Any) -> Iterable[Any]:
+    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        raise ValueError(f"path is or holds {path!r}; {_PATHS}")
+    return path
+
+
 def paths_of(path: Any) -> list[str]:
-    """What the user wrote, as strings, for reports."""
+    """What the user wrote, as strings, for reports.
+
+    Raises:
+        ValueError: if it is no path.
+    """
     if isinstance(path, Mapping):
         return [f"{label}={one}" for label, many in path.items() for one in paths_of(many)]
     if hasattr(path, "faidx"):
         return [str(path.filename)]
-    return [str(path)] if isinstance(path, str | Path) else [one for each in path for one in paths_of(each)]
+    return [str(path)] if isinstance(path, str | Path) else [one for each in _several(path) for one in paths_of(each)]
 
 
 def _is_sequence_file(path: Path) -> bool:
@@ -92,16 +109,19 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
     Raises:
         ValueError: naming file, line and remedy.
     """
-    start = raw.read(4)
-    raw.seek(0)
-    if not start:
+    if not raw.read(1):
         raise ValueError(f"{path} is empty; give a file that holds sequence")
+    raw.seek(0)
+    handle = gzip.GzipFile(fileobj=raw) if is_gzip(path, raw) else raw
     try:
-        if start in SIGNATURES:
-            yield from (Header(*event, 0) if isinstance(event, tuple) else event for event in read_twobit(path, raw))
+        first = handle.read(4)
+        if first in SIGNATURES:
+            handle.seek(0)
+            yield from (Header(*event, 0) if isinstance(event, tuple) else event for event in read_twobit(path, handle))
+            while handle.read(_CHUNK):  # the checksum of a gzip file is at its end
+                pass
             return
-        handle = gzip.GzipFile(fileobj=raw) if start[:2] == b"\x1f\x8b" else raw
-        first = handle.read(_CHUNK)
+        first += handle.read(_CHUNK)
         if first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t"):
             handle.seek(0)
             yield from _read_genbank(path, handle)
@@ -196,10 +216,8 @@ def _wrong_letter(path: str, piece: bytes, line: int, name: str | None) -> str:
 
 
 def _read_genbank(path: str, handle: BinaryIO) -> Iterator[Header | bytes]:
-    import io
-
     try:
-        for record in SeqIO.parse(io.TextIOWrapper(handle, encoding="utf-8"), "genbank"):
+        for record in _genbank_records(handle):
             if len(record.seq) and not record.seq.defined:
                 raise ValueError(f"record {record.id} has no sequence (only its length is given); fetch the full GenBank record")
             yield Header(record.id, record.description, 0)
@@ -209,8 +227,23 @@ def _read_genbank(path: str, handle: BinaryIO) -> Iterator[Header | bytes]:
                 raise ValueError(_wrong_letter("", letters, 1, record.id).partition(": record ")[2])
             if codes:
                 yield codes
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; this is read as GenBank") from None
+    except (ValueError, BiopythonParserWarning) as error:
+        cut_short = isinstance(error, BiopythonParserWarning) or str(error).startswith("Premature end")
+        problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again" if cut_short else f": {error}"
+        raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+
+
+def _genbank_records(handle: BinaryIO) -> Iterator[Any]:
+    """Biopython's records. It only warns of a length other than the one in LOCUS, and of a record without its closing `//`."""
+    records = iter(SeqIO.parse(io.TextIOWrapper(handle, encoding="utf-8"), "genbank"))
+    while True:
+        with warnings.catch_warnings():
+            for message in ("Expected sequence length", "Premature end of file"):
+                warnings.filterwarnings("error", message, BiopythonParserWarning)
+            record = next(records, None)
+        if record is None:
+            return
+        yield record
 
 
 def as_sources(path: Any) -> Sequence[Source]:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp")
+_SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "gather.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
 # From the fastest to the most widely understood: ARM compilers may want -mcpu, Apple's has no OpenMP (the source then uses threads).
 _EXTRAS = tuple((*cpu, omp) for omp in ("-fopenmp", "-pthread") for cpu in (("-march=native",), ("-mcpu=native",), ()))

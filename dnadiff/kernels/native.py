@@ -25,6 +25,7 @@ _SIGNATURES = {  # numbers of pointers, sizes, real numbers and small integers, 
     "dnadiff_narrow_forward": (3, 4, 0, 1),
     "dnadiff_narrow_backward": (5, 5, 0, 1),
     "dnadiff_outer_sum": (3, 5, 0, 1),
+    "dnadiff_gather": (3, 3, 0, 0),
 }
 
 
@@ -37,6 +38,7 @@ def library() -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.argtypes = [c_void_p] * pointers + [c_int64] * sizes + [c_double] * reals + [c_int] * flags
         function.restype = None
+    loaded.dnadiff_gather.restype = c_int64
     return loaded
 
 

@@ -281,3 +281,39 @@ def test_wrong_kinds_of_settings_are_named(tmp_path):
     for key, value in (("length", "abc"), ("batch_size", None), ("split", "chromosomes")):
         with pytest.raises(ValueError, match=key):
             genome(tmp_path / "n.fa", **{key: value})
+
+
+def test_a_blacklist_that_does_not_fit_the_genome_is_noticed(masked, tmp_path):
+    for row, message in (
+        ("b\t0\t401", r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); correct the line"),
+        ("chrb\t0\t5", r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side writes 'chr1'"),
+    ):
+        (tmp_path / "black.bed").write_text(f"a\t100\t300\n{row}\n")
+        with pytest.raises(ValueError, match=message):
+            genome(masked, blacklist=tmp_path / "black.bed").prepare()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": True}, r"length is True; set data\.length to 1 or more, a whole number"),
+        ({"max_n": "abc"}, r"max_n is 'abc'; set data\.max_n to a share from 0 to 1"),
+        ({"max_n": None}, r"max_n is None; set data\.max_n to a share"),
+        ({"soft_weight": float("nan")}, r"soft_weight is nan; set data\.soft_weight to a share"),
+        ({"label_dropout": True}, r"label_dropout is True; set data\.label_dropout to a share"),
+        ({"path": 5}, r"path is or holds 5; expected the name of a file"),
+        ({"path": [None]}, r"path is or holds None; expected"),
+        ({"path": ""}, r"path is ''; expected"),
+    ],
+)
+def test_settings_of_another_type_are_named(fasta, options, message):
+    with pytest.raises(ValueError, match=message):
+        genome(**{"path": fasta, **options}).prepare()
+
+
+def test_text_that_changes_has_another_digest(tmp_path):
+    digests = set()
+    for letters in ("abab" * 100, "abba" * 100):
+        (tmp_path / "book.txt").write_text(letters)
+        digests.add(TextDataModule(tmp_path / "book.txt", length=16, batch_size=4).digest)
+    assert len(digests) == 2

@@ -185,3 +185,92 @@ def test_the_cache_folder_is_the_users_choice(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "blocked"))
     with pytest.raises(OSError, match="set DNADIFF_CACHE to a folder you may write"):
         cache_dir("genomes")
+
+
+def no_locks(*args):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    reading, inner = packed.read_codes, []
+
+    def interrupted(path, raw):
+        for event in reading(path, raw):
+            if not inner:
+                inner.append(None)
+                inner[0] = pack(path)  # another process, with the same number on another machine
+            yield event
+
+    monkeypatch.setattr(packed, "read_codes", interrupted)
+    outer = pack(file)
+    assert outer.folder == inner[0].folder and outer.bases.tolist() == inner[0].bases.tolist()
+    assert entries(cache) == [outer.folder.name]
+
+
+def test_without_locks_several_processes_make_one_cache(tmp_path, cache):
+    path = tmp_path / "big.fa"
+    path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
+    code = (
+        "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = none\n"
+        f"from dnadiff.data.packed import pack; p = pack({str(path)!r}); print(p.folder, int(p.bases.sum()))"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    results = {p.communicate()[0] for p in running}
+    assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
+
+
+def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
+    folder = pack(file).folder
+    inode = folder.stat().st_ino
+    (cache / "part").mkdir()
+    packed._put(cache / "part", folder)
+    assert folder.stat().st_ino == inode and entries(cache) == [folder.name]
+    (folder / "index.json").unlink()
+    (cache / "part").mkdir()
+    packed._put(cache / "part", folder)  # what is unsound gives way
+    assert list(folder.iterdir()) == [] and entries(cache) == [folder.name]
+
+
+def test_only_what_this_machine_left_is_swept_at_once(file, cache):
+    folder = pack(file).folder
+    for name in (f".{folder.name}.{packed.HOST}.1", f".{folder.name}.elsewhere.1", f".{folder.name}.elsewhere.2"):
+        (cache / name).mkdir()
+    os.utime(cache / f".{folder.name}.elsewhere.1", (1, 1))
+    (folder / "index.json").unlink()
+    pack(file)
+    assert entries(cache) == [f".{folder.name}.elsewhere.2", folder.name]
+
+
+@pytest.fixture
+def shared_place(tmp_path, monkeypatch):
+    """No cache of one's own; where temporary files go, and the folder there."""
+    monkeypatch.delenv("DNADIFF_CACHE")
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"dnadiff-{os.getuid()}"
+
+
+def test_a_folder_for_temporary_files_is_private(shared_place):
+    assert cache_dir("genomes") == shared_place / "genomes" == cache_dir("genomes")
+    assert shared_place.stat().st_mode & 0o777 == 0o700
+    shared_place.chmod(0o755)  # an older version made it so: nobody else could write
+    assert cache_dir("genomes").is_dir() and shared_place.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("what", ["a link", "writable by others", "of another user", "a file"])
+def test_a_folder_that_others_could_have_filled_is_refused(shared_place, tmp_path, what, monkeypatch):
+    if what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        shared_place.symlink_to(tmp_path / "elsewhere")
+    elif what == "a file":
+        shared_place.write_text("")
+    else:
+        shared_place.mkdir(mode=0o700)
+        shared_place.chmod(0o777 if what == "writable by others" else 0o700)
+    if what == "of another user":
+        monkeypatch.setattr("os.getuid", lambda: 4242)
+        shared_place.rename(shared_place.with_name("dnadiff-4242"))
+    with pytest.raises(OSError, match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE"):
+        cache_dir("genomes")

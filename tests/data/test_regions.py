@@ -1,10 +1,16 @@
 import gzip
+import importlib.util
+import logging
+from pathlib import Path
 
 import pytest
 
 from dnadiff.data.fasta import Record
-from dnadiff.data.genome import Genome
-from dnadiff.data.regions import Region, read_bed, read_gtf, read_regions, zero_based
+from dnadiff.data.genome import Genome, _kept
+from dnadiff.data.regions import Region, check_names, read_bed, read_gtf, read_regions, zero_based
+
+formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
+spec.loader.exec_module(formats)
 
 
 def write(folder, text, name="r.bed"):
@@ -106,3 +112,70 @@ def test_files_are_told_apart_by_their_names(tmp_path):
     gff = write(tmp_path, "chr1\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nchr1\tx\texon\t1\t9\t.\t.\t0\tID=b\n", "r.gff3")
     assert read_regions(bed, LENGTHS) == [Region("chr1", 4, 8)]
     assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [Region("chr1", 4, 8), Region("chr1", 4, 8, "a")]
+
+
+def test_a_contig_may_be_called_as_a_header_begins(tmp_path):
+    text = "track name=x\nbrowser position chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 7\ntrack\ttype=bed\tuse=1\n"
+    names = [(r.chrom, r.start, r.end) for r in read_bed(write(tmp_path, text))]
+    assert names == [("track1", 1, 5), ("track", 2, 6), ("browserA", 0, 9), ("browser", 3, 7)]
+    gff = write(tmp_path, "trackA\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nbrowser\tx\tCDS\t1\t2\t.\t.\t0\tID=b\n", "r.gff3")
+    assert [r.chrom for r in read_gtf(gff)] == ["trackA", "browser"]
+
+
+@pytest.mark.parametrize("start", ["##FASTA\n>chr1\n", ">chr1\n"])
+def test_the_sequences_that_gff_may_carry_are_not_rows(tmp_path, start):
+    gff = write(tmp_path, f"##gff-version 3\nchr1\tx\tCDS\t5\t8\t.\t+\t0\tID=a\n{start}ACGTACGT\nACGT ACGT\n", "r.gff3")
+    assert read_gtf(gff) == [Region("chr1", 4, 8, "a", "+")]
+
+
+def test_bgzip_of_regions_cut_between_two_blocks_is_noticed(tmp_path):
+    (tmp_path / "r.bed.gz").write_bytes(formats.bgzip(b"chr1\t1\t5\n" * 100)[:-28])
+    with pytest.raises(ValueError, match=r"r\.bed\.gz is damaged or cut short: it is bgzip"):
+        read_bed(tmp_path / "r.bed.gz")
+
+
+@pytest.mark.parametrize("text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}])
+def test_what_is_no_region_is_named(text):
+    with pytest.raises(ValueError, match=r"^regions(:| is or holds).*(write chr1:1001-2000|expected a file)"):
+        read_regions(text, LENGTHS)
+
+
+def test_a_number_may_be_the_name_of_a_record():
+    assert read_regions(20, {"20": 7}) == read_regions([20], {"20": 7}) == [Region("20", 0, 7)]
+
+
+def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    bed = write(tmp_path, "chr1\t0\t4\nchrX\t0\t9\nchr1\t5\t6\n")
+    with caplog.at_level(logging.WARNING):
+        assert read_bed(bed, {"chr1": 10, "chr2": 5}, partly=True) == [Region("chr1", 0, 4), Region("chr1", 5, 6)]
+    assert "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records" in caplog.text
+    for lengths, message in (
+        ({"chr1": 5}, "ends beyond chr1"),
+        ({"chr2": 9}, "no record is called chr1, chrX; the records are chr2"),
+        ({"chr1": 9, "X": 9}, "one side writes 'chr1' where the other writes '1'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_bed(bed, lengths, partly=True)
+
+
+class Counted(str):
+    """A name that counts how often it is looked at."""
+
+    looks = 0
+
+    def __eq__(self, other):
+        Counted.looks += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self):
+        Counted.looks += 1
+        return str.__hash__(self)
+
+
+@pytest.mark.parametrize("how", [lambda names: check_names(names, names, "here"), lambda names: _kept(names, names)])
+def test_many_names_are_looked_up_in_linear_time(how):
+    names = [Counted(f"contig{i}") for i in range(1000)]
+    Counted.looks = 0
+    how(names)
+    assert 0 < Counted.looks < 20 * len(names)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dnadiff.data.fasta import Record
 from dnadiff.data.genome import Genome
 from dnadiff.data.sources import expand
 
@@ -181,3 +182,62 @@ def test_a_missing_file_is_named(tmp_path):
         Genome.open(tmp_path / "nothing.fa")
     with pytest.raises(ValueError, match="path names no file"):
         Genome.open([])
+
+
+def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
+    content = formats.bgzip(formats.fasta({"a": "ACGT" * 200, "b": "TTTT"}))
+    borders = [place for place in range(1, len(content)) if content[place:].startswith(b"\x1f\x8b\x08\x04")]
+    assert len(borders) > 3 and letters(Genome.open(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
+    for border in borders:
+        with pytest.raises(ValueError, match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; fetch it again"):
+            Genome.open(write(tmp_path, "cut.fa.gz", content[:border]))
+
+
+def test_genbank_cut_after_any_line_is_noticed(tmp_path):
+    lines = formats.genbank({"U1": "acgtnacgta" * 13, "U2": "ttga"}).splitlines(keepends=True)
+    first = lines.index(b"//\n") + 1  # a file that ends here is whole
+    for end in [*range(1, first), *range(first + 1, len(lines))]:
+        with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
+            Genome.open(write(tmp_path, "cut.gb", b"".join(lines[:end])))
+    for wrong, message in (
+        (b"".join(lines[:12]), "is damaged or cut short .Premature end of file in sequence data.: fetch it again"),
+        (b"".join(lines).replace(b"130 bp", b"131 bp"), "Expected sequence length 131, found 130"),
+        (b"".join(lines[:-1]), "Premature end of file in sequence data"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Genome.open(write(tmp_path, "cut.gb", wrong))
+
+
+def test_a_compressed_twobit_is_read(tmp_path):
+    content = formats.twobit(SMALL)
+    for packing in ("gzip", "bgzip"):
+        genomes = tmp_path / packing
+        genomes.mkdir()
+        packed = formats.COMPRESSED[packing](content)
+        write(genomes, "x.2bit.gz", packed)
+        assert letters(Genome.open(genomes)) == SMALL
+        damaged = packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:]  # within a checksum
+        with pytest.raises(ValueError, match="is damaged or cut short"):
+            Genome.open(write(tmp_path, "y.2bit.gz", damaged))
+
+
+@pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(ValueError, match=r"^path is .*; expected the name of a file or of a folder, .*; set data\.path$"):
+        Genome.open(path)
+
+
+@pytest.mark.parametrize("keep", [5, [None], [True], {"chr1": 1}, [["chr1"]]])
+def test_what_names_no_records_is_named(tmp_path, keep):
+    file = write(tmp_path, "x.fa", b">1\nACGT\n>X\nTTTT\n")
+    with pytest.raises(ValueError, match=r"^keep is .*; set data\.keep to a list of names"):
+        Genome.open(file, keep)
+    assert Genome.open(file, [1]).names == ["1"]  # a yaml reads [1] as a number
+
+
+def test_a_genome_of_other_bases_has_another_digest(tmp_path):
+    one, same, other = (write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text) for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA")))
+    digests = [Genome.open(path).digest for path in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
+    memory = [Genome.from_records([Record("a", "", letters)]).digest for letters in (b"ACGT", b"ACGA")]
+    assert memory[0] != memory[1]
