@@ -41,6 +41,7 @@ class Loaded:
         config: the resolved configuration of its training run.
         path: the file it came from.
         step: optimizer steps taken.
+        labels: names of the labels that the network can be told, in the order of the columns of `cond`.
     """
 
     denoiser: Denoiser
@@ -49,6 +50,7 @@ class Loaded:
     config: dict[str, Any]
     path: Path
     step: int
+    labels: tuple[str, ...] = ()
 
 
 def build_objective(config: Mapping[str, Any], process: AbsorbingProcess, trust: Sequence[str] | None = (PACKAGE,)) -> Objective:
@@ -145,7 +147,15 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
     tokenizer = build(spelling, trust=allowed)
     denoiser, process = build_denoiser(config, tokenizer, allowed)
     load_weights(denoiser, {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}, path)
-    return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content.get("global_step", 0)))
+    labels = label_names(content["hyper_parameters"], getattr(denoiser.backbone, "num_labels", 0))
+    return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content.get("global_step", 0)), labels)
+
+
+def label_names(described: Mapping[str, Any], number: int) -> tuple[str, ...]:
+    """What the `number` labels of a network are called: as the run wrote down, or numbers where it did not."""
+    names = described.get("labels")
+    known = isinstance(names, (list, tuple)) and len(names) == number
+    return tuple(map(str, names if known else range(number)))
 
 
 def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) -> None:

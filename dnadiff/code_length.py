@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from dnadiff.likelihood import Likelihood
 _CANDIDATES = 1024  # group boundaries that the dynamic programme tries
 _FEWEST = 5  # blocks from which a spread can be told
 NUM_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_LOST = 0.02  # share of the structure that samples may lose where nobody chose the number of groups
 APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for other orders"
 
 
@@ -118,6 +119,38 @@ def lost_structure(h: np.ndarray, nats: float) -> float:
     """(code length - NELBO)/(L h(0) - NELBO): 0 for one token at a time, 1 for one call; NaN if there is no structure to lose."""
     nelbo, independent = h.sum(), len(h) * h[0]
     return float((nats - nelbo) / (independent - nelbo)) if independent - nelbo > 1e-12 * independent else math.nan
+
+
+def fewest_groups(h: np.ndarray, most_lost: float = MOST_LOST, optimal: bool = False) -> np.ndarray | None:
+    """Sizes of the fewest groups whose lost structure is at most `most_lost`: `(K,)`; None if there is no structure to lose.
+
+    Args:
+        h: (L,) as in `code_length`.
+        most_lost: a share.
+        optimal: the sizes that cost least; False is equal sizes.
+    """
+    if math.isnan(lost_structure(h, 0.0)):
+        return None
+
+    def enough(sizes: np.ndarray) -> bool:
+        return lost_structure(h, code_length(h, sizes)) <= most_lost + 1e-12
+
+    equal = next(sizes for k in range(1, len(h) + 1) if enough(sizes := uniform_sizes(len(h), k)))
+    if not optimal:
+        return equal
+    best = _optimal(h, range(1, len(equal) + 1))
+    return next((best[k] for k in sorted(best) if enough(best[k])), equal)
+
+
+def curve_from(content: Mapping[str, Any], length: int) -> np.ndarray:
+    """h(0) .. h(length - 1) in nats from a `table`, read at the same shares of visible tokens and linear between its points.
+
+    Raises:
+        KeyError, TypeError, ValueError: if that is not what `table` writes.
+    """
+    visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
+    bits = np.interp(np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float))
+    return np.minimum.accumulate(bits) * math.log(2)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import Backbone, State
 from dnadiff.noise import NoiseSchedule
 from dnadiff.vocab import Vocab
 
@@ -22,7 +22,12 @@ class Parameterization(ABC):
 
     Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and returns `(..., V)` in float32 or
     better, with -inf for probability 0 and finite gradients.
+
+    Attributes:
+        normalised: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
     """
+
+    normalised: bool = True
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
@@ -117,6 +122,8 @@ class Score(SUBS):
     the ratios of a uniform guess. Nothing normalises them: score entropy does. Normalised, they are the `log_probs` of SUBS.
     """
 
+    normalised = False
+
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
         """See the class; at visible positions, whose ratios no loss and no sampler reads, they are what the network says."""
         log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
@@ -134,6 +141,8 @@ class Denoiser(nn.Module):
         time_conditioning: tell the network the noise level. Off by default: SUBS does not need it, and
             features of a sequence that did not change stay valid.
     """
+
+    causal = False
 
     def __init__(
         self,
@@ -212,6 +221,60 @@ class Denoiser(nn.Module):
         )
 
 
+class Guided(nn.Module):
+    """Classifier-free guidance around a denoiser trained with labels: p proportional to p(x0 | xt, label)^w p(x0 | xt)^(1 - w).
+
+    Both laws come from one network call on twice the sequences; an unlabelled one has a row of zeros (arXiv 2207.12598; for discrete
+    diffusion 2412.10193). Only the law of x0 is guided: how many tokens a step reveals does not change, and ratios
+    (`log_score`) are not offered. With w = 1 or 0 one law is asked for alone.
+
+    Args:
+        denoiser: what is guided.
+        weight: w; 1 is the labelled law, more than 1 exaggerates what the label changes.
+
+    Raises:
+        ValueError: if the model cannot be guided.
+    """
+
+    causal = False
+
+    def __init__(self, denoiser: nn.Module, weight: float) -> None:
+        super().__init__()
+        if getattr(denoiser, "causal", False):
+            raise ValueError("guidance is for models that unmask, and this one is autoregressive; set guidance=1")
+        if not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"guidance {weight} must be 0 or more; 1 is the labelled law")
+        self.denoiser, self.weight = denoiser, weight
+        self.rows_per_sequence = 1 if weight in (0, 1) else 2
+        self.time_conditioning = getattr(denoiser, "time_conditioning", True)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The network of the denoiser inside."""
+        return self.denoiser.backbone
+
+    def log_probs(
+        self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+    ) -> Tensor:
+        """See `Denoiser.log_probs`; `cond (B, C)` is needed.
+
+        Raises:
+            ValueError: if there is no label to guide by.
+        """
+        if cond is None:
+            raise ValueError("guidance needs a label: pass cond (B, C)")
+        if self.weight == 1:
+            return self.denoiser.log_probs(xt, t, cond, positions, valid)
+        if self.weight == 0:
+            return self.denoiser.log_probs(xt, t, torch.zeros_like(cond), positions, valid)
+        twice = [None if x is None else torch.cat([x, x]) for x in (xt, t, positions, valid)]
+        labels = torch.cat([cond, torch.zeros_like(cond)])
+        labelled, plain = self.denoiser.log_probs(twice[0], twice[1], labels, twice[2], twice[3]).chunk(2)
+        mixed = self.weight * labelled + (1 - self.weight) * plain
+        impossible = labelled.isneginf() | plain.isneginf()  # inf - inf otherwise: both laws give 0 to what is never emitted
+        return torch.log_softmax(mixed.masked_fill(impossible, -torch.inf), dim=-1)
+
+
 class CausalDenoiser(nn.Module):
     """A causal backbone -> the law of each token given those before it: the autoregressive control's own protocol.
 
@@ -221,6 +284,8 @@ class CausalDenoiser(nn.Module):
     Args:
         backbone: the network; must be causal.
     """
+
+    causal = True
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -249,6 +314,24 @@ class CausalDenoiser(nn.Module):
         features = self.backbone.features(torch.cat([start, x[:, :-1]], 1).long(), None, cond, valid)
         if positions is not None:
             features = features[positions]
+        return self._next(features)
+
+    def step(self, token: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """One token further: the law of the next token, as `next_log_probs` has it, without reading the earlier ones again.
+
+        Args:
+            token: (B,) the token just placed; the mask, which is the start token, at the beginning.
+            state: what the network remembers, from the call before; None at the beginning. It is used up: go on with the one returned.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Log-probabilities (B, V), and the state after `token`.
+        """
+        features, state = self.backbone.step(token.long(), state, cond)
+        return self._next(features), state
+
+    def _next(self, features: Tensor) -> Tensor:
+        """Features (..., D) -> log-probabilities (..., V) of the token that follows each."""
         logits = _float(self.backbone.head(features)[..., : self.vocab.size])
         return torch.log_softmax(logits.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf), dim=-1)
 

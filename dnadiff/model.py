@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import math
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dnadiff import checkpoint, likelihood
+from dnadiff import checkpoint, code_length, likelihood
+from dnadiff.denoiser import Guided
 from dnadiff.draws import Draws, hash64
+from dnadiff.sampler.ar import AR
 from dnadiff.sampler.base import Sampler, Samples
 from dnadiff.sampler.grouped import Grouped
+
+STORED = "evaluate.json"
 
 
 class Model:
@@ -27,6 +35,7 @@ class Model:
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
         self.denoiser = loaded.denoiser.to(device)
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
+        self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
 
     @property
@@ -35,37 +44,138 @@ class Model:
         return int(self.config["data"]["length"])
 
     def sample(
-        self, num_samples: int = 1, length: int | None = None, sampler: Sampler | None = None, seed: int = 1, batch_size: int = 32
+        self,
+        num_samples: int = 1,
+        length: int | None = None,
+        sampler: Sampler | None = None,
+        seed: int = 1,
+        batch_size: int = 32,
+        label: str | Sequence[str] | None = None,
+        guidance: float = 1.0,
     ) -> list[str]:
         """New sequences as strings.
 
         Args:
             num_samples: how many.
             length: tokens in each; None is the training window.
-            sampler: how; None reveals random groups in 64 network calls.
+            sampler: how; None reveals random groups (see `groups`), or goes from left to right if the model is autoregressive.
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
             batch_size: sequences at a time.
+            label: what the sequences shall be, one or several of `labels`.
+            guidance: weight of the label; 1 is the model's law given it.
 
         Raises:
-            ValueError: for a length that the network cannot take.
+            ValueError: for a length that the network cannot take, a label that it does not know, or a sampler that does not fit it.
         """
         length = self.length if length is None else length
-        sampler = sampler or Grouped()
+        sampler = sampler or self.default_sampler(length)
         return [
             self.tokenizer.decode(row)
-            for batch in self.batches(sampler, num_samples, length, seed, batch_size)
+            for batch in self.batches(sampler, num_samples, length, seed, batch_size, label, guidance)
             for row in batch.tokens.cpu().numpy()
         ]
 
-    def batches(self, sampler: Sampler, num_samples: int, length: int, seed: int = 1, batch_size: int = 32) -> Iterator[Samples]:
-        """Samples batch by batch, never more than one in memory."""
-        check_request(self.denoiser.backbone.max_length, num_samples, length)
+    def batches(
+        self,
+        sampler: Sampler,
+        num_samples: int,
+        length: int,
+        seed: int = 1,
+        batch_size: int = 32,
+        label: str | Sequence[str] | None = None,
+        guidance: float = 1.0,
+    ) -> Iterator[Samples]:
+        """Samples batch by batch, never more than one in memory; the arguments are those of `sample`."""
+        self.check_sampler(sampler, num_samples, length)
         if batch_size < 1:
             raise ValueError(f"batch_size {batch_size} must be at least 1")
+        denoiser, told = self.conditioned(label, guidance)
         for first in range(0, num_samples, batch_size):
             rows = torch.arange(first, min(first + batch_size, num_samples), device=self.device)
             x_init = self.process.prior(len(rows), length, self.device)
-            yield sampler.sample(self.denoiser, self.process, x_init, Draws(hash64(seed, "sample"), rows))
+            cond = None if told is None else told.expand(len(rows), -1)
+            yield sampler.sample(denoiser, self.process, x_init, Draws(hash64(seed, "sample"), rows), cond=cond)
+
+    def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> None:
+        """Refuse what a sampler cannot do with this model, before anything is computed.
+
+        Raises:
+            ValueError: for another kind of model, or a length that the network or the sampler cannot take.
+        """
+        sampler.check_model(self.denoiser)
+        longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
+        check_request(self.denoiser.backbone.max_length, num_samples, sampler.window_for(length), longer)
+        sampler.check_length(length)
+
+    def default_sampler(self, length: int) -> Sampler:
+        """Random groups, or left to right for an autoregressive model."""
+        return AR() if getattr(self.denoiser, "causal", False) else Grouped(**self.groups(length))
+
+    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> dict[str, Any]:
+        """`num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
+
+        Where the run's folder holds `evaluate.json` of this very checkpoint, its h(n) says how many equal groups lose at most 2 % of the
+        structure (`dnadiff.code_length`).
+
+        Args:
+            length: L.
+            num_groups: K, if it is chosen already.
+            sizes: `optimal` for those that cost least under h(n), numbers, or None for equal groups.
+
+        Raises:
+            ValueError: if `optimal` is asked for without an h(n).
+        """
+        if isinstance(sizes, str) and sizes != "optimal":
+            raise ValueError(f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups")
+        if sizes not in (None, "optimal") or (sizes is None and num_groups is not None):
+            return {"num_groups": num_groups, "sizes": sizes}
+        h = self.curve(length)
+        if sizes == "optimal" and h is None:
+            raise ValueError(
+                f"sizes=optimal needs the h(n) of this checkpoint: python -m dnadiff.evaluate checkpoint=RUN output=RUN/{STORED} stores it"
+            )
+        if h is None:
+            return {"num_groups": None, "sizes": None}
+        if num_groups is not None:
+            return {"num_groups": None, "sizes": code_length.optimal_sizes(h, num_groups).tolist()}
+        found = code_length.fewest_groups(h, optimal=sizes == "optimal")
+        if found is None or sizes is None:
+            return {"num_groups": None if found is None else len(found), "sizes": None}
+        return {"num_groups": None, "sizes": found.tolist()}
+
+    def curve(self, length: int) -> np.ndarray | None:
+        """h(n) for sequences of `length` tokens, as `evaluate` stored it in the run's folder; None if it is not there or another model's."""
+        folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        try:
+            content = json.loads((folder / STORED).read_text(encoding="utf-8"))
+            ours = content["model"]["step"] == self.step and Path(content["model"]["checkpoint"]).name == self.path.name
+            h = code_length.curve_from(content["code_length"], length) if ours else None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        return h if h is not None and np.isfinite(h).all() and (h >= 0).all() else None
+
+    def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:
+        """The denoiser, guided if asked, and the labels `(1, C)` that it is to be told.
+
+        Raises:
+            ValueError: for a label that the model does not know, or guidance without one.
+        """
+        if isinstance(guidance, bool) or not isinstance(guidance, (int, float)) or not math.isfinite(guidance) or guidance < 0:
+            raise ValueError(f"guidance {guidance!r} must be a number from 0; 1 is the model's law given the label")
+        if label is None and guidance == 1:
+            return self.denoiser, None
+        if not self.labels:
+            raise ValueError("this model was trained without labels; leave label and guidance out")
+        known = f"this model knows {', '.join(self.labels)}"
+        if label is None:
+            raise ValueError(f"guidance={guidance} needs a label; {known}")
+        told = torch.zeros(1, len(self.labels), device=self.device)
+        for name in map(str, label if isinstance(label, (list, tuple)) else [label]):
+            if name not in self.labels:
+                close = difflib.get_close_matches(name, self.labels, n=1, cutoff=0.5)
+                raise ValueError(f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; {known}")
+            told[0, self.labels.index(name)] = 1
+        return (self.denoiser if guidance == 1 else Guided(self.denoiser, guidance)), told
 
     def nll(self, sequences: Sequence[Any], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
         """Upper bound on -log p of each sequence, in nats per token: `(S,)`.
@@ -139,8 +249,14 @@ class Model:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
 
 
-def check_request(max_length: int | None, num_samples: int, length: int) -> None:
+def check_request(max_length: int | None, num_samples: int, length: int, otherwise: str = "") -> None:
     """Refuse numbers and lengths that cannot be served, before anything is computed.
+
+    Args:
+        max_length: longest sequence that the network takes, None for any.
+        num_samples: asked for.
+        length: asked for.
+        otherwise: what else can be done about a length, ending in a comma.
 
     Raises:
         ValueError: naming the value and the limit.
@@ -150,7 +266,9 @@ def check_request(max_length: int | None, num_samples: int, length: int) -> None
     if length < 1:
         raise ValueError(f"length {length} must be at least 1 token")
     if max_length is not None and length > max_length:
-        raise ValueError(f"length {length} is more than this network takes; use at most {max_length}, or train with a larger data.length")
+        raise ValueError(
+            f"length {length} is more than this network takes; use at most {max_length}, {otherwise}or train with a larger data.length"
+        )
 
 
 def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model:

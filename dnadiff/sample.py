@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,19 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     from dnadiff.data.fasta import synthetic_record, write_fasta
     from dnadiff.data.files import check_output, replacing
     from dnadiff.evaluate import pick_device
-    from dnadiff.model import check_request, load
+    from dnadiff.model import load
 
     for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0)):
         config[key] = commands.whole(key, config[key], least)
-    sampler = build(config["sampler"], trust=None)
+    check_settings(config["sampler"])
     model = load(config["checkpoint"], pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
     output = check_output(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"), config["overwrite"])
     check_suffix(output, is_dna)
     length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
-    check_request(model.denoiser.backbone.max_length, config["num_samples"], length)
-    sampler.check_length(length)
+    model.conditioned(config["label"], config["guidance"])
+    sampler = build(settled(config["sampler"], model, length), trust=None)
+    model.check_sampler(sampler, config["num_samples"], length)
     name, steps = type(sampler).__name__.lower(), sampler.num_steps_for(length)
     log.info(f"model: {model.path}; {config['num_samples']} sequences of {length} tokens by {name}, {steps} steps")
 
@@ -39,7 +40,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     bar = Progress(config["num_samples"], "sample")
 
     def texts() -> Iterator[str]:
-        for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"]):
+        told = {"label": config["label"], "guidance": config["guidance"]}
+        for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"], **told):
             calls["nfe"] += batch.nfe
             calls["rows"] += batch.rows
             bar.update(len(batch.tokens), batch.tokens.numel())
@@ -66,6 +68,43 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     print(table(rows))
     print(f"files are in {output}")
     return output
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse impossible settings of the sampler before a model is loaded.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if "none" in (settings.get("noise_removal"), (settings.get("sampler") or {}).get("noise_removal")):
+        raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot hold; choose sample or argmax")
+    build(without_sizes(settings), trust=None)
+
+
+def without_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A sampler's settings less the sizes of groups, which may wait for the model's h(n)."""
+    return {key: without_sizes(value) if isinstance(value, Mapping) else value for key, value in settings.items() if key != "sizes"}
+
+
+def settled(settings: Mapping[str, Any], model: Any, length: int) -> dict[str, Any]:
+    """A sampler's settings with what only the model can say: its window, and groups from its h(n).
+
+    Raises:
+        ValueError: if it cannot say it.
+    """
+    settings = dict(settings)
+    if "window" in settings:
+        settings["window"] = model.length if settings["window"] is None else commands.whole("sampler.window", settings["window"], 1)
+        settings["sampler"] = settled(settings["sampler"], model, min(settings["window"], length))
+    if "sizes" in settings:
+        chosen = model.groups(length, settings["num_groups"], settings["sizes"])
+        if settings["num_groups"] is None and settings["sizes"] in (None, "optimal") and chosen != {"num_groups": None, "sizes": None}:
+            kind = "groups of best sizes" if chosen["sizes"] else "equal groups"
+            log.info(
+                f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run"
+            )
+        settings |= chosen
+    return settings
 
 
 def check_suffix(output: Path, is_dna: bool) -> None:

@@ -204,6 +204,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     torch.set_float32_matmul_precision(config["matmul_precision"])
     torch.manual_seed(config["seed"])
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+    about = data.describe()
     module = Training(
         denoiser,
         build_objective(config, process, trust=None),
@@ -211,7 +212,13 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
         build(config["lr_scheduler"], trust=None),
         config["weight_decay"],
         config["seed"],
-        {"config": dict(config), "tokenizer": data.tokenizer.config(), "split_hash": data.describe()["split_hash"], "digest": data.digest},
+        {
+            "config": dict(config),
+            "tokenizer": data.tokenizer.config(),
+            "split_hash": about["split_hash"],
+            "digest": data.digest,
+            "labels": list(about.get("labels", ())),
+        },
     )
     callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
     for callback in callbacks:

@@ -10,7 +10,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.checkpoint import build_denoiser, build_objective
 from dnadiff.config import build, compose, config_dir, locate
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -135,12 +135,13 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
 def test_samplers_fill_templates_and_count_honestly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
-    network = build(small("dit"), vocab=vocab).eval()
-    torch.nn.init.normal_(network.output_layer.linear.weight)
-    denoiser, calls = Denoiser(network), []
-    original = network.features
-    network.features = lambda *a, **k: calls.append(len(a[0])) or original(*a, **k)
     sampler = build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
+    network = build(small("transformer" if sampler.causal else "dit"), vocab=vocab).eval()
+    torch.nn.init.normal_((network.linear if sampler.causal else network.output_layer.linear).weight)
+    denoiser, calls = (CausalDenoiser if sampler.causal else Denoiser)(network), []
+    reads = "step" if sampler.causal else "features"
+    original = getattr(network, reads)
+    setattr(network, reads, lambda *a, **k: calls.append(len(a[0])) or original(*a, **k))
     process = AbsorbingProcess(vocab, build(compose("train")["noise"]))
     x_init = process.prior(3, 12)
     frozen = torch.zeros(3, 12, dtype=torch.bool)

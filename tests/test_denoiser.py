@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import SUBS, Denoiser, Score, Softmax, log_expm1
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.denoiser import SUBS, CausalDenoiser, Denoiser, Guided, Score, Softmax, log_expm1
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
 
@@ -101,3 +102,36 @@ def test_ratios_at_a_masked_position_are_probabilities_times_their_factor():
 def test_log_expm1_from_small_to_large():
     sigma = torch.tensor([1e-8, 1e-3, 1.0, 80.0])
     torch.testing.assert_close(log_expm1(sigma).double(), torch.expm1(sigma.double()).log(), rtol=1e-6, atol=1e-6)
+
+
+class Labelled(torch.nn.Module):
+    """p = (.7, .3) with a label and (.5, .5) without, at every position; the mask is id 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.rows = 0, 0
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        told, plain = torch.tensor([0.7, 0.3, 0.0]).log(), torch.tensor([0.5, 0.5, 0.0]).log()
+        law = torch.where(cond.any(-1)[:, None, None], told, plain).expand(*xt.shape, 3)
+        return law if positions is None else law[positions]
+
+
+@pytest.mark.parametrize(("weight", "expected", "rows"), [(2, [0.844828, 0.155172], 4), (1, [0.7, 0.3], 2), (0, [0.5, 0.5], 2)])
+def test_guidance_raises_the_label_to_a_power(weight, expected, rows):
+    # facts 21
+    inside, xt = Labelled(), torch.tensor([[2, 2, 0], [2, 0, 2]])
+    guided = Guided(inside, weight)
+    probs = guided.log_probs(xt, torch.ones(2), torch.ones(2, 1), xt == 2).exp()
+    assert probs.shape == (4, 3) and torch.allclose(probs, torch.tensor([*expected, 0.0]), atol=1e-6)
+    assert inside.calls == 1 and inside.rows == rows == 2 * guided.rows_per_sequence
+
+
+def test_guidance_needs_a_label_and_a_model_that_unmasks():
+    with pytest.raises(ValueError, match="guidance needs a label"):
+        Guided(Labelled(), 2).log_probs(torch.tensor([[2]]))
+    with pytest.raises(ValueError, match="guidance is for models that unmask"):
+        Guided(CausalDenoiser(Transformer(DNA, 16, 1, 2)), 2)
+    with pytest.raises(ValueError, match="guidance -1 must be 0 or more"):
+        Guided(Labelled(), -1)

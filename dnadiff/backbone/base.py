@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from dnadiff.backbone.layout import Layout
 from dnadiff.vocab import Vocab
+
+
+@dataclass
+class State:
+    """What a causal network remembers of the tokens that it has read one by one.
+
+    Attributes:
+        tensors: the network's own, each with the batch first.
+        length: tokens read.
+    """
+
+    tensors: list[Tensor]
+    length: int = 0
+
+    def select(self, keep: Tensor) -> State:
+        """The memory of the sequences that `keep` (an index or a mask over B) names."""
+        return State([x[keep] for x in self.tensors], self.length)
 
 
 class Backbone(nn.Module, ABC):
@@ -59,6 +77,22 @@ class Backbone(nn.Module, ABC):
     def forward(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))
+
+    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read one more token of each sequence: what `features` says of the last position, with the earlier ones remembered.
+
+        Args:
+            ids: (B,) token ids.
+            state: from the call before, None at the first token; it is used up.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Features (B, D) and the new state.
+
+        Raises:
+            ValueError: if the network is not causal, or has read `max_length` tokens.
+        """
+        raise ValueError(f"{type(self).__name__} cannot read token by token; causal networks such as mamba and transformer can")
 
     def check(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
         """Refuse inputs that this network cannot use, rather than ignore them."""

@@ -90,13 +90,13 @@ class Rotary(nn.Module):
         """Angle per position of each pair, (head_width / 2,), float32."""
         return self.base ** -(torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width)
 
-    def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (length, head_width), float32."""
-        angle = torch.arange(length, dtype=torch.float32, device=device)[:, None] * self.frequencies(device)
+    def angles(self, length: int, device: torch.device, first: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions `first`, `first + 1`, ..., each (length, head_width), float32."""
+        angle = torch.arange(first, first + length, dtype=torch.float32, device=device)[:, None] * self.frequencies(device)
         return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rotate (B, heads, L, head_width) by position."""
-        cos, sin = (a.to(x.dtype) for a in self.angles(x.shape[-2], x.device))
+    def forward(self, x: Tensor, first: int = 0) -> Tensor:
+        """Rotate (B, heads, L, head_width) by position, the first of which is `first`."""
+        cos, sin = (a.to(x.dtype) for a in self.angles(x.shape[-2], x.device, first))
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-second, first], dim=-1) * sin

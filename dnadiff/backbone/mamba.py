@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from dnadiff.backbone.blocks import MambaBackbone
+from torch import Tensor
+
+from dnadiff.backbone.base import State
+from dnadiff.backbone.blocks import Block, MambaBackbone
+from dnadiff.backbone.conditioning import modulate
+from dnadiff.backbone.layers import widened
 from dnadiff.backbone.mixer import UniMamba
 from dnadiff.vocab import Vocab
 
@@ -56,3 +61,27 @@ class Mamba(MambaBackbone):
             scan=scan,
             dropout=dropout,
         )
+
+    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """See `Backbone.step`: a few numbers for each channel are all there is to remember, however long the sequence."""
+        self.check(ids[:, None], None, cond)
+        if state is None:
+            state = State([x for layer in self.layers for x in layer.mixer.fwd.start(len(ids))])
+        condition = None if self.condition is None else self.condition(None, cond)
+        stream = widened(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+        remembered: list[Tensor] = []
+        for number, layer in enumerate(self.layers):
+            change, *memory = _step(layer, stream, condition, *state.tensors[2 * number : 2 * number + 2])
+            stream = stream + change
+            remembered += memory
+        return self.norm_f(stream).to(self.norm_f.weight.dtype), State(remembered, state.length + 1)
+
+
+def _step(block: Block, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`Block.forward` at one position: stream (B, D) -> what is added to it (B, D), and what the mixer remembers."""
+    hidden = block.norm(stream).to(block.norm.weight.dtype)
+    if condition is None:
+        return block.mixer.step(hidden, past, h)
+    shift, scale, gate = (x[:, 0] for x in block.adaLN_modulation(condition))
+    mixed, past, h = block.mixer.step(modulate(hidden, shift, scale), past, h)
+    return (1 + gate) * mixed, past, h

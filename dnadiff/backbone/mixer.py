@@ -57,6 +57,22 @@ class Direction(nn.Module):
             delta = delta.masked_fill(~valid[..., None], _NO_STEP)
         return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
 
+    def start(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero."""
+        width, taps = self.conv_weight.shape
+        return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(batch_size, width, self.d_state)
+
+    def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One position of the forward reading in plain PyTorch: x (B, E) -> output (B, E), and what to remember next."""
+        window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
+        x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
+        low, B, C = nn.functional.linear(x, self.x_proj.weight).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        step = nn.functional.softplus((nn.functional.linear(low, self.dt_weight) + self.dt_bias).to(h.dtype))
+        decay = torch.exp(step[..., None] * -torch.exp(self.A_log.to(h.dtype)))
+        h = decay * h + (step * x)[..., None] * B[:, None, :]  # (B, E, N)
+        y = (h * C[:, None, :].to(h.dtype)).sum(-1) + self.D * x
+        return y.to(x.dtype), window[:, 1:], h
+
 
 class UniMamba(nn.Module):
     """The mixer of the published Mamba: one scan, from the first position to the last, between two projections.
@@ -80,6 +96,12 @@ class UniMamba(nn.Module):
         """(B, L, D) -> (B, L, D)."""
         x, z = _split(self.in_proj, hidden, valid, scan)
         return self.out_proj(gated_sum(self.fwd(x, valid, scan), None, z, scan=scan), scan)
+
+    def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One position: hidden (B, D) -> (B, D), and what `Direction.step` remembers."""
+        x, z = nn.functional.linear(hidden, self.in_proj.weight).chunk(2, dim=-1)
+        y, past, h = self.fwd.step(x, past, h)
+        return nn.functional.linear(y * nn.functional.silu(z), self.out_proj.weight), past, h
 
 
 class BiMamba(nn.Module):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import Backbone, State
 from dnadiff.backbone.layers import LayerNorm, Rotary, widened
 from dnadiff.vocab import Vocab
+
+_ROOM = 64  # positions whose keys and values a new state has room for
 
 
 class Block(nn.Module):
@@ -38,6 +40,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         x = x + self.dropout(self.attend(self.norm1(x), rotary, mask))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+    def step(self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, at: int) -> Tensor:
+        """One position, number `at`: (B, D) -> (B, D); its key and value are written into keys and values (B, heads, room, D / heads)."""
+        q, k, v = self.attn_qkv(self.norm1(x)).view(len(x), 3, self.n_heads, 1, -1).unbind(1)
+        keys[:, :, at], values[:, :, at] = rotary(k, at)[:, :, 0], v[:, :, 0]
+        mixed = scaled_dot_product_attention(rotary(q, at), keys[:, :, : at + 1], values[:, :, : at + 1])
+        x = x + self.dropout(self.attn_out(mixed.reshape(len(x), -1)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -105,6 +115,25 @@ class Transformer(Backbone):
         for block in self.blocks:
             x = block(x, self.rotary_emb, mask)
         return self.norm_f(x)
+
+    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """See `Backbone.step`: the keys and values of all positions are kept, with room that doubles when it is full."""
+        self.check(ids[:, None], None, cond)
+        state = self._start(len(ids)) if state is None else state
+        at, room = state.length, state.tensors[0].shape[2]
+        if self.max_length is not None and at >= self.max_length:
+            raise ValueError(f"length {at + 1} exceeds what this Transformer was built for; use a length of at most {self.max_length}")
+        if at == room:
+            state = State([torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], at)
+        x = self.embedding(ids)
+        for number, block in enumerate(self.blocks):
+            x = block.step(x, self.rotary_emb, *state.tensors[2 * number : 2 * number + 2], at)
+        return self.norm_f(x), State(state.tensors, at + 1)
+
+    def _start(self, batch_size: int) -> State:
+        heads, width = self.blocks[0].n_heads, self.rotary_emb.head_width
+        empty = self.embedding.weight.new_zeros(batch_size, heads, _ROOM, width)
+        return State([empty.clone() for _ in range(2 * len(self.blocks))])
 
     def head(self, features: Tensor) -> Tensor:
         """Raw logits (..., vocab.size) in float32."""

@@ -1,4 +1,4 @@
-"""The loop that every sampler shares: which positions now, their log-probabilities, a draw.
+"""What every sampler shares: the contract, the count of network calls, and the loop of those that plan ahead.
 
 Positions are chosen before tokens. For samplers whose order of revealing does not look at tokens the whole
 order can be drawn beforehand: a `PlannedSampler` says at which step each position opens, and a sequence that
@@ -17,14 +17,16 @@ from dnadiff import categorical
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 
+NOISE_REMOVAL = ("sample", "argmax", "none")
+
 
 class Samples(NamedTuple):
     """What a sampler returns.
 
     Attributes:
-        tokens: (B, L) ids without masks.
+        tokens: (B, L) ids, without masks but for frozen ones (and those that `noise_removal=none` leaves).
         nfe: network calls made for the batch.
-        rows: sequences evaluated, summed over the calls.
+        rows: sequences evaluated, summed over the calls; with guidance each counts twice.
     """
 
     tokens: Tensor
@@ -36,12 +38,48 @@ class Plan(NamedTuple):
     """When each position opens.
 
     Attributes:
-        step: (B, L) int64, the step at which a masked position is revealed.
+        step: (B, L) int64, the step at which a masked position is revealed; -1 is never.
         time: (B, num_steps) the time t before each step.
     """
 
     step: Tensor
     time: Tensor
+
+
+class Calls:
+    """A denoiser that is asked about some sequences of a batch only, and the count of what that took.
+
+    Args:
+        denoiser: the network behind its contract.
+        cond: (B, C) labels of the whole batch.
+        valid: (B, L) bool of the whole batch.
+
+    Attributes:
+        nfe: calls so far.
+        rows: sequences evaluated in them.
+    """
+
+    def __init__(self, denoiser: nn.Module, cond: Tensor | None = None, valid: Tensor | None = None) -> None:
+        self.denoiser, self.cond, self.valid = denoiser, cond, valid
+        self.nfe = self.rows = 0
+
+    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times `t (B,)`.
+
+        A sequence without a position to ask about is not evaluated.
+        """
+        return self._ask(self.denoiser.log_probs, x, t, positions)
+
+    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-ratios (M, V), asked for as in `log_probs`."""
+        return self._ask(self.denoiser.log_score, x, t, positions)
+
+    def _ask(self, function, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        active = positions.any(-1).nonzero()[:, 0]
+        self.nfe += 1
+        self.rows += len(active) * getattr(self.denoiser, "rows_per_sequence", 1)
+        cond, valid = (None if whole is None else whole[active] for whole in (self.cond, self.valid))
+        return function(x[active], t[active], cond, positions[active], valid)
 
 
 class Sampler(ABC):
@@ -53,12 +91,14 @@ class Sampler(ABC):
         nucleus: keep the fewest symbols reaching this probability; 1 keeps all.
 
     Attributes:
-        exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut).
+        exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut, no guidance).
+        causal: which models fit: True for autoregressive ones, False for those that unmask.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     exact: bool = True
+    causal: bool = False
 
     def __init__(self, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
         self.temperature, self.top_k, self.nucleus = temperature, top_k, nucleus
@@ -69,8 +109,33 @@ class Sampler(ABC):
         log_probs = categorical.temper(log_probs, self.temperature)
         return categorical.nucleus(categorical.top_k(log_probs, self.top_k), self.nucleus)
 
+    def reveal(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        """Tokens (M,) of positions that open at a step, from `log_probs (M, V)` and `uniform (M,)`."""
+        # Apple GPUs have no float64: what shapes and draws then runs on the CPU.
+        wide = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
+        return categorical.draw(self.shape(wide), uniform).to(log_probs.device)
+
     def check_length(self, length: int) -> None:
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
+
+    def check_model(self, denoiser: nn.Module) -> None:
+        """Refuse a model of the other kind.
+
+        Raises:
+            ValueError: naming the samplers that fit.
+        """
+        causal, name = getattr(denoiser, "causal", False), type(self).__name__
+        if causal and not self.causal:
+            raise ValueError(f"{name} unmasks in any order, and an autoregressive model goes from left to right; set sampler=ar")
+        if self.causal and not causal:
+            raise ValueError(
+                f"{name} goes from left to right with an autoregressive model, and this one was trained to unmask; "
+                "set sampler=grouped or another sampler"
+            )
+
+    def window_for(self, length: int) -> int:
+        """The longest stretch of a sequence of `length` tokens that the network reads at once."""
+        return length
 
     @abstractmethod
     def num_steps_for(self, length: int) -> int:
@@ -88,6 +153,19 @@ class Sampler(ABC):
         valid: Tensor | None = None,
     ) -> Samples:
         """Fill the masks of `x_init (B, L)`; positions in `frozen (B, L)` bool are never touched."""
+
+
+def to_fill(x: Tensor, process: AbsorbingProcess, frozen: Tensor | None) -> Tensor:
+    """The masked positions (B, L) bool that a sampler may touch."""
+    masked = x == process.vocab.mask_id
+    return masked if frozen is None else masked & ~frozen
+
+
+def time_at(share: Tensor, process: AbsorbingProcess) -> Tensor:
+    """The time at which so large a share of the positions is masked, counted from what is masked at t = 1; float32."""
+    wide = (share.cpu() if share.device.type == "mps" else share).double()
+    one = torch.ones(1, dtype=wide.dtype, device=wide.device)
+    return process.noise.inverse(1 - wide * (1 - process.noise.alpha(one))).float().to(share.device)
 
 
 class PlannedSampler(Sampler):
@@ -109,25 +187,61 @@ class PlannedSampler(Sampler):
         valid: Tensor | None = None,
     ) -> Samples:
         """See `Sampler.sample`."""
+        self.check_model(denoiser)
         self.check_length(x_init.shape[1])
-        masked = x_init == process.vocab.mask_id
-        if frozen is not None:
-            masked = masked & ~frozen
+        masked = to_fill(x_init, process, frozen)
         step, time = self.plan(masked, process, draws)
         uniform = draws.uniform("token", x_init.shape[1])  # each position is drawn once, so one number each
-        x, nfe, rows = x_init.clone(), 0, 0
-        for i in step[masked].unique().tolist():
+        x, calls = x_init.clone(), Calls(denoiser, cond, valid)
+        for i in step[masked & (step >= 0)].unique().tolist():
             opens = masked & (step == i)
-            active = opens.any(-1).nonzero()[:, 0]
-            positions = opens[active]
-            log_probs = denoiser.log_probs(
-                x[active],
-                time[active, i].float(),
-                None if cond is None else cond[active],
-                positions,
-                None if valid is None else valid[active],
-            )
-            tokens = categorical.draw(self.shape(log_probs), uniform[opens.to(uniform.device)])
-            x[opens] = tokens.to(x)  # row-major over the batch, as positions of the active rows are
-            nfe, rows = nfe + 1, rows + len(active)
-        return Samples(x, nfe, rows)
+            log_probs = calls.log_probs(x, time[:, i].float(), opens)
+            # Row-major over the batch, as positions of the active rows are.
+            x[opens] = self.reveal(i, log_probs, uniform[opens.to(uniform.device)]).to(x)
+        return Samples(x, calls.nfe, calls.rows)
+
+
+class GridSampler(Sampler):
+    """A sampler on a grid of times from 1 to 0, whose last step reveals whatever is left.
+
+    Args:
+        num_steps: T.
+        temperature: see `Sampler`.
+        top_k: see `Sampler`.
+        nucleus: see `Sampler`.
+        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable token (as MDLM's code does after
+            its grid), `none` leaves the masks.
+    """
+
+    def __init__(
+        self,
+        num_steps: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        nucleus: float = 1.0,
+        noise_removal: str = "sample",
+    ) -> None:
+        if num_steps < 1:
+            raise ValueError(f"num_steps {num_steps} must be at least 1; set sampler.num_steps")
+        if noise_removal not in NOISE_REMOVAL:
+            raise ValueError(f"noise_removal {noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}")
+        super().__init__(temperature, top_k, nucleus)
+        self.num_steps, self.noise_removal = num_steps, noise_removal
+
+    def num_steps_for(self, length: int) -> int:
+        """See `Sampler.num_steps_for`."""
+        return self.num_steps
+
+    def times(self, device: torch.device | str = "cpu") -> Tensor:
+        """The grid, (T + 1,) float64 from 1 to 0."""
+        return torch.linspace(1, 0, self.num_steps + 1, dtype=torch.float64, device=device)
+
+    def leaves(self, step: int) -> bool:
+        """Whether masks are left alone at this step."""
+        return step == self.num_steps - 1 and self.noise_removal == "none"
+
+    def reveal(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        """See `Sampler.reveal`."""
+        if step == self.num_steps - 1 and self.noise_removal == "argmax":
+            return log_probs.argmax(-1)
+        return super().reveal(step, log_probs, uniform)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Plan, PlannedSampler
+from dnadiff.sampler.base import Plan, PlannedSampler, time_at
 
 
 class FirstHitting(PlannedSampler):
@@ -23,9 +22,8 @@ class FirstHitting(PlannedSampler):
 
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         """See `PlannedSampler.plan`."""
-        u = draws.uniform("reveal", masked.shape[1]).to(masked.device).masked_fill(~masked, -1.0)
+        u = draws.uniform("reveal", masked.shape[1])
+        u = u.masked_fill(~masked.to(u.device), -1.0)
         ordered, order = u.sort(dim=-1, descending=True)  # the latest times come first; open positions last
         step = order.argsort(-1)
-        one = torch.ones(1, dtype=u.dtype, device=u.device)
-        time = process.noise.inverse(1 - ordered.clamp(min=0) * (1 - process.noise.alpha(one)))
-        return Plan(step, time)
+        return Plan(step.to(masked.device), time_at(ordered.clamp(min=0), process).to(masked.device))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Plan, PlannedSampler
+from dnadiff.sampler.base import Plan, PlannedSampler, time_at
 
 _GROUPS = 64
 
 
 class Grouped(PlannedSampler):
-    """Reveal random groups of (almost) equal size in `num_groups` network calls.
+    """Reveal random groups of positions in `num_groups` network calls.
 
     The expected code length of its samples is sum_k s_k h(n_k), with s_k the size of group k, n_k the tokens visible
     before it and h the cross-entropy curve (`dnadiff.likelihood`); K = L is the first-hitting law.
@@ -23,16 +25,32 @@ class Grouped(PlannedSampler):
         temperature: see `Sampler`.
         top_k: see `Sampler`.
         nucleus: see `Sampler`.
+        sizes: of the groups in order of revealing, adding up to the length (`dnadiff.code_length.optimal_sizes`); a template
+            enters where as many tokens are visible. None is (almost) equal sizes, whatever is masked.
     """
 
-    def __init__(self, num_groups: int | None = None, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
+    def __init__(
+        self,
+        num_groups: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        nucleus: float = 1.0,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         if num_groups is not None and num_groups < 1:
             raise ValueError(f"num_groups {num_groups} must be at least 1; set sampler.num_groups")
+        if isinstance(sizes, str) or (sizes is not None and (len(sizes) == 0 or min(sizes) < 1)):
+            raise ValueError(f"sizes {sizes!r} must be numbers of tokens, each at least 1; leave sampler.sizes out for equal groups")
+        if sizes is not None and num_groups not in (None, len(sizes)):
+            raise ValueError(f"num_groups {num_groups} is not the number of sizes, {len(sizes)}; leave one of them out")
         super().__init__(temperature, top_k, nucleus)
-        self.num_groups = num_groups
+        self.num_groups = len(sizes) if sizes is not None else num_groups
+        self.sizes = None if sizes is None else [int(size) for size in sizes]
 
     def check_length(self, length: int) -> None:
-        """There cannot be more groups than positions."""
+        """There cannot be more groups than positions, and given sizes hold for one length."""
+        if self.sizes is not None and sum(self.sizes) != length:
+            raise ValueError(f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes for this length")
         if self.num_groups is not None and self.num_groups > length:
             raise ValueError(f"num_groups {self.num_groups} is larger than the length {length}; set sampler.num_groups to at most {length}")
 
@@ -42,13 +60,23 @@ class Grouped(PlannedSampler):
 
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         """See `PlannedSampler.plan`."""
-        u = draws.uniform("reveal", masked.shape[1]).to(masked.device).masked_fill(~masked, 2.0)
-        rank = u.argsort(-1).argsort(-1)  # masked positions hold 0 .. count-1
-        count = masked.sum(-1, keepdim=True)
-        most = self.num_steps_for(masked.shape[1])
+        u = draws.uniform("reveal", masked.shape[1])
+        hidden = masked.to(u.device)
+        rank = u.masked_fill(~hidden, 2.0).argsort(-1).argsort(-1)  # masked positions hold 0 .. count-1
+        count = hidden.sum(-1, keepdim=True)
+        step, share = self._equal(rank, count) if self.sizes is None else self._given(rank, count)
+        return Plan(step.to(masked.device), time_at(share, process).to(masked.device))
+
+    def _equal(self, rank: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Groups of each rank, and the share of the row's masks left before each group (B, K)."""
+        most = self.num_steps_for(rank.shape[1])
         groups = count.clamp(min=1, max=most)
-        step = rank * groups // count.clamp(min=1)
-        k = torch.arange(most, device=masked.device)
-        fraction = (1 - k / groups).clamp(min=0).double()  # share still masked before group k
-        one = torch.ones(1, dtype=fraction.dtype, device=fraction.device)
-        return Plan(step, process.noise.inverse(1 - fraction * (1 - process.noise.alpha(one))))
+        k = torch.arange(most, device=rank.device)
+        return rank * groups // count.clamp(min=1), (1 - k / groups).clamp(min=0)
+
+    def _given(self, rank: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where sizes are given: ranks count on from the tokens that are visible already."""
+        length, ends = rank.shape[1], torch.tensor(self.sizes, device=rank.device).cumsum(0)
+        step = torch.searchsorted(ends, rank + length - count, right=True).clamp(max=len(ends) - 1)
+        starts = ends - torch.tensor(self.sizes, device=rank.device)
+        return step, torch.minimum(length - starts, count) / length

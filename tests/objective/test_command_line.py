@@ -39,6 +39,9 @@ def test_the_autoregressive_control_trains_and_says_what_it_cannot(backbone, cli
     assert metrics["valid_nll_live"] < 1.0  # a period of seven; guessing costs 1.386
     status, _, err = cli("sample", "checkpoint=run", "num_samples=1", "length=40", "sampler.num_groups=4")
     assert status == 1 and "from left to right" in err and "Traceback" not in err
+    status, _, err = cli("sample", "checkpoint=run", "num_samples=2", "length=60", "sampler=ar", "output=a.fa")
+    assert status == 0, err
+    assert (tmp_path / "a.fa").read_text().count("TTGAACG") + (tmp_path / "a.fa").read_text().count("CGTTCAA") > 4  # it learnt the period
 
 
 def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path):

@@ -1,0 +1,81 @@
+"""Semi-autoregressive sampling (MDLM, arXiv 2406.07524): any length, window after window from left to right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.draws import Draws, hash64
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.base import Sampler, Samples
+
+
+class SemiAR(Sampler):
+    """Another sampler in windows that move on by `stride` tokens, each seeing the end of the one before.
+
+    The first window is sampled whole; every later one fills its last `stride` positions given the others (the last window fewer, so
+    that it ends with the sequence). Exact only up to the window: what lies further back is forgotten, and
+    the law is no longer the same on both strands. A sequence no longer than the window is left to the other sampler.
+
+    Args:
+        sampler: fills the masks of a window.
+        window: tokens that the network sees at once; None is the network's `max_length` (the command `sample` takes the training
+            window).
+        stride: new tokens in each later window; None is half the window.
+    """
+
+    exact = False
+
+    def __init__(self, sampler: Sampler, window: int | None = None, stride: int | None = None) -> None:
+        super().__init__()
+        for name, value in (("window", window), ("stride", stride)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value} must be at least 1 token; set sampler.{name}")
+        if window is not None and stride is not None and stride > window:
+            raise ValueError(f"stride {stride} is larger than the window {window}; set sampler.stride to at most {window}")
+        if sampler.causal:
+            raise ValueError("semi_ar is for samplers that unmask; sampler=ar goes on for any length by itself")
+        self.sampler, self.window, self.stride = sampler, window, stride
+
+    def check_length(self, length: int) -> None:
+        """See `Sampler.check_length`: the window is what the other sampler serves."""
+        self.sampler.check_length(self.window_for(length))
+
+    def window_for(self, length: int) -> int:
+        """See `Sampler.window_for`."""
+        return length if self.window is None else min(self.window, length)
+
+    def num_steps_for(self, length: int) -> int:
+        """See `Sampler.num_steps_for`."""
+        window = self.window_for(length)
+        return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
+
+    def starts(self, length: int, window: int) -> list[int]:
+        """First position of each window."""
+        stride = self.stride or max(1, window // 2)
+        return [*range(0, length - window, stride), length - window]
+
+    def sample(
+        self,
+        denoiser: nn.Module,
+        process: AbsorbingProcess,
+        x_init: Tensor,
+        draws: Draws,
+        frozen: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Samples:
+        """See `Sampler.sample`."""
+        length = x_init.shape[1]
+        most = self.window or getattr(getattr(denoiser, "backbone", None), "max_length", None) or length
+        window, x, nfe, rows = min(most, length), x_init.clone(), 0, 0
+        for number, start in enumerate(self.starts(length, window)):
+            part = slice(start, start + window)
+            noise = draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
+            of_part = [None if whole is None else whole[:, part] for whole in (frozen, valid)]
+            result = self.sampler.sample(denoiser, process, x[:, part], noise, of_part[0], cond, of_part[1])
+            x = torch.cat([x[:, :start], result.tokens, x[:, start + window :]], 1)
+            nfe, rows = nfe + result.nfe, rows + result.rows
+        return Samples(x, nfe, rows)

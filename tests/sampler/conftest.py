@@ -1,0 +1,88 @@
+"""Exact models small enough to enumerate, behind the contracts that samplers call."""
+
+import itertools
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dnadiff.backbone.base import State
+from dnadiff.config import build, compose
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+
+
+class Table(torch.nn.Module):
+    """The exact posteriors of a joint law over all (V - 1)^L sequences, as a table over all V^L states; the mask is the last id.
+
+    It counts what it is asked, and refuses to be asked for nothing or at positions that are not masked.
+    """
+
+    def __init__(self, joint, vocab):
+        super().__init__()
+        letters = vocab.size - 1
+        self.length = round(torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item())
+        self.vocab, self.calls, self.rows = vocab, 0, 0
+        self.powers = vocab.size ** torch.arange(self.length - 1, -1, -1)
+        sequences = torch.tensor(list(itertools.product(range(letters), repeat=self.length)))
+        states = torch.tensor(list(itertools.product(range(vocab.size), repeat=self.length)))
+        weight = ((states[:, None] == sequences) | (states[:, None] == vocab.mask_id)).all(-1) * joint.double()  # (states, sequences)
+        onehot = torch.nn.functional.one_hot(sequences, vocab.size).double()
+        self.table = (torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]).log()
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all(), "a sequence was evaluated of which nothing is asked"
+        assert (xt[positions] == self.vocab.mask_id).all()
+        assert t.shape == (len(xt),) and t.dtype == torch.float32 and ((t >= 0) & (t <= 1)).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        return self.table[xt @ self.powers][positions]
+
+
+class CausalTable(Table):
+    """The same law from left to right."""
+
+    causal = True
+
+    def step(self, token, state=None, cond=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(token)
+        before = State([token.new_zeros(len(token), 0)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        prefix = before.tensors[0]
+        seen = torch.full((len(token), self.length), self.vocab.mask_id)
+        seen[:, : prefix.shape[1]] = prefix
+        return self.table[seen @ self.powers][:, prefix.shape[1]], before
+
+
+def make(name, **settings):
+    """The sampler of a yaml with some settings changed."""
+    return build(settings_of(name) | settings)
+
+
+@cache
+def settings_of(name):
+    return compose("sample", ["checkpoint=x", *f"sampler={name}".split()])["sampler"]
+
+
+def draw(sampler, model, batch, seed=0, rows=None, x_init=None, **kwargs):
+    """`batch` samples from all masks, or what becomes of a template."""
+    process = AbsorbingProcess(model.vocab, LogLinear(1e-3))
+    x_init = process.prior(batch, model.length) if x_init is None else x_init
+    draws = Draws.for_batch(seed, len(x_init)) if rows is None else Draws(seed, rows)
+    return sampler.sample(model, process, x_init, draws, **kwargs)
+
+
+def frequencies(tokens, letters):
+    """Share of each sequence, (letters^L,)."""
+    powers = letters ** torch.arange(tokens.shape[1] - 1, -1, -1)
+    return torch.bincount(tokens @ powers, minlength=letters ** tokens.shape[1]).double() / len(tokens)
+
+
+@pytest.fixture
+def world(toy):
+    """Exact models and how to sample them; `table(sampler)` is the toy law for samplers of its kind."""
+
+    def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
+        return (CausalTable if sampler is not None and sampler.causal else Table)(joint, vocab)
+
+    return SimpleNamespace(table=table, make=make, draw=draw, frequencies=frequencies, joint=toy.joint, sequences=toy.sequences)

@@ -1,0 +1,95 @@
+"""SEDD's Tweedie step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dnadiff.backbone.dit import DiT
+from dnadiff.denoiser import Denoiser, Score, log_expm1
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.analytic import Analytic, posterior
+from dnadiff.vocab import Vocab
+
+DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+NOISE = LogLinear(1e-3)
+
+
+def ratios(time_conditioning=False):
+    torch.manual_seed(0)
+    network = DiT(DNA, 16, 1, 2, 8).eval()
+    torch.nn.init.normal_(network.output_layer.linear.weight, std=0.1)  # ratios that add up to about 1
+    return Denoiser(network, Score(DNA), NOISE, time_conditioning)
+
+
+def run(sampler, denoiser, batch=64, length=10):
+    process = AbsorbingProcess(DNA, NOISE)
+    return sampler.sample(denoiser, process, process.prior(batch, length), Draws.for_batch(0, batch))
+
+
+@pytest.mark.parametrize(("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))])
+def test_the_step_equals_the_published_one(parity, name, vocab):
+    file = parity(f"mdlm_losses_{name}")
+    t = file["t_sampler"].double()[:, None]
+    ours = posterior(file["subs_score"].double().log(), file["xt"], NOISE.sigma(t), NOISE.sigma(t - 0.1), vocab)
+    torch.testing.assert_close(ours, file["analytic_probs_dt0.1"].double(), rtol=1e-5, atol=1e-6)
+
+
+def test_ratios_of_probabilities_take_ancestral_steps():
+    process, t, s = AbsorbingProcess(DNA, NOISE), torch.tensor([0.6], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64)
+    log_probs = torch.full((1, 1, 12), -torch.inf, dtype=torch.float64)
+    log_probs[..., 7:11] = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    log_score = log_probs - torch.expm1(NOISE.sigma(t)).log()
+    ours = posterior(log_score, torch.tensor([[3]]), NOISE.sigma(t), NOISE.sigma(s), DNA)
+    torch.testing.assert_close(ours, process.posterior(log_probs, torch.tensor([[3]]), t, s))
+
+
+def test_ratios_too_large_are_scaled_to_one():
+    rows = posterior(
+        torch.full((1, 1, 12), 3.0, dtype=torch.float64), torch.tensor([[3]]), NOISE.sigma(torch.tensor(0.9)), torch.tensor(0.0), DNA
+    )
+    assert rows.sum().item() == pytest.approx(1) and rows[0, 0, 3] == 0
+
+
+def test_probabilities_are_sampled_as_by_ancestral(world):
+    for name in ("analytic", "ancestral"):
+        assert world.draw(world.make(name, num_steps=9), world.table(), 50).rows < 200
+    one, two = (world.draw(world.make(name, num_steps=9), world.table(), 50).tokens for name in ("analytic", "ancestral"))
+    assert torch.equal(one, two)
+
+
+def test_a_sequence_that_did_not_change_is_not_asked_again():
+    kept, told = ratios(), ratios()
+    told.time_conditioning = True  # asks at every step; this network does not read the time all the same
+    told.logits = lambda xt, t, cond, positions, valid: kept.logits(xt, None, cond, positions, valid)
+    few, many = run(Analytic(40), kept), run(Analytic(40), told)
+    assert torch.equal(few.tokens, many.tokens) and few.rows < 0.4 * many.rows
+    assert torch.isin(few.tokens, torch.tensor(DNA.emitted)).all()
+
+
+@pytest.mark.parametrize("how", ["sample", "argmax", "none"])
+def test_a_network_that_is_told_the_time(how):
+    result = run(Analytic(6, noise_removal=how), ratios(True))
+    assert result.nfe <= 6 and (how == "none") == bool((result.tokens == 3).any())
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_steps_by_ratios_approach_the_law(told, world):
+    class Ratios(type(world.table())):
+        """The toy law as ratios that the sampler must take for unnormalised ones."""
+
+        parameterization, time_conditioning = SimpleNamespace(normalised=False), told
+
+        def log_score(self, xt, t, cond=None, positions=None, valid=None):
+            factor = log_expm1(NOISE.sigma(t.double()))[:, None].expand(xt.shape)[positions]
+            return self.log_probs(xt, t, cond, positions, valid) - factor[:, None]
+
+    batch, vocab = 20_000, world.table().vocab
+    floor = 0.5 * (2 / torch.pi * world.joint * (1 - world.joint) / batch).sqrt().sum().item()
+    far, near = (
+        0.5 * (world.frequencies(world.draw(Analytic(n), Ratios(world.joint, vocab), batch).tokens, 3) - world.joint).abs().sum().item()
+        for n in (1, 64)
+    )
+    assert far > 8 * floor and near < 2 * floor

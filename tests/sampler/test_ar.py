@@ -1,0 +1,86 @@
+"""Left to right, with a memory that must say what the full pass says."""
+
+import pytest
+import torch
+
+from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.mamba import Mamba
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.ar import AR
+from dnadiff.sampler.grouped import Grouped
+from dnadiff.vocab import Vocab
+
+DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+PROCESS = AbsorbingProcess(DNA, LogLinear())
+
+
+def network(kind, **settings):
+    torch.manual_seed(0)
+    built = {"mamba": lambda: Mamba(DNA, 16, 3, d_state=8, **settings), "transformer": lambda: Transformer(DNA, 16, 2, 2, **settings)}[
+        kind
+    ]()
+    for name, p in built.named_parameters():
+        if p.ndim == 2 and "A_log" not in name:
+            torch.nn.init.normal_(p, std=0.3)
+    return CausalDenoiser(built.eval())
+
+
+@pytest.mark.parametrize("kind", ["mamba", "transformer"])
+@torch.no_grad()
+def test_token_by_token_equals_the_full_pass(kind):
+    denoiser, ids = network(kind), torch.randint(7, 11, (3, 140))  # more than twice the first room for keys and values
+    whole = denoiser.next_log_probs(ids)
+    token, state = torch.full((3,), 3), None
+    for at in range(140):
+        log_probs, state = denoiser.step(token, state)
+        torch.testing.assert_close(log_probs, whole[:, at], rtol=1e-5, atol=1e-5)
+        token = ids[:, at]
+    assert state.length == 140
+
+
+@torch.no_grad()
+def test_mamba_remembers_under_labels_and_wide_streams():
+    denoiser = network("mamba", num_labels=2, rms_norm=False, residual_in_fp32=True)
+    ids, cond = torch.randint(7, 11, (2, 20)), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    whole, state, token = denoiser.next_log_probs(ids, cond), None, torch.full((2,), 3)
+    for at in range(20):
+        log_probs, state = denoiser.step(token, state, cond)
+        torch.testing.assert_close(log_probs, whole[:, at], rtol=1e-5, atol=1e-5)
+        token = ids[:, at]
+    assert (whole[0] - denoiser.next_log_probs(ids)[0])[:, 7:11].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mamba", "transformer"])
+def test_samples_are_what_the_full_pass_would_draw(kind):
+    # Each token is the draw from the law of its prefix, with the sample's own uniform.
+    denoiser, draws = network(kind), Draws.for_batch(3, 4)
+    result = AR().sample(denoiser, PROCESS, PROCESS.prior(4, 12), draws)
+    probs = denoiser.next_log_probs(result.tokens).double().exp()
+    cdf, u = probs.cumsum(-1), draws.uniform("token", 12)[..., None]
+    at = result.tokens[..., None]
+    assert ((cdf - probs).gather(-1, at) - 1e-5 < u).all() and (u < cdf.gather(-1, at) + 1e-5).all()
+    assert (result.nfe, result.rows) == (12, 48)
+
+
+def test_a_sequence_is_read_to_its_last_mask():
+    denoiser, x_init = network("mamba"), torch.full((3, 10), 7)
+    x_init[0, 2], x_init[1, 6] = 3, 3
+    result = AR().sample(denoiser, PROCESS, x_init, Draws.for_batch(0, 3))
+    assert (result.nfe, result.rows) == (7, 3 + 7) and (result.tokens != 3).all()
+    alone = AR().sample(denoiser, PROCESS, x_init[1:2], Draws(0, torch.tensor([1])))
+    assert torch.equal(alone.tokens[0], result.tokens[1])
+
+
+def test_misfits_are_refused():
+    with pytest.raises(ValueError, match=r"AR goes from left to right .* set sampler=grouped"):
+        AR().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
+    with pytest.raises(ValueError, match=r"Grouped unmasks in any order.* set sampler=ar"):
+        Grouped().sample(network("mamba"), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
+    with pytest.raises(ValueError, match="DiT cannot read token by token"):
+        DiT(DNA, 16, 1, 2, 8).step(torch.tensor([7]))
+    with pytest.raises(ValueError, match="length 5 exceeds"):
+        AR().sample(network("transformer", max_length=4), PROCESS, PROCESS.prior(1, 5), Draws.for_batch(0, 1))

@@ -1,0 +1,154 @@
+"""The command line `sample`: samplers, labels, groups from h(n), and what it refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import dnadiff
+from dnadiff import code_length
+from dnadiff.checkpoint import label_names
+from dnadiff.data.fasta import read_fasta
+
+
+def stored(folder, length=64, checkpoint="best.ckpt", step=30):
+    """An evaluation of the run, as far as sampling reads it: h falls from 2 bits to 1."""
+    curve = {"length": length, "h": {"visible": list(range(length)), "bits": (1 + np.exp(-np.arange(length) / 8)).tolist()}}
+    content = {"model": {"checkpoint": f"elsewhere/checkpoints/{checkpoint}", "step": step}, "code_length": curve}
+    (folder / "evaluate.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A copy of the trained run that a test may write into."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def steps(path):
+    return int(path.read_text().split("steps=")[1].split()[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampler", "num_steps"),
+    [
+        (["sampler=first_hitting"], "firsthitting", 64),
+        (["sampler=remdm", "sampler/remasking=loop", "sampler.num_steps=20", "sampler.nucleus=0.9"], "remdm", 20),
+        (["sampler=confidence", "sampler.order=margin", "sampler.num_steps=8", "sampler.temperature=0.8"], "confidence", 8),
+        (["sampler=semi_ar", "length=150", "sampler@sampler.sampler=entropy_bounded", "sampler.window=60"], "semiar", 240),
+        (["sampler=gibbs", "sampler.num_groups=4"], "gibbs", 8),
+    ],
+)
+def test_any_sampler_by_name(arguments, sampler, num_steps, cli, trained, tmp_path):
+    status, _, err = cli("sample", f"checkpoint={trained}", "num_samples=3", "output=a.fa", *arguments)
+    assert status == 0, err
+    assert f"sampler={sampler} steps={num_steps} " in (tmp_path / "a.fa").read_text()
+    assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [150 if "semi_ar" in arguments[0] else 64] * 3
+
+
+def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
+    args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "output=a.fa"]
+    assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == 64  # no curve: the default
+    stored(copy)
+    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    equal, best = code_length.fewest_groups(h), code_length.fewest_groups(h, optimal=True)
+    assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == len(equal) < 64
+    assert cli("sample", *args, "sampler.sizes=optimal")[0] == 0 and steps(tmp_path / "a.fa") == len(best) < len(equal)
+    assert cli("sample", *args, "sampler.sizes=optimal", "sampler.num_groups=5")[0] == 0 and steps(tmp_path / "a.fa") == 5
+    assert cli("sample", *args, "sampler.num_groups=7")[0] == 0 and steps(tmp_path / "a.fa") == 7
+    assert cli("sample", *args, "sampler=semi_ar", "length=90")[0] == 0 and steps(tmp_path / "a.fa") == 2 * len(equal)
+    assert dnadiff.load(copy, "cpu").default_sampler(64).num_groups == len(equal)
+
+
+@pytest.mark.parametrize("other", [{"step": 31}, {"checkpoint": "last.ckpt"}])
+def test_a_curve_of_another_checkpoint_is_not_used(other, copy):
+    stored(copy, **other)
+    assert dnadiff.load(copy, "cpu").curve(64) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"step": 30, "checkpoint": "best.ckpt"}, "code_length": null}'])
+def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
+    (copy / "evaluate.json").write_text(content)
+    assert dnadiff.load(copy, "cpu").groups(64) == {"num_groups": None, "sizes": None}
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A run trained for two steps on two labelled files."""
+    from dnadiff.config import compose
+    from dnadiff.train import run
+
+    folder = tmp_path_factory.mktemp("labelled")
+    for name, unit in (("human", "ACGTTGA"), ("yeast", "CCATG")):
+        (folder / f"{name}.fa").write_text(f">one\n{unit * 600}\n")
+    data = [f"data.path={{human:{folder}/human.fa,yeast:{folder}/yeast.fa}}", "data=fasta", "data.length=64", "data.batch_size=4"]
+    network = ["backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1", "backbone.num_labels=2"]
+    args = [*data, *network, "trainer.accelerator=cpu", "trainer.max_steps=2", "data.max_valid_windows=2"]
+    run(compose("train", args), folder / "run", args)
+    return folder / "run"
+
+
+def test_labels_and_guidance(cli, labelled, tmp_path):
+    args = [f"checkpoint={labelled}", "num_samples=2", "sampler.num_groups=4"]
+    for name, more in (("plain", []), ("told", ["label=yeast"]), ("guided", ["label=yeast", "guidance=2"])):
+        status, out, err = cli("sample", *args, *more, f"output={name}.fa")
+        assert status == 0, err
+        assert f"4 ({16 if name == 'guided' else 8} sequences" in out
+    model = dnadiff.load(labelled, "cpu")
+    assert model.labels == ("human", "yeast")
+    assert model.conditioned("yeast")[1].tolist() == [[0, 1]] and model.conditioned(["yeast", "human"], 2)[1].tolist() == [[1, 1]]
+    assert len(model.sample(2, label="human", guidance=1.5)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["label=yest"], "label 'yest' is not known; did you mean yeast?; this model knows human, yeast"),
+        (["guidance=2"], "guidance=2 needs a label; this model knows human, yeast"),
+        (["guidance=high", "label=yeast"], "guidance 'high' must be a number from 0"),
+        (["guidance=-1", "label=yeast"], "guidance -1 must be a number from 0"),
+    ],
+)
+def test_labels_that_cannot_be(arguments, message, cli, labelled):
+    status, _, err = cli("sample", f"checkpoint={labelled}", *arguments)
+    assert status == 1 and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["label=yeast"], "this model was trained without labels; leave label and guidance out"),
+        (["guidance=2"], "this model was trained without labels; leave label and guidance out"),
+        (
+            ["sampler=ar"],
+            "AR goes from left to right with an autoregressive model, and this one was trained to unmask; set sampler=grouped",
+        ),
+        (["sampler.num_groups=65"], "num_groups 65 is larger than the length 64; set sampler.num_groups to at most 64"),
+        (["sampler=confidence", "sampler.num_steps=20", "length=10"], "num_steps 20 is larger than the length 10"),
+        (["sampler.sizes=optimal"], "sizes=optimal needs the h(n) of this checkpoint"),
+        (["sampler.sizes=best"], "sizes 'best' is not known; choose optimal"),
+        (["sampler.sizes=[4,5]"], "sizes add up to 9, not to the length 64"),
+        (["sampler=ancestral", "sampler.noise_removal=none"], "noise_removal=none leaves masks in the samples"),
+        (["sampler=ancestral", "sampler.noise_removal=maybe"], "noise_removal 'maybe' is not known; choose sample, argmax, none"),
+        (["sampler=semi_ar", "sampler.stride=100", "length=90"], "stride 100 is larger than the window 64"),
+        (["sampler=semi_ar", "sampler.window=0"], "window 0 must be at least 1"),
+        (["sampler=grouping"], "sampler=grouping does not exist; did you mean grouped?"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments, message, cli, trained):
+    status, _, err = cli("sample", f"checkpoint={trained}", *arguments)
+    assert status == 1 and message in err and err.count("\n") == 1, err
+
+
+def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path):
+    assert cli("train", *train_args("dit", 1, "backbone.max_length=64"))[0] == 0
+    status, _, err = cli("sample", "checkpoint=run", "length=100")
+    assert status == 1 and err.count("\n") == 1
+    assert "length 100 is more than this network takes; use at most 64, sampler=semi_ar for longer sequences, or train" in err
+    assert cli("sample", "checkpoint=run", "length=100", "sampler=semi_ar", "num_samples=1", "output=a.fa")[0] == 0
+    assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
+
+
+def test_labels_without_names_are_numbers():
+    assert label_names({"labels": ["human", "yeast"]}, 2) == ("human", "yeast")
+    assert label_names({}, 2) == label_names({"labels": ["one"]}, 2) == ("0", "1") and label_names({"labels": []}, 0) == ()
