@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dnadiff import weights
 from dnadiff.backbone import caduceus, dit
+from dnadiff.backbone.settings import LARGEST, Key, settings
 from dnadiff.config import build
 from dnadiff.data.files import check_output, replacing
 from dnadiff.data.tokenizer import DNATokenizer
@@ -54,7 +55,11 @@ class Published:
             ValueError: if it is not a model of DNA.
         """
         if self.denoiser.vocab != DNATokenizer().vocab:
-            raise ValueError(f"{self.path} reads {self.denoiser.vocab.size} ids that are not DNA's; its tokenizer is not part of dnadiff")
+            raise ValueError(
+                f"{self.path} reads {self.denoiser.vocab.size} ids that are not DNA's, and published folders hold no tokenizer; dnadiff reads "
+                "text by characters alone, so these weights can be loaded (dnadiff.checkpoint.load_published) but not trained on or sampled "
+                "from a command line; init_from= of a run of data=text can"
+            )
         return DNATokenizer()
 
 
@@ -83,18 +88,22 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     path = Path(folder)
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
         path = download(hub["repository"], revision or hub["revision"])
-    settings = read_config(path / CONFIG)
+    said = read_config(path / CONFIG)
     try:
-        vocab, backbone = _FAMILIES[settings["model_type"]](settings)
-        time_conditioning = bool(settings.get("time_conditioning", False))
+        vocab, backbone = _FAMILIES[said["model_type"]](said)
+        time_conditioning = said["model_type"] == "mdlm" and said.get("time_conditioning", False)
+        with torch.device("meta"):
+            described = build(backbone, vocab=vocab).published()
     except KeyError as error:
         raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from None
     file = find_tensors(path)
+    given = tensors(file)
+    described.check(given, file)  # no memory is taken for a network that the file does not fill
     with torch.random.fork_rng(devices=()):  # the weights drawn here are overwritten; a caller's random numbers stay as they were
         network = build(backbone, vocab=vocab)
-    network.published().fill(tensors(file), file)
+    network.published().fill(given, file)
     denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
     return Published(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
 
@@ -109,17 +118,17 @@ def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwri
     from safetensors.torch import save
 
     layout, path = denoiser.backbone.published(), Path(folder)
-    settings = dict(layout.config)
-    if settings["model_type"] == "mdlm":
-        settings["time_conditioning"] = denoiser.time_conditioning
-    if _implied(settings) != denoiser.vocab:
-        settings[ALPHABET] = asdict(denoiser.vocab)
+    said = dict(layout.config)
+    if said["model_type"] == "mdlm":
+        said["time_conditioning"] = denoiser.time_conditioning
+    if _implied(said) != denoiser.vocab:
+        said[ALPHABET] = asdict(denoiser.vocab)
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
     with replacing(path / TENSORS[0], overwrite) as file:
         file.write(save(layout.tensors(), metadata={"format": "pt"}))
     with replacing(path / CONFIG, overwrite) as file:
-        file.write((json.dumps(settings, indent=2) + "\n").encode())
+        file.write((json.dumps(said, indent=2) + "\n").encode())
     return path
 
 
@@ -132,13 +141,13 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
-    kind = settings.get("model_type") if isinstance(settings, dict) else None
-    if kind not in _FAMILIES:
+    kind = said.get("model_type") if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"{path} describes a model of type {kind!r}; known are {', '.join(_FAMILIES)}")
-    return settings
+    return said
 
 
 def find_tensors(path: Path) -> Path:
@@ -193,17 +202,28 @@ def _implied(settings: Mapping[str, Any]) -> Vocab:
     return Vocab(size=last + 1, mask_id=last, pad_id=last, never_emitted=(last,))
 
 
-def _vocab(settings: Mapping[str, Any]) -> Vocab:
-    return Vocab(**settings[ALPHABET]) if ALPHABET in settings else _implied(settings)
+_VOCAB_KEYS = {
+    "size": Key(int, least=2, most=LARGEST),
+    "mask_id": Key(int, least=0, most=LARGEST),
+    "pad_id": Key(int, least=0, most=LARGEST),
+    "never_emitted": Key(list),
+    "complement": Key(list, None, null=True),
+}
 
 
-def _caduceus(settings: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
-    vocab = _vocab(settings)
-    return vocab, caduceus.from_published(settings, vocab)
+def _vocab(config: Mapping[str, Any]) -> Vocab:
+    described = Key(dict, None).read(ALPHABET, config)
+    return _implied(config) if described is None else Vocab(**settings(described, _VOCAB_KEYS))
 
 
-def _mdlm(settings: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
-    return _vocab(settings), dit.from_published(settings)
+def _caduceus(config: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
+    vocab = _vocab(config)
+    return vocab, caduceus.from_published(config, vocab)
+
+
+def _mdlm(config: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
+    backbone = dit.from_published(config)  # checks the size that the alphabet is made from
+    return _vocab(config), backbone
 
 
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], tuple[Vocab, dict[str, Any]]]] = {"caduceus": _caduceus, "mdlm": _mdlm}

@@ -17,11 +17,13 @@ from dnadiff.progress import duration, table
 
 # Keys that say how to run, not what: they may differ between a run and its resumption.
 HOW = ("resume", "overwrite", "trust")
+# Keys of a backbone that say how it is computed, not which network it is.
+COMPUTED = ("scan", "activation_checkpointing")
 # Keys that a resumed run may change: how long, how often it reports, and on what it runs.
 MAY_CHANGE = (
     *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),
     *("data.num_workers", "data.start_method", "data.max_valid_windows", "callbacks.checkpoints", "callbacks.progress", "logger"),
-    *("init_from", "matmul_precision", "backbone.scan", "backbone.activation_checkpointing"),
+    *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
 PRECISIONS = ("highest", "high", "medium")
 log = logging.getLogger("dnadiff")
@@ -158,23 +160,31 @@ def clear(run_dir: Path) -> None:
 
 
 def adopt(config: dict[str, Any], initial: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the network found under `init_from`.
+    """The configuration with the network found under `init_from`, computed as this command line says.
 
     Raises:
         ValueError: if the command line asks for another network.
     """
-    asked = [o for o in overrides if o.lstrip("+").startswith(("backbone=", "backbone.", "backbone/", "time_conditioning="))]
-    different = [k for k in ("backbone", "time_conditioning") if config[k] != initial[k]]
-    if asked and different:
-        raise ValueError(f"init_from brings its own network, {describe_difference(config, initial)}; leave out {' '.join(asked)}")
-    return config | {"backbone": initial["backbone"], "time_conditioning": initial["time_conditioning"]}
+    named = [(o, o.lstrip("+").partition("=")[0]) for o in overrides]
+    how = {f"backbone.{key}": key for key in COMPUTED}
+    words = ("backbone", "time_conditioning")
+    asked = {o: key for o, key in named if key not in how and (key in words or key.startswith(("backbone.", "backbone/")))}
+    if asked and (different := describe_difference(config, initial, [key.removeprefix("backbone.") for key in asked.values()])):
+        raise ValueError(f"init_from brings its own network, with {different}; leave out {' '.join(asked)}")
+    backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
+    wanted = {how[key] for _, key in named if key in how} | (initial["backbone"].keys() & set(COMPUTED))
+    backbone |= {key: config["backbone"][key] for key in COMPUTED if key in wanted and key in config["backbone"]}
+    return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}
 
 
-def describe_difference(config: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Where two backbones differ, in words."""
-    ours, theirs = config["backbone"], other["backbone"]
-    keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
-    return "with " + ", ".join(f"{k} {theirs.get(k)} where {ours.get(k)} was asked" for k in keys[:4])
+def describe_difference(config: Mapping[str, Any], other: Mapping[str, Any], asked: Sequence[str]) -> str:
+    """Where two networks differ in what both configurations say or was asked for by name, in words; nothing if nowhere."""
+    ours, theirs = ({**c["backbone"], "time_conditioning": c["time_conditioning"]} for c in (config, other))
+    if ours["time_conditioning"] is None:  # the objective's habit: no demand
+        del ours["time_conditioning"]
+    said = ours.keys() & (theirs.keys() | set(asked)) - set(COMPUTED)
+    keys = sorted(key for key in said if ours[key] != theirs.get(key))
+    return ", ".join(f"{key} {theirs.get(key)} where {ours[key]} was asked" for key in keys[:4])
 
 
 def fits(config: Mapping[str, Any]) -> None:

@@ -101,6 +101,8 @@ def changed(name, value):
         ("mdlm_dit", changed("backbone.rotary_emb.inv_freq", torch.ones(8)), "inv_freq differs from what the configuration means"),
         ("caduceus_ph", changed("lm_head.weight", torch.ones(16, 32)), r"lm_head\.weight differs from .*to which it is tied"),
         ("caduceus_ps", changed("lm_head.complement_map", torch.arange(16)), r"lm_head\.complement_map differs"),
+        ("caduceus_ps", changed("lm_head.complement_map", torch.arange(9)), r"lm_head\.complement_map is \(9,\), expected \(16,\)"),
+        ("mdlm_dit", changed("backbone.blocks.0.norm1.weight", torch.ones(64, dtype=torch.int64)), r"norm1\.weight holds torch\.int64"),
     ],
 )
 def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path):
@@ -108,6 +110,75 @@ def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         published.load_published(folder)
     assert "\n" not in str(caught.value) and "model.safetensors" in str(caught.value)
+
+
+def test_all_that_is_missing_or_surplus_is_listed(tmp_path):
+    def renamed(weights):
+        return {key.replace("layers.", "blocks.") if "layers." in key else key: value for key, value in weights.items()}
+
+    folder, _ = folder_of("caduceus_ph", tmp_path, renamed)
+    with pytest.raises(ValueError, match="do not fit") as caught:
+        published.load_published(folder)
+    count, _, faults = str(caught.value).partition(" faults: ")
+    names = [name for name in load_file(folder / "model.safetensors") if "blocks." in name]
+    assert len(names) > 30 and {f"surplus {name}" for name in names} < set(faults.split("; "))
+    assert count.endswith(f" {len(faults.split('; '))}")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("caduceus_ph", {"n_layer": "3"}, "n_layer is '3', expected a whole number from 1 to 4096"),
+        ("caduceus_ph", {"n_layer": 10**7}, "n_layer is '10000000', expected"),
+        ("caduceus_ph", {"n_layer": True}, "n_layer is 'True', expected a whole number"),
+        ("caduceus_ph", {"d_model": -1}, "d_model is '-1', expected a whole number from 1 to 65536"),
+        ("caduceus_ph", {"d_model": 10**7}, "d_model is '10000000', expected a whole number"),
+        ("caduceus_ph", {"d_model": 60000}, r"expected \(16, 60000\)"),
+        ("caduceus_ph", {"d_model": None}, "d_model is 'None', expected a whole number"),
+        ("caduceus_ph", {"vocab_size": 12.5}, "vocab_size is '12.5', expected a whole number"),
+        ("caduceus_ph", {"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple is '0'"),
+        ("caduceus_ph", {"ssm_cfg": [1]}, r"ssm_cfg is '\[1\]', expected a table"),
+        ("caduceus_ph", {"ssm_cfg": {"d_state": "16"}}, "d_state is '16', expected a whole number"),
+        ("caduceus_ph", {"ssm_cfg": {"dt_rank": "full"}}, "dt_rank is 'full'"),
+        ("caduceus_ph", {"ssm_cfg": {"layer": "Mamba2"}}, "layer is Mamba2, and these networks have layer Mamba1"),
+        ("caduceus_ph", {"bidirectional_strategy": ["add"]}, "bidirectional_strategy is .* expected a word"),
+        ("caduceus_ph", {"complement_map": [1]}, r"complement_map is '\[1\]', expected a table"),
+        ("caduceus_ps", {"complement_map": {"0": "x"}}, "another alphabet"),
+        ("caduceus_ph", {"norm_epsilon": "x"}, "norm_epsilon is 'x', expected a number from 0 to 1"),
+        ("caduceus_ph", {"norm_epsilon": None}, "norm_epsilon is 'None'"),
+        ("caduceus_ph", {"norm_epsilon": float("nan")}, "norm_epsilon is 'nan'"),
+        ("caduceus_ph", {"rms_norm": "yes"}, "rms_norm is 'yes', expected true or false"),
+        ("caduceus_ph", {"tie_word_embeddings": False}, "these networks have tie_word_embeddings True"),
+        ("caduceus_ph", {"model_type": ["caduceus"]}, "known are caduceus, mdlm"),
+        ("caduceus_ph", {"dnadiff_vocab": [1]}, "dnadiff_vocab is"),
+        ("caduceus_ph", {"dnadiff_vocab": {"size": 12, "mask_id": "3", "pad_id": 4, "never_emitted": [3]}}, "mask_id is '3'"),
+        ("caduceus_ph", {"dnadiff_vocab": {"size": 12, "mask_id": 3, "pad_id": 4, "never_emitted": [3, 0.5]}}, "never_emitted is"),
+        ("mdlm_dit", {"n_heads": 0}, "n_heads is '0'"),
+        ("mdlm_dit", {"vocab_size": 0}, "vocab_size is '0'"),
+        ("mdlm_dit", {"dropout": "0.1"}, "dropout is '0.1'"),
+        ("mdlm_dit", {"model_length": "long"}, "model_length is 'long'"),
+        ("mdlm_dit", {"time_conditioning": "false"}, "time_conditioning is 'false', expected true or false"),
+    ],
+)
+def test_settings_of_a_wrong_type_or_size_are_named(name, settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as caught:
+        published.load_published(folder_of(name, tmp_path, settings=settings)[0])
+    assert "json" in str(caught.value) or "safetensors" in str(caught.value)
+
+
+def test_no_memory_is_taken_for_a_network_that_the_file_does_not_fill(tmp_path, monkeypatch):
+    folder, _ = folder_of("caduceus_ph", tmp_path, settings={"d_model": 60000})
+    devices, built = [], published.build
+
+    def watched(*args, **options):
+        network = built(*args, **options)
+        devices.append({p.device.type for p in network.parameters()})
+        return network
+
+    monkeypatch.setattr(published, "build", watched)
+    with pytest.raises(ValueError, match="60000"):
+        published.load_published(folder)
+    assert devices == [{"meta"}]
 
 
 @pytest.mark.parametrize(

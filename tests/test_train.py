@@ -13,6 +13,9 @@ import torch
 import yaml
 
 from dnadiff import checkpoint
+from dnadiff.backbone.dit import DiT
+from dnadiff.denoiser import Denoiser
+from dnadiff.vocab import Vocab
 
 
 def test_a_run_folder_describes_itself(cli, train_args, tmp_path):
@@ -128,6 +131,45 @@ def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
     status, _, err = cli("train", *plain, "backbone.d_model=32", "hydra.run.dir=third")
     assert status == 1 and "with d_model 16 where 32 was asked" in err and "leave out backbone.d_model=32" in err
     assert not (tmp_path / "third").exists()
+
+
+@pytest.fixture
+def published_folder(tmp_path, trained):
+    checkpoint.export_published(checkpoint.load(trained).denoiser, tmp_path / "published")
+    return tmp_path / "published"
+
+
+def test_how_a_network_is_computed_is_asked_for_beside_init_from(cli, train_args, tmp_path, published_folder):
+    plain = [a for a in train_args("caduceus", 1, "overwrite=true", f"init_from={published_folder}") if "backbone" not in a]
+    for asked in (["backbone.scan=portable", "backbone.activation_checkpointing=true"], ["backbone.scan=reference"], []):
+        status, _, err = cli("train", *plain, *asked)
+        assert status == 0, err
+        saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["backbone"]
+        assert {f"backbone.{key}={str(saved[key]).lower()}" for key in ("scan", "activation_checkpointing") if key in saved} == set(asked)
+    for asked in ("backbone.d_model=32", "backbone.num_labels=2", "backbone=caduceus_ps"):
+        status, _, err = cli("train", *plain, "backbone.scan=portable", asked)
+        assert status == 1 and "init_from brings its own network, with" in err and err.rstrip().endswith(f"leave out {asked}"), err
+
+
+def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 1, "hydra.run.dir=first", "backbone.scan=reference"))[0] == 0
+    more = ("init_from=first", "hydra.run.dir=second")
+    same = train_args("caduceus", 1, *more)  # the same network, asked for by name
+    for args in ([a for a in same if "backbone" not in a], same):
+        status, _, err = cli("train", *args, "overwrite=true")
+        assert status == 0, err
+        assert yaml.safe_load((tmp_path / "second" / "config.yaml").read_text())["backbone"]["scan"] == "auto"
+
+
+def test_published_text_weights_are_refused_with_what_is_missing(cli, train_args, tmp_path):
+    vocab = Vocab(33, 32, 32, (32,))
+    checkpoint.export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
+    (tmp_path / "book.txt").write_text("abcdefgh " * 800)
+    for data in (("data=text", f"data.path={tmp_path / 'book.txt'}"), ()):
+        args = [a for a in train_args("dit", 1, "init_from=text", **({"data": data} if data else {})) if "backbone" not in a]
+        status, _, err = cli("train", *args)
+        assert status == 1 and "published folders hold no tokenizer" in err and "load_published" in err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dnadiff.backbone.blocks import MambaBackbone
 from dnadiff.backbone.layers import RMSNorm
 from dnadiff.backbone.layout import Layout
 from dnadiff.backbone.mixer import BiMamba
+from dnadiff.backbone.settings import DEEPEST, LARGEST, Key, settings
 from dnadiff.vocab import Vocab
 
 
@@ -134,45 +135,70 @@ def published_names(own: str, tied: bool) -> tuple[str, ...]:
     return (re.sub(r"\.dt_(weight|bias)$", r".dt_proj.\1", re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name)),)
 
 
+# What a published config.json says; keys that matter for initialisation alone are not read.
+_KEYS = {
+    "d_model": Key(int),
+    "n_layer": Key(int, most=DEEPEST),
+    "vocab_size": Key(int, most=LARGEST),
+    "pad_vocab_size_multiple": Key(int, 8),
+    "ssm_cfg": Key(dict, {}, null=True),
+    "rms_norm": Key(bool, True),
+    "norm_epsilon": Key(float, 1e-5, least=0, most=1),
+    "residual_in_fp32": Key(bool, True),
+    "fused_add_norm": Key(bool, True),
+    "bidirectional": Key(bool, True, only=True),
+    "bidirectional_strategy": Key(str, "add", null=True),
+    "bidirectional_weight_tie": Key(bool, True),
+    "rcps": Key(bool, False),
+    "complement_map": Key(dict, None, null=True),
+    "tie_word_embeddings": Key(bool, True, only=True),
+}
+_SSM_KEYS = {
+    "layer": Key(str, "Mamba1", only="Mamba1"),
+    "d_state": Key(int, 16),
+    "d_conv": Key(int, 4),
+    "expand": Key(int, 2),
+    "dt_rank": Key(int, "auto", word="auto"),
+    "conv_bias": Key(bool, True, only=True),
+    "bias": Key(bool, False, only=False),
+}
+
+
 def from_published(config: Mapping[str, Any], vocab: Vocab) -> dict[str, Any]:
     """The network that a published `config.json` describes, as a `_target_` and its arguments.
 
     Raises:
         KeyError: if a size is not given.
-        ValueError: if it asks for what these networks are not.
+        ValueError: if a value is of the wrong type or size, or asks for what these networks are not.
     """
-    ssm, pad = config.get("ssm_cfg") or {}, config.get("pad_vocab_size_multiple", 8)
-    rows, rank = math.ceil(config["vocab_size"] / pad) * pad, ssm.get("dt_rank", "auto")
-    required = {"bidirectional": (config, True), "conv_bias": (ssm, True), "bias": (ssm, False)}
-    for key, (where, value) in required.items():
-        if where.get(key, value) != value:
-            raise ValueError(f"{key} is {where[key]}, and these networks have {key} {value}")
-    table = config.get("complement_map")
+    given = settings(config, _KEYS)
+    ssm, pad, table = settings(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
+    rows, rank = math.ceil(given["vocab_size"] / pad) * pad, ssm["dt_rank"]
     if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
         raise ValueError(
-            f"vocab_size {config['vocab_size']} with complement_map {table} is another alphabet than the {vocab.size} ids of DNA"
+            f"vocab_size {given['vocab_size']} with complement_map {table} is another alphabet than the {vocab.size} ids of DNA"
         )
     arguments = {
         "_target_": "dnadiff.backbone.caduceus.Caduceus",
-        "d_model": config["d_model"],
-        "n_layers": config["n_layer"],
-        "d_state": ssm.get("d_state", 16),
-        "d_conv": ssm.get("d_conv", 4),
-        "expand": ssm.get("expand", 2),
+        "d_model": given["d_model"],
+        "n_layers": given["n_layer"],
+        "d_state": ssm["d_state"],
+        "d_conv": ssm["d_conv"],
+        "expand": ssm["expand"],
         "dt_rank": None if rank == "auto" else rank,
-        "norm_eps": config.get("norm_epsilon", 1e-5),
-        "rms_norm": config.get("rms_norm", True),
-        "residual_in_fp32": config.get("residual_in_fp32", True),
-        "bidirectional_strategy": config.get("bidirectional_strategy") or "add",
-        "bidirectional_weight_tie": config.get("bidirectional_weight_tie", True),
+        "norm_eps": given["norm_epsilon"],
+        "rms_norm": given["rms_norm"],
+        "residual_in_fp32": given["residual_in_fp32"],
+        "bidirectional_strategy": given["bidirectional_strategy"],
+        "bidirectional_weight_tie": given["bidirectional_weight_tie"],
         "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
     }
-    if config.get("rcps", False):
-        ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": config.get("fused_add_norm", True)}
+    if given["rcps"]:
+        ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"]}
         return arguments | ps
     return arguments
 
 
-def _agrees(table: Mapping[str, int], vocab: Vocab) -> bool:
+def _agrees(table: Mapping[str, Any], vocab: Vocab) -> bool:
     complement = vocab.complement or range(vocab.size)
-    return all(int(table.get(str(i), table.get(i, -1))) == j for i, j in enumerate(complement))
+    return all(table.get(str(i), table.get(i)) == j for i, j in enumerate(complement))

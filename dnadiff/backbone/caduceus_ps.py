@@ -62,9 +62,11 @@ class CaduceusPS(Caduceus):
                 name = name.replace(part, f"{part}submodule.")
             return name
 
-        table = {str(i): j for i, j in enumerate(self.complement.tolist())}
+        with torch.device("cpu"):  # also of a network that was built without memory
+            complement = rc.complement_table(self.vocab, self.embedding.num_embeddings)
+        table = {str(i): j for i, j in enumerate(complement.tolist())}
         return Layout(
             layout.config | {"rcps": True, "fused_add_norm": self.swap_strands, "complement_map": table},
             [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
-            {f"{where}.complement_map": self.complement for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")},
+            {f"{where}.complement_map": complement for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")},
         )

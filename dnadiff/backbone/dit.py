@@ -14,6 +14,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import SigmaMap, modulate
 from dnadiff.backbone.layers import LayerNorm, Rotary, widened
 from dnadiff.backbone.layout import Layout
+from dnadiff.backbone.settings import DEEPEST, LARGEST, Key, settings
 from dnadiff.vocab import Vocab
 
 
@@ -140,18 +141,33 @@ class DiT(Backbone):
         return Layout(config, weights, {"backbone.rotary_emb.inv_freq": self.rotary_emb.frequencies()})
 
 
+# What a published config.json says; `vocab_size` and `time_conditioning` are the alphabet's and the denoiser's.
+_KEYS = {
+    "vocab_size": Key(int, least=2, most=LARGEST),
+    "hidden_dim": Key(int),
+    "n_blocks": Key(int, most=DEEPEST),
+    "n_heads": Key(int),
+    "cond_dim": Key(int),
+    "dropout": Key(float, 0.1, least=0, most=1),
+    "model_length": Key(int, None, most=LARGEST, null=True),
+    "time_conditioning": Key(bool, False),
+}
+
+
 def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
     """The network that a published `config.json` of MDLM describes, as a `_target_` and its arguments.
 
     Raises:
         KeyError: if a size is not given.
+        ValueError: if a value is of the wrong type or size.
     """
+    given = settings(config, _KEYS)
     return {
         "_target_": "dnadiff.backbone.dit.DiT",
-        "d_model": config["hidden_dim"],
-        "n_layers": config["n_blocks"],
-        "n_heads": config["n_heads"],
-        "cond_dim": config["cond_dim"],
-        "dropout": config.get("dropout", 0.1),
-        "max_length": config.get("model_length"),
+        "d_model": given["hidden_dim"],
+        "n_layers": given["n_blocks"],
+        "n_heads": given["n_heads"],
+        "cond_dim": given["cond_dim"],
+        "dropout": given["dropout"],
+        "max_length": given["model_length"],
     }

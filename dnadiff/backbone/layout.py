@@ -40,12 +40,20 @@ class Layout:
         Raises:
             ValueError: listing what is missing, surplus, misshapen, or differs where the network has one tensor or a constant.
         """
-        if faults := [*self._faults(given)]:
-            raise ValueError(f"the weights in {source} do not fit its configuration: {listing(faults)}")
+        self.check(given, source)
+        _refuse(list(self._differences(given)), source)
         for tensor, names in self.weights:
             tensor.copy_(next(given[name] for name in names if name in given))
 
-    def _faults(self, given: Mapping[str, Tensor]) -> Iterator[str]:
+    def check(self, given: Mapping[str, Tensor], source: object) -> None:
+        """Compare names, shapes and types alone, so that a network without memory (on the meta device) will do.
+
+        Raises:
+            ValueError: listing what is missing, surplus or misshapen.
+        """
+        _refuse(list(self._misfits(given)), source)
+
+    def _misfits(self, given: Mapping[str, Tensor]) -> Iterator[str]:
         known = set(self.constants)
         for tensor, names in self.weights:
             known.update(names)
@@ -55,14 +63,29 @@ class Layout:
             for name in found:
                 if given[name].shape != tensor.shape:
                     yield f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
-                elif name != found[0] and not torch.equal(given[name].to(tensor), given[found[0]].to(tensor)):
-                    yield f"{name} differs from {found[0]}, to which it is tied"
+                elif not given[name].is_floating_point():
+                    yield f"{name} holds {given[name].dtype}, expected real numbers"
         yield from (f"surplus {name}" for name in given if name not in known)
         for name, constant in self.constants.items():
-            if name in given and (given[name].shape != constant.shape or not torch.allclose(given[name].float(), constant.cpu().float())):
+            if name in given and given[name].shape != constant.shape:
+                yield f"{name} is {tuple(given[name].shape)}, expected {tuple(constant.shape)}"
+
+    def _differences(self, given: Mapping[str, Tensor]) -> Iterator[str]:
+        for tensor, names in self.weights:
+            first, *others = (name for name in names if name in given)
+            for name in others:
+                if not torch.equal(given[name].to(tensor), given[first].to(tensor)):
+                    yield f"{name} differs from {first}, to which it is tied"
+        for name, constant in self.constants.items():
+            if name in given and not torch.allclose(given[name].float(), constant.cpu().float()):
                 yield f"{name} differs from what the configuration means"
 
 
-def listing(faults: Sequence[str], limit: int = 12) -> str:
-    """Faults in one line, the first few by name."""
-    return "; ".join(faults[:limit]) + (f"; and {len(faults) - limit} more" if len(faults) > limit else "")
+def _refuse(faults: Sequence[str], source: object) -> None:
+    if faults:
+        raise ValueError(f"the weights in {source} do not fit its configuration: {listing(faults)}")
+
+
+def listing(faults: Sequence[str]) -> str:
+    """All faults in one line, counted where there are many."""
+    return (f"{len(faults)} faults: " if len(faults) > 30 else "") + "; ".join(faults)

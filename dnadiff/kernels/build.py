@@ -1,13 +1,15 @@
 """Compiles the C++ kernels at first use and keeps the library in a per-user cache.
 
-A library is found by a key (source, compiler, flags, processor) and verified by the hash of its own bytes, which its name
+A library is found by two keys (source, flags and processor; compiler) and verified by the hash of its own bytes, which its name
 carries: one atomic rename publishes both, so processes that start at once, or die half-way, cannot hand a broken library on.
+Loading a library runs it, so only a folder and files that nobody else can write are trusted.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -15,13 +17,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "gather.cpp")
-_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
+# -O2: the kernels are written in vectors and unrolled by hand; -O3 compiles for a third longer and runs no faster.
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
 # From the fastest to the most widely understood: ARM compilers may want -mcpu, Apple's has no OpenMP (the source then uses threads).
 _EXTRAS = tuple((*cpu, omp) for omp in ("-fopenmp", "-pthread") for cpu in (("-march=native",), ("-mcpu=native",), ()))
+_ABANDONED = 3600  # seconds after which a folder of work in progress is one that a killed process has left
+
+_log = logging.getLogger("dnadiff")
 
 
 class CannotCompile(RuntimeError):
@@ -29,10 +39,14 @@ class CannotCompile(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels live: $DNADIFF_CACHE, else $XDG_CACHE_HOME/dnadiff, else ~/.cache/dnadiff."""
+    """Where compiled kernels live: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff.
+
+    Raises:
+        RuntimeError: if it is in a home directory and there is none.
+    """
     if chosen := os.environ.get("DNADIFF_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
+        return Path(chosen).expanduser() / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff" / "kernels"
 
 
 def find_compiler() -> list[str]:
@@ -53,31 +67,94 @@ def find_compiler() -> list[str]:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache or compiled now (a second or two).
+    """The compiled kernels, from the cache or compiled now (under a second on two quiet cores).
+
+    Without a compiler, a library that another one made of these sources for this processor is as good.
 
     Raises:
         CannotCompile: if there is no compiler, or it fails, or the library does not load.
     """
-    compiler = find_compiler()
-    folder, key = cache_folder(), _key(compiler)
-    path = _cached(folder, key)
-    if path is None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path = _compile(compiler, folder, key)
-        except OSError:  # a read-only home: good for this process alone
-            path = _compile(compiler, Path(tempfile.mkdtemp(prefix="dnadiff-")), key)
+    folder, key = _private_folder(), _key()
+    try:
+        compiler = find_compiler()
+    except CannotCompile:
+        if path := _cached(folder, f"kernels-{key}-*.so"):
+            return _load(path)
+        raise
+    name = f"kernels-{key}-{_compiler_key(compiler)}"
+    if path := _cached(folder, f"{name}-*.so"):
+        return _load(path)
+    with _workshop(folder) as work:
+        made = _compile(compiler, work)
+        if folder is not None:
+            with suppress(OSError):  # a read-only folder or a full disk: good for this process alone
+                made = made.rename(folder / f"{name}-{_digest(made)}.so")
+        return _load(made)
+
+
+def _load(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CannotCompile(f"the compiled kernels do not load: {error}") from error
 
 
-def _key(compiler: list[str]) -> str:
-    version = _run([*compiler, "--version"]).stdout
-    parts = [*compiler, version, *_FLAGS, sys.platform, _processor()]
+def _private_folder() -> Path | None:
+    """The cache folder, made if need be; None, with a word in the log, if there is none or somebody else could write to it."""
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        reason = _open_to_others(folder)
+    except (OSError, RuntimeError) as error:  # a read-only or a missing home
+        reason = str(error)
+    if not reason:
+        return folder
+    _log.warning("the C++ kernels are compiled for this process alone: %s", reason)
+    return None
+
+
+def _open_to_others(path: Path) -> str:
+    """Who else could have put something at a path, or nothing."""
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        return f"{path} belongs to user {status.st_uid}"
+    return f"{path} can be written by others; chmod go-w changes that" if status.st_mode & 0o022 else ""
+
+
+@contextmanager
+def _workshop(folder: Path | None) -> Iterator[Path]:
+    """A folder to compile in, removed afterwards: in `folder` if that can be written, so that one rename publishes the result."""
+    for left in folder.glob("compiling-*") if folder else ():
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left)
+    try:
+        work = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-", ignore_cleanup_errors=True)
+    except OSError:
+        try:
+            work = tempfile.TemporaryDirectory(prefix="compiling-", ignore_cleanup_errors=True)
+        except OSError as error:
+            raise CannotCompile(f"there is no folder to compile in: {error}") from error
+    with work as path:
+        yield Path(path)
+
+
+def _key() -> str:
+    parts = [*_FLAGS, repr(_EXTRAS), sys.platform, _processor()]
     parts += [(_FOLDER / name).read_text() for name in ("simd.h", *_SOURCES)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _short_hash("\0".join(parts).encode())
+
+
+def _compiler_key(compiler: list[str]) -> str:
+    return _short_hash("\0".join([*compiler, _run([*compiler, "--version"]).stdout]).encode())
+
+
+def _digest(path: Path) -> str:
+    return _short_hash(path.read_bytes())
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _processor() -> str:
@@ -89,26 +166,30 @@ def _processor() -> str:
     return "\n".join(line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part"))
 
 
-def _cached(folder: Path, key: str) -> Path | None:
-    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
-        if hashlib.sha256(path.read_bytes()).hexdigest()[:16] == path.stem.rsplit("-", 1)[1]:
-            return path
-        path.unlink(missing_ok=True)  # cut short or changed: loading it could end the process
+def _cached(folder: Path | None, pattern: str) -> Path | None:
+    for path in sorted(folder.glob(pattern)) if folder else ():
+        with suppress(OSError):  # another process has removed it, or this one may not
+            if not _open_to_others(path) and _digest(path) == path.stem.rsplit("-", 1)[1]:
+                return path
+            path.unlink()  # cut short or changed: loading it could end the process
     return None
 
 
-def _compile(compiler: list[str], folder: Path, key: str) -> Path:
-    sources = [str(_FOLDER / name) for name in _SOURCES]
-    with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as temporary:
-        made = Path(temporary) / "kernels.so"
-        for extra in _EXTRAS:
-            result = _run([*compiler, *_FLAGS, *extra, *sources, "-o", str(made)])
-            if result.returncode == 0 and made.exists():
-                digest = hashlib.sha256(made.read_bytes()).hexdigest()[:16]
-                path = folder / f"kernels-{key}-{digest}.so"
-                os.replace(made, path)
-                return path
-    raise CannotCompile(f"{shlex.join(compiler)} cannot compile the kernels: {_first_error(result.stderr)}")
+def _compile(compiler: list[str], work: Path) -> Path:
+    """The library, made in the folder `work`: every source by a process of its own, then the linker."""
+    objects, made = [work / f"{name}.o" for name in _SOURCES], work / "kernels.so"
+    for extra in _EXTRAS:
+        command = [*compiler, *_FLAGS, *extra]
+        with ThreadPoolExecutor(len(objects)) as pool:
+            sources = [[*command, "-c", str(_FOLDER / name), "-o", str(to)] for name, to in zip(_SOURCES, objects, strict=True)]
+            results = [*pool.map(_run, sources)]
+        failed = next((result for result in results if result.returncode), None)
+        if failed is None:
+            failed = _run([*command, "-shared", *map(str, objects), "-o", str(made)])
+            if failed.returncode == 0 and made.exists():
+                made.chmod(0o700)  # a umask that lets a group write would make it untrusted
+                return made
+    raise CannotCompile(f"{shlex.join(compiler)} cannot compile the kernels: {_first_error(failed.stderr)}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

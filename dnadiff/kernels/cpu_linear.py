@@ -46,8 +46,9 @@ def _onednn_wins() -> bool:
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
     try:
-        a, b = torch.ones(32, 8, device="cpu"), torch.full((16, 8), 0.5, device="cpu")
-        return bool((_product(a, b) == 4).all())
+        a, b = torch.ones(75, 47, device="cpu"), torch.full((75, 47), 0.5, device="cpu").cumsum(1)  # small sums: all exact
+        products = (_product(a, b), b.sum(1)), (_outer_sum(a, b, 2), b.sum(0).expand(47, 47))
+        return all(bool((ours == expected).all()) for ours, expected in products)
     except Exception:  # the operator is not part of PyTorch's promises; without it PyTorch's choice is good enough
         return False
 
@@ -62,6 +63,14 @@ def _processor() -> str:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a b^T of two matrices."""
     return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+
+def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
+    """a^T b of two matrices of as many rows."""
+    (a, a_row), (b, b_row) = rows(a[None]), rows(b[None])
+    sums = a.new_zeros(threads, a.shape[2], b.shape[2])
+    library().dnadiff_outer_sum(*pointers(a, b, sums), a.shape[1], a.shape[2], b.shape[2], a_row, b_row, threads)
+    return sums.sum(0)
 
 
 @torch.library.custom_op("dnadiff::linear", mutates_args=(), device_types="cpu")
@@ -81,10 +90,7 @@ def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     threads = torch.get_num_threads()
     if weight.numel() > _SUMS or len(dout) < 64 * threads**2:  # every thread has sums of its own, which one more pass adds up
         return dx, _product(dout.t(), x_rows.t())
-    (a, a_row), (b, b_row) = rows(dout[None]), rows(x_rows[None])
-    sums = weight.new_zeros(threads, *weight.shape)
-    library().dnadiff_outer_sum(*pointers(a, b, sums), a.shape[1], *weight.shape, a_row, b_row, threads)
-    return dx, sums.sum(0)
+    return dx, _outer_sum(dout, x_rows, threads)
 
 
 @_linear_backward.register_fake

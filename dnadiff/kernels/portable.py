@@ -90,6 +90,8 @@ class _Scan(torch.autograd.Function):
         step, dx, A, B, C = tensors
         L = dy.shape[1]
         chunked = [_chunk(x) for x in (step, dx, B, C, dy)]
+        if torch.is_grad_enabled():  # for a second derivative: the states kept by the forward pass are not known to depend on anything
+            h = _enter(*chunked[:3], A, ctx.reverse)
         dstep, ddx, dA, dB, dC = _gradients(*chunked, A, h, ctx.reverse)
         dstep, ddx, dB, dC = (x.flatten(1, 2)[:, :L] for x in (dstep, ddx, dB, dC))
         return dstep, ddx, dA, dB, dC, None

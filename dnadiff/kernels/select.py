@@ -1,22 +1,25 @@
 """The façade: checks shapes, chooses a scan, and calls it.
 
 A scan is a module of this package with the seven operations below, `unsupported(device_type, dtype) -> reason` and `detail() -> str`;
-a new one is that file and its row in `SCANS`.
+a new one is that file and its row in `SCANS`. Names without a module, and why, are in `ABSENT`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import cpu, portable, reference
+from dnadiff.kernels import cpu, mamba_ssm, portable, reference
 
-SCANS = {"cpu": cpu, "portable": portable, "reference": reference}  # the fastest first; `auto` stops at portable, which runs anywhere
+# The fastest first for each device; `auto` stops at portable, which runs anywhere.
+SCANS = {"cpu": cpu, "mamba_ssm": mamba_ssm, "portable": portable, "reference": reference}
+ABSENT = {"triton": "this version has no Triton kernel; on CUDA there are mamba_ssm and portable"}
 
 _log = logging.getLogger("dnadiff")
 
@@ -66,11 +69,12 @@ def selective_scan(
     for name, x in given.items():
         if x is not None and x.shape != expected[name]:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected[name]} for u of shape {(Bt, L, E)} and {N} states")
+    dtype = _compute_dtype(u)
+    module = SCANS[_choose(scan, u.device.type, dtype)]
     if u.numel() == 0:
         return u * D.to(u.dtype)
-    dtype = _compute_dtype(u)
     inputs = [None if x is None else x.to(dtype) for x in (u, *given.values())]
-    return SCANS[_choose(scan, u.device.type, dtype)].selective_scan(*inputs, reverse).to(u.dtype)
+    return module.selective_scan(*inputs, reverse).to(u.dtype)
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False, scan: str = "auto") -> Tensor:
@@ -93,17 +97,19 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False
     E = _three("x", x)[2]
     if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
         raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and ({E},) for x {tuple(x.shape)}")
+    dtype = _compute_dtype(x)
+    module = SCANS[_choose(scan, x.device.type, dtype)]
     if x.numel() == 0:
         return x * bias.to(x.dtype)
-    dtype = _compute_dtype(x)
     inputs = (x.to(dtype), weight.to(dtype), bias.to(dtype))
-    return SCANS[_choose(scan, x.device.type, dtype)].short_conv(*inputs, reverse).to(x.dtype)
+    return module.short_conv(*inputs, reverse).to(x.dtype)
 
 
 def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto") -> Tensor:
     """(y + y_rev) silu(z): what a mixer hands to its output projection.
 
-    Types narrower than float32, and autocast, are left to PyTorch, here and in the operations that follow.
+    Types narrower than float32, and autocast, are left to PyTorch, here and in the operations that follow, whichever scan is
+    named; a name that is unknown or cannot run is refused all the same.
 
     Args:
         y: (Bt, L, E).
@@ -211,8 +217,8 @@ def check_scan(scan: str) -> str:
         ValueError: if it is unknown.
         RuntimeError: if it is forced and cannot run on this machine at all.
     """
-    if scan != "auto" and scan not in SCANS:
-        raise ValueError(f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)")
+    if scan != "auto" and scan not in SCANS and scan not in ABSENT:
+        raise ValueError(f"unknown scan {scan!r}; known are auto, {', '.join([*SCANS, *ABSENT])} (argument scan or variable DNADIFF_SCAN)")
     if scan != "auto" and (reason := _failure(scan)):
         raise RuntimeError(f"scan {scan!r} was asked for and cannot run: {reason}")
     return scan
@@ -220,7 +226,7 @@ def check_scan(scan: str) -> str:
 
 def available_scans() -> dict[str, str]:
     """Every scan and why it cannot run on this machine; an empty reason means that it can."""
-    return {name: _failure(name) for name in SCANS}
+    return {name: _failure(name) for name in SCANS} | ABSENT
 
 
 def chosen_scan(scan: str, device_type: str, dtype: torch.dtype) -> str:
@@ -251,10 +257,11 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> ModuleType:
     """The module for operations on single positions."""
     device, same = x.device.type, all(other is None or other.dtype == x.dtype for other in others)
+    chosen = _choose(scan, device, _compute_dtype(x))
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if autocast or not same or x.dtype not in (torch.float32, torch.float64) or x.numel() == 0:
         return portable
-    return SCANS[_choose(scan, device, x.dtype)]
+    return SCANS[chosen]
 
 
 @torch.compiler.assume_constant_result  # the choice is made while tracing, so that a compiled model holds one operator
@@ -284,29 +291,48 @@ def _fastest(device_type: str, dtype: torch.dtype) -> str:
 @cache
 def _failure(name: str) -> str:
     """Why a scan does not work, found by calling it on a tiny input and comparing with the portable one."""
+    if name in ABSENT:
+        return ABSENT[name]
     if name in ("portable", "reference"):
         return ""  # what the others are measured by; nothing in them depends on the machine
-    # The first call may come inside activation checkpointing, which counts the tensors that autograd saves: not those of the probe.
-    unseen = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    # Autocast, inference mode, function transforms, a default device and whoever counts saved tensors belong to the calling thread.
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(_compare, SCANS[name]).result()
+
+
+def _compare(module: ModuleType) -> str:
+    """How a scan differs from the portable one, or nothing."""
+    device = "cuda" if module.unsupported("cpu", torch.float32) else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        return "it needs a CUDA device, and PyTorch finds none"
     try:
-        with torch.inference_mode(False), torch.enable_grad(), unseen:
-            ours, theirs = _probe(SCANS[name]), _probe(portable)
+        ours, theirs = _probe(module, device), _probe(portable, device)
     except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
         return str(error) or repr(error)
     worst = torch.stack([(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]).max()
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
 
 
-def _probe(module: ModuleType) -> list[Tensor]:
-    """Outputs and gradients of all operations, in both directions; 35 positions, 18 channels, 3 states."""
-    wave = torch.arange(35 * 18, dtype=torch.float32, device="cpu").view(1, 35, 18).mul(0.7).sin()
-    B, C, A, D, weight = wave[..., :3], wave[..., 5:8], wave[0, :18, 3:6] - 1.5, wave[0, 0], wave[0, :18, :4]
+def _probe(module: ModuleType, device: str) -> list[Tensor]:
+    """Outputs and gradients of all operations, in both directions.
+
+    33 positions are more than a chunk, 37 channels more than two of the widest vectors, 15 states and ranks 8 + 4 + 2 + 1: every
+    loop of the C++ kernels over tiles and over what remains is run.
+    """
+    E, N = 37, 15
+    wave = torch.arange(2 * 33 * E, dtype=torch.float32).view(2, 33, E).mul(0.7).sin().to(device)
+    square = wave.flatten(0, 1)[:E] / 4
+    B, C, A, D = wave[..., :N], wave[..., N : 2 * N], square[:, :N] - 0.5, wave[0, 0]
     results = []
     for reverse in (False, True):
-        inputs = [x.clone().requires_grad_() for x in (wave, wave[..., :4], A, B, C, D, D.flip(0), weight)]
-        u, low, *scan_inputs, w = inputs
-        x = module.rms_norm(module.short_conv(u, w, D, reverse), scan_inputs[-1], 1e-2)
-        y = module.selective_scan(x, module.narrow_linear(low, w), *scan_inputs, reverse)
-        y = module.gated_sum(y, x if reverse else None, u)
-        results += [y.detach(), *torch.autograd.grad((y * wave.flip(2)).sum(), inputs)]
+        inputs = [x.clone().requires_grad_() for x in (wave, A, B, C, D, D.flip(0), square)]
+        u, *scan_inputs, w = inputs
+        first, gate = module.linear_halves(u, torch.cat([w, w.flip(0)]))
+        x = module.rms_norm(module.short_conv(first, w[:, :4], D, reverse), scan_inputs[-1], 1e-2)
+        delta = module.narrow_linear(gate[..., :N], w[:, :N])
+        y = module.selective_scan(x, delta, *scan_inputs, reverse)
+        gated = module.gated_sum(y, x if reverse else None, gate)
+        out = module.linear(gated, w)
+        results += [part.detach() for part in (first, gate, x, delta, y, gated, out)]
+        results += torch.autograd.grad((out * wave.flip(2)).sum(), inputs)
     return results

@@ -1,8 +1,10 @@
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,34 @@ from dnadiff.kernels import available_scans, build, cpu, linear, narrow_linear, 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def filled_cache(built, empty_cache):
+    """A cache that holds a library of this machine's."""
+    empty_cache.mkdir(parents=True, mode=0o700)
+    shutil.copy(built, empty_cache)
+    return empty_cache
+
+
+@pytest.fixture
+def compiled(built, monkeypatch):
+    """Compiles by copying; counts how often."""
+    calls = []
+
+    def copy(compiler, work):
+        calls.append(work)
+        return Path(shutil.copy(built, work))
+
+    monkeypatch.setattr(build, "_compile", copy)
+    return calls
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
 
 
 def libraries(folder):
@@ -27,8 +56,9 @@ def test_processes_that_start_at_once_share_one_library(empty_cache):
     processes = [subprocess.Popen([sys.executable, "-c", script], env=os.environ.copy()) for _ in range(2)]
     assert [p.wait(timeout=100) for p in processes] == [0, 0]
     assert build.load_library().dnadiff_vectors
-    for path in empty_cache.iterdir():
-        assert path in libraries(empty_cache)  # nothing half-made is left behind
+    assert list(empty_cache.iterdir()) == libraries(empty_cache) and libraries(empty_cache)  # nothing half-made is left behind
+    # Compilers write the same bytes every time, and so the same name; some put the time in.
+    assert len(libraries(empty_cache)) == 1 or sys.platform == "darwin"
 
 
 @pytest.fixture(scope="module")
@@ -39,29 +69,166 @@ def built(tmp_path_factory):
         return Path(build.load_library()._name)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: data[:-9] + b"different"],
-    ids=["cut short", "empty", "changed"],
-)
-def test_a_damaged_library_is_noticed_and_replaced(damage, built, empty_cache, monkeypatch):
-    empty_cache.mkdir()
-    (empty_cache / built.name).write_bytes(damage(built.read_bytes()))
-    monkeypatch.setattr(build, "_compile", lambda compiler, folder, key: built)
-    assert build.load_library()._name == str(built)
-    assert libraries(empty_cache) == []
+DAMAGES = {
+    "cut short": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "changed": lambda data: data[:-9] + b"different",
+}
 
 
-def test_a_sound_library_is_not_compiled_again(built, empty_cache, monkeypatch):
-    empty_cache.mkdir()
-    (empty_cache / built.name).write_bytes(built.read_bytes())
-    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert build.load_library()._name == str(empty_cache / built.name)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_noticed_and_replaced(damage, built, filled_cache, compiled):
+    (filled_cache / built.name).write_bytes(DAMAGES[damage](built.read_bytes()))
+    assert build.load_library().dnadiff_vectors and len(compiled) == 1
+    assert [p.read_bytes() == built.read_bytes() for p in libraries(filled_cache)] == [True]
 
 
-def test_without_a_compiler_auto_is_portable_and_a_forced_cpu_fails(fresh_choice, empty_cache, monkeypatch, scan_inputs, caplog):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
+def test_a_sound_library_is_not_compiled_again(built, filled_cache, compiled):
+    assert build.load_library()._name == str(filled_cache / built.name)
+    assert not compiled
+
+
+def test_another_compiler_processor_source_or_flag_means_another_library(built, filled_cache, compiled, monkeypatch, tmp_path):
+    (tmp_path / "c++").write_text("#!/bin/sh\necho another version\n")
+    (tmp_path / "c++").chmod(0o755)
+    changes = [
+        lambda patch: patch.setenv("CXX", str(tmp_path / "c++")),
+        lambda patch: patch.setattr(build, "_processor", lambda: "another"),
+        lambda patch: patch.setattr(build, "_SOURCES", build._SOURCES[:1]),
+        lambda patch: patch.setattr(build, "_FLAGS", (*build._FLAGS, "-g")),
+    ]
+    for count, change in enumerate(changes, 1):
+        with monkeypatch.context() as patch:
+            change(patch)
+            build.load_library()
+        assert len(compiled) == count and len(libraries(filled_cache)) == count + 1
+    assert build.load_library()._name == str(filled_cache / built.name)
+
+
+def test_without_a_compiler_a_cached_library_of_this_processor_is_loaded(built, filled_cache, without_compiler, monkeypatch):
+    assert build.load_library()._name == str(filled_cache / built.name)
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    with pytest.raises(build.CannotCompile, match=r"no C\+\+ compiler"):
+        build.load_library()
+
+
+def test_without_a_compiler_a_damaged_library_is_still_refused(built, filled_cache, without_compiler):
+    (filled_cache / built.name).write_bytes(built.read_bytes()[:-9] + b"different")
+    with pytest.raises(build.CannotCompile, match=r"no C\+\+ compiler"):
+        build.load_library()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_is_not_trusted(mode, built, filled_cache, compiled, caplog):
+    filled_cache.chmod(mode)
+    before = libraries(filled_cache)
+    assert build.load_library()._name != str(filled_cache / built.name)
+    assert len(compiled) == 1 and compiled[0].parent != filled_cache and not compiled[0].exists()
+    assert libraries(filled_cache) == before
+    assert [m for m in caplog.messages if "for this process alone" in m and str(filled_cache) in m and "chmod go-w" in m]
+
+
+def test_a_planted_library_is_never_loaded(filled_cache, built, compiled, tmp_path):
+    source = tmp_path / "planted.cpp"
+    source.write_text(f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/ran", "w")); }}\n')
+    subprocess.run([*build.find_compiler(), "-shared", "-fPIC", str(source), "-o", str(tmp_path / "planted.so")], check=True)
+    name = built.name.rsplit("-", 1)[0]
+    planted = filled_cache / f"{name}-{build._digest(tmp_path / 'planted.so')}.so"
+    shutil.copy(tmp_path / "planted.so", planted)
+    (filled_cache / built.name).unlink()
+    planted.chmod(0o777)
+    assert build.load_library().dnadiff_vectors and len(compiled) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_belongs_to_another_user_is_not_trusted(what, built, filled_cache, compiled, monkeypatch):
+    foreign, stat = filled_cache if what == "folder" else filled_cache / built.name, Path.stat
+
+    def owned(path, **options):
+        status = list(stat(path, **options))
+        status[4] += path == foreign  # the user
+        return os.stat_result(status)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    build.load_library()
+    assert len(compiled) == 1
+
+
+def test_an_unwritable_folder_is_read_and_does_not_stop_the_kernels(built, filled_cache, compiled, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("read-only")
+
+    for name in ("unlink", "rename", "mkdir"):  # a user who is root may write everywhere: no folder is read-only to them
+        monkeypatch.setattr(Path, name, refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", lambda *_, **__: None)
+        assert build.load_library()._name == str(filled_cache / built.name) and not compiled
+        (filled_cache / built.name).write_bytes(b"damaged")
+        assert build.load_library().dnadiff_vectors and len(compiled) == 1
+    assert build.load_library().dnadiff_vectors and len(compiled) == 2  # no folder at all
+    assert libraries(filled_cache) == [filled_cache / built.name] and [p.exists() for p in compiled] == [False, False]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_does_not_stop_the_kernels(filled_cache, built, compiled):
+    (filled_cache / built.name).write_bytes(b"damaged")
+    filled_cache.chmod(0o500)
+    try:
+        assert build.load_library().dnadiff_vectors and len(compiled) == 1
+    finally:
+        filled_cache.chmod(0o700)
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_not_missed(filled_cache, compiled, monkeypatch):
+    glob = Path.glob
+    gone = filled_cache / "kernels-gone-gone-gone.so"
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [gone] if pattern.endswith(".so") else glob(path, pattern))
+    assert build.load_library().dnadiff_vectors and len(compiled) == 1
+
+
+def test_a_killed_compilation_leaves_nothing_for_long(empty_cache, compiled):
+    for name, age in (("compiling-old", 2 * build._ABANDONED), ("compiling-new", 5)):
+        (empty_cache / name).mkdir(parents=True, mode=0o700)
+        (empty_cache / name / "kernels.so").write_bytes(b"half")
+        os.utime(empty_cache / name, (time.time() - age,) * 2)
+    empty_cache.chmod(0o700)
+    build.load_library()
+    assert sorted(p.name for p in empty_cache.glob("compiling-*")) == ["compiling-new"]  # it may still be at work
+
+
+def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monkeypatch, caplog):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DNADIFF_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert build.load_library().dnadiff_vectors and not compiled[0].exists()
+    assert "Could not determine home directory" in caplog.text
+
+
+def test_every_source_is_compiled_at_once_and_a_failing_one_is_named(empty_cache, monkeypatch):
+    at_once, most, run = [0], [0], build._run
+
+    def counted(command):
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return run(command)
+        finally:
+            at_once[0] -= 1
+
+    monkeypatch.setattr(build, "_run", counted)
+    assert build.load_library().dnadiff_vectors and most[0] == len(build._SOURCES)
+    monkeypatch.setattr(build, "_SOURCES", ("absent.cpp",))
+    with pytest.raises(build.CannotCompile, match=r"absent\.cpp"):
+        build._compile(build.find_compiler(), empty_cache)
+
+
+def test_without_a_compiler_auto_is_portable_and_a_forced_cpu_fails(
+    fresh_choice, empty_cache, without_compiler, monkeypatch, scan_inputs, caplog
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 4, 3, 2))
@@ -105,9 +272,9 @@ def test_lesser_compilers_and_processors_compute_the_same(
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("DNADIFF_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.cache_folder() == tmp_path / "dnadiff"
+    assert build.cache_folder() == tmp_path / "dnadiff" / "kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert build.cache_folder() == tmp_path / ".cache" / "dnadiff"
+    assert build.cache_folder() == tmp_path / ".cache" / "dnadiff" / "kernels"
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "mine"))
-    assert build.cache_folder() == tmp_path / "mine"
+    assert build.cache_folder() == tmp_path / "mine" / "kernels"

@@ -169,13 +169,17 @@ def test_tensors_without_storage_have_shapes():
 
 
 def test_onednn_is_taken_only_where_pytorchs_library_is_slow(monkeypatch):
-    def wins(processor):
+    def wins(processor, capability="AVX512"):
         cpu_linear._onednn_wins.cache_clear()
         monkeypatch.setattr(cpu_linear, "_processor", lambda: processor)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         return cpu_linear.onednn_wins()
 
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     try:
-        assert not wins("vendor_id : GenuineIntel") and not wins("")
+        if torch.backends.mkldnn.is_available():
+            assert wins("vendor_id : AuthenticAMD")
+        assert not wins("vendor_id : GenuineIntel") and not wins("") and not wins("vendor_id : AuthenticAMD", "AVX2")
         monkeypatch.setattr(cpu_linear, "_product", lambda a, b: a @ b.T * 1.01)
         assert not wins("vendor_id : AuthenticAMD")  # computes wrongly
     finally:

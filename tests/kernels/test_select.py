@@ -1,21 +1,55 @@
 import logging
+import os
+import subprocess
+import sys
+from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from dnadiff.kernels import SCANS, available_scans, select, selective_scan, short_conv
+from dnadiff.kernels import (
+    SCANS,
+    available_scans,
+    check_scan,
+    cpu,
+    cpu_linear,
+    gated_sum,
+    linear,
+    linear_halves,
+    mamba_ssm,
+    narrow_linear,
+    native,
+    rms_norm,
+    select,
+    selective_scan,
+    short_conv,
+)
 
 
-def test_every_scan_is_listed_with_its_reason():
-    assert list(available_scans()) == list(SCANS) == ["cpu", "portable", "reference"]
+def test_every_scan_is_listed_with_its_reason(fresh_choice, monkeypatch):
+    assert list(available_scans()) == ["cpu", "mamba_ssm", "portable", "reference", "triton"]
     assert available_scans()["portable"] == available_scans()["reference"] == ""
+    assert "no Triton kernel" in available_scans()["triton"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    select._failure.cache_clear()
+    assert "needs a CUDA device" in available_scans()["mamba_ssm"]
+
+
+@pytest.mark.parametrize("name", ["mamba_ssm", "triton"])
+def test_a_forced_scan_that_is_not_here_fails_with_its_reason(name, scan_inputs, monkeypatch):
+    with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run: .*(CUDA|Triton)"):
+        selective_scan(*scan_inputs(1, 3, 2, 2), scan=name)
+    monkeypatch.setenv("DNADIFF_SCAN", name)
+    with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run"):
+        rms_norm(torch.ones(2, 3), torch.ones(3), 1e-5)
 
 
 def test_an_unknown_scan_is_refused_with_the_known_ones(scan_inputs, monkeypatch):
-    with pytest.raises(ValueError, match="unknown scan 'fastest'; known are auto, cpu, portable, reference"):
+    with pytest.raises(ValueError, match="unknown scan 'fastest'; known are auto, cpu, mamba_ssm, portable, reference, triton"):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="fastest")
-    monkeypatch.setenv("DNADIFF_SCAN", "triton")
-    with pytest.raises(ValueError, match="unknown scan 'triton'"):
+    monkeypatch.setenv("DNADIFF_SCAN", "fused")
+    with pytest.raises(ValueError, match="unknown scan 'fused'"):
         selective_scan(*scan_inputs(1, 3, 2, 2))
 
 
@@ -80,3 +114,168 @@ def test_the_first_call_may_come_under_no_grad_or_inference_mode(fresh_choice, s
     with torch.inference_mode():
         selective_scan(*scan_inputs(1, 3, 2, 2))
     assert available_scans()["cpu"] == ""
+
+
+FIRST_CALLS = {
+    "autocast": """
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    selective_scan(*inputs)
+""",
+    "grad": """
+try:
+    torch.func.grad(lambda u: selective_scan(u, *inputs[1:]).sum())(inputs[0])
+except RuntimeError:
+    pass  # PyTorch's function transforms do not know custom operators' gradients
+""",
+    "vmap": """
+torch.vmap(lambda u: selective_scan(u, *inputs[1:]))(inputs[0][None])
+""",
+    "meta": """
+with torch.device("meta"):
+    selective_scan(*inputs)
+""",
+    "saved tensors": """
+with torch.autograd.graph.saved_tensors_hooks(lambda x: 1 / 0, lambda x: x):
+    selective_scan(*inputs)
+""",
+    "compile": """
+torch.compile(selective_scan, backend="aot_eager")(*inputs)
+""",
+}
+
+
+@pytest.mark.parametrize("mode", FIRST_CALLS)
+def test_the_mode_around_the_first_call_does_not_decide_for_the_process(mode, fresh_choice, scan_inputs, monkeypatch):
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    inputs = [x.detach() for x in scan_inputs(1, 70, 3, 2)]
+    exec(FIRST_CALLS[mode], {"torch": torch, "selective_scan": selective_scan, "inputs": inputs})
+    assert available_scans()["cpu"] == "" and check_scan("cpu") == "cpu"
+
+
+def test_a_process_that_begins_under_autocast_has_the_cpu_scan():
+    script = f"""
+import torch
+from dnadiff.kernels import available_scans, selective_scan
+inputs = [torch.ones(1, 7, 3), torch.zeros(1, 7, 3), -torch.ones(3, 2), torch.ones(1, 7, 2), torch.ones(1, 7, 2), torch.ones(3), torch.ones(3)]
+{FIRST_CALLS["autocast"]}
+assert available_scans()["cpu"] == "", available_scans()["cpu"]
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "DNADIFF_SCAN"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def calls(scan):
+    """Every operation, given float32 or bfloat16 tensors."""
+    x, w, square, taps = torch.ones(1, 3, 4), torch.ones(4), torch.ones(4, 4), torch.ones(4, 2)
+    yield lambda t: selective_scan(t(x), t(x), -t(square), t(x), t(x), t(w), scan=scan)
+    yield lambda t: short_conv(t(x), t(taps), t(w), scan=scan)
+    yield lambda t: gated_sum(t(x), None, t(x), scan=scan)
+    yield lambda t: rms_norm(t(x), t(w), 1e-5, scan=scan)
+    yield lambda t: narrow_linear(t(x), t(square), scan=scan)
+    yield lambda t: linear(t(x), t(square), scan=scan)
+    yield lambda t: linear_halves(t(x), t(square), scan=scan)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(number, fresh_choice, monkeypatch):
+    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda u, *_: 1.5 * u)
+    for name, error, message in (
+        ("nonsense", ValueError, "unknown scan 'nonsense'"),
+        ("cpu", RuntimeError, "scan 'cpu' was asked for and cannot run"),
+    ):
+        call = list(calls(name))[number]
+        for convert in (lambda x: x, lambda x: x.bfloat16(), lambda x: x[:0] if x.dim() == 3 else x):
+            with pytest.raises(error, match=message):
+                call(convert)
+        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(error, match=message):
+            call(lambda x: x)
+
+
+@pytest.mark.parametrize("name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves"])
+def test_no_operation_escapes_the_probe(name, fresh_choice, monkeypatch):
+    right = getattr(cpu, name)
+
+    def wrong(*inputs):  # only the last of its columns
+        out = right(*inputs)
+        first = out[0] if isinstance(out, tuple) else out
+        first = torch.cat([first[..., :-1], 1.01 * first[..., -1:]], dim=-1)
+        return (first, out[1]) if isinstance(out, tuple) else first
+
+    monkeypatch.setattr(cpu, name, wrong)
+    assert "differ from the portable scan's" in available_scans()["cpu"]
+
+
+def test_the_probe_reaches_wide_tiles_and_their_remainders(fresh_choice, monkeypatch):
+    library, calls = native.library(), []
+
+    class Spy:
+        def __getattr__(self, name):
+            calls.append(name)
+            return getattr(library, name)
+
+    for module in (cpu, cpu_linear, sys.modules["dnadiff.kernels.cpu_rowwise"]):
+        monkeypatch.setattr(module, "library", Spy)
+    assert available_scans()["cpu"] == ""
+    others = {"dnadiff_gather"} if cpu_linear.onednn_wins() else {"dnadiff_gather", "dnadiff_outer_sum"}  # no part of a scan, not in use
+    assert set(native._SIGNATURES) - others <= set(calls)
+
+
+def test_a_wrong_sum_for_the_gradient_of_a_weight_leaves_products_to_pytorch(monkeypatch):
+    cpu_linear._onednn_wins.cache_clear()
+    monkeypatch.setattr(cpu_linear, "_processor", lambda: "vendor_id : AuthenticAMD")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(cpu_linear, "_outer_sum", lambda a, b, threads: 1.01 * a.T @ b)
+    try:
+        assert not cpu_linear.onednn_wins()
+    finally:
+        cpu_linear._onednn_wins.cache_clear()
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A module of mamba_ssm's name and of `selective_scan_fn`'s signature in version 2.2, in place of its CUDA kernel."""
+
+    def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
+        assert delta_softplus and not return_last_state and z is None
+        assert u.shape == delta.shape and B.shape == C.shape == (u.shape[0], A.shape[1], u.shape[2])
+        step = F.softplus(delta if delta_bias is None else delta + delta_bias[:, None])  # (B, D, L)
+        h, y = torch.zeros(*u.shape[:2], A.shape[1]), []
+        for l in range(u.shape[2]):
+            h = torch.exp(step[:, :, l, None] * A) * h + (step * u)[:, :, l, None] * B[:, None, :, l]
+            y.append((h * C[:, None, :, l]).sum(-1) + D * u[:, :, l])
+        return torch.stack(y, dim=2)
+
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.selective_scan_interface"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["mamba_ssm.ops.selective_scan_interface"].selective_scan_fn = selective_scan_fn
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_mamba_ssm_is_called_in_its_layout(reverse, stand_in, scan_inputs, values_and_grads, close):
+    *inputs, bias = scan_inputs(2, 37, 5, 3)
+    for last in (bias, None):
+        leaves = [*inputs, last] if last is not None else inputs
+
+        def ours(*x):
+            return mamba_ssm.selective_scan(*x, *([None] * (7 - len(x))), reverse)
+
+        expected = values_and_grads(selective_scan, leaves, reverse=reverse, scan="reference")
+        close(values_and_grads(ours, leaves), expected, 1e-5)
+
+
+def test_mamba_ssm_is_taken_on_a_device_where_it_works(fresh_choice, stand_in, scan_inputs, monkeypatch, caplog):
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    monkeypatch.setattr(SCANS["cpu"], "unsupported", lambda device, dtype: "pretend that the cpu is a CUDA device")
+    monkeypatch.setattr(mamba_ssm, "unsupported", lambda device, dtype: "")
+    caplog.set_level(logging.INFO, "dnadiff")
+    selective_scan(*scan_inputs(1, 3, 2, 2))
+    assert caplog.messages == ["selective scan: mamba_ssm (CUDA, flipped for the reverse direction)"]
+
+
+def test_mamba_ssm_that_is_not_installed_says_so(fresh_choice, scan_inputs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
+    monkeypatch.setattr(mamba_ssm, "unsupported", lambda device, dtype: "")
+    assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
+    with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install 'dnadiff\[cuda\]'"):
+        selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")

@@ -13,8 +13,7 @@ from dnadiff.kernels import selective_scan
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 
-# Every length, every number of states and a few odd widths; the reference's loop is slow, so long ones are narrow.
-GRID = [(1, 1), (2, 5), (3, 8), (31, 16), (64, 1), (64, 64), (1000, 5), (1000, 16), (4097, 1)]
+LENGTHS, STATES = (1, 2, 3, 31, 64, 1000, 4097), (1, 5, 8, 16, 64)
 FAST = [
     (scan, dtype) for scan, dtype in product(("cpu", "portable"), (torch.float32, torch.float64)) if (scan, dtype) != ("cpu", torch.float64)
 ]
@@ -31,14 +30,33 @@ def test_published_outputs_and_gradients_come_out(scan, close):
     close([out.detach(), *grads], [channels_last["out"], *(channels_last[f"grad_{name}"] for name in inputs)], 1e-4)
 
 
-@pytest.mark.parametrize(("L", "N"), GRID)
+@pytest.mark.parametrize("N", STATES)
+@pytest.mark.parametrize("L", LENGTHS)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_every_scan_agrees_with_the_float64_reference(L, N, reverse, scan_inputs, values_and_grads, close):
-    Bt, E = (1, 3) if L > 2000 else (2, 19)
+    Bt, E = (1, 3) if L > 2000 else (2, 19)  # the reference's loop is slow, so long ones are narrow
     expected = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, torch.float64), reverse=reverse, scan="reference")
     for scan, dtype in FAST:
         ours = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, dtype), reverse=reverse, scan=scan)
         close(ours, expected, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def second_derivatives(inputs, **options):
+    """Of a scalar made of all first derivatives."""
+    first = torch.autograd.grad(selective_scan(*inputs, **options).sin().sum(), inputs, create_graph=True)
+    return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+
+
+@pytest.mark.parametrize("L", [5, 64, 65, 150])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_portable_second_derivatives_are_right_beyond_one_chunk(L, reverse, scan_inputs, close):
+    expected = second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="reference")
+    close(second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="portable"), expected, 1e-10)
+
+
+def test_the_cpu_scan_refuses_a_second_derivative(scan_inputs):
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        second_derivatives(scan_inputs(1, 70, 3, 2), scan="cpu")
 
 
 @pytest.mark.parametrize("E", [1, 15, 16, 33, 70])
