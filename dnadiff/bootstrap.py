@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 UNDECIDED = "no interval, so no verdict"
-_FEWEST = 5  # blocks from which a spread can be told
+FEWEST = 5  # blocks from which a spread can be told
 
 
 class Interval(NamedTuple):
@@ -31,12 +31,13 @@ class Interval(NamedTuple):
 
 
 def blocks(num_items: int, block_size: int) -> np.ndarray:
-    """The block of each item, `(num_items,)`: consecutive runs of `block_size` (the last may be shorter).
+    """The block of each item, `(num_items,)`: consecutive runs of `used_size` items (the last may be shorter)."""
+    return np.arange(num_items) // used_size(num_items, block_size)
 
-    Where that would leave fewer than 20 blocks they are made shorter: too few blocks know nothing of their own spread.
-    """
-    size = max(1, min(block_size, num_items // 20))
-    return np.arange(num_items) // size
+
+def used_size(num_items: int, block_size: int) -> int:
+    """Items in a block: `block_size`, or fewer where that would leave fewer than 20 blocks, which know nothing of their own spread."""
+    return max(1, min(block_size, num_items // 20))
 
 
 def ratio(
@@ -68,7 +69,7 @@ def ratio(
     top, bottom = np.bincount(block, numerator), np.bincount(block, denominator)
     top, bottom = top[bottom > 0], bottom[bottom > 0]
     n = len(bottom)
-    if n < _FEWEST:
+    if n < FEWEST:
         return Interval(value, float("nan"), float("nan"), float("nan"))
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
     worlds = (counts @ top) / (counts @ bottom)

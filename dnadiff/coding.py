@@ -168,6 +168,16 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def refuse_causal(loaded: Any) -> None:
+    """Only masked diffusion has an order to draw.
+
+    Raises:
+        ValueError: for an autoregressive model.
+    """
+    if hasattr(loaded.denoiser, "next_log_probs"):
+        raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
+
+
 def machine(denoiser: nn.Module) -> dict[str, Any]:
     """What floating-point results depend on besides the model: all of it must be the same where a code is read."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 import re
 import sys
@@ -204,9 +205,39 @@ def whole(key: str, value: Any, least: int) -> int:
     Raises:
         ValueError: naming the key.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+    number = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+    if not number or value != int(value) or value < least:
         raise ValueError(f"{key} {value!r} must be a whole number of at least {least}")
     return int(value)
+
+
+def pick_device(accelerator: str) -> str:
+    """The torch device meant by `auto`, `cpu`, `gpu`, `cuda` or `mps`."""
+    import torch
+
+    known = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
+    if accelerator == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator not in known:
+        raise ValueError(f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}")
+    if known[accelerator] == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu")
+    return known[accelerator]
+
+
+def check_window(window: int | None, loaded: Any) -> int:
+    """The longest window that a command reads records in, of which the network takes so many tokens; the model must be one of DNA.
+
+    Raises:
+        ValueError: if it is one of text, or the window is too long.
+    """
+    if loaded.tokenizer.vocab.complement is None:
+        raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
+    window = int(loaded.config["data"]["length"]) if window is None else whole("window", window, 1)
+    most = loaded.denoiser.backbone.max_length
+    if most is not None and window > most:
+        raise ValueError(f"window {window} is more than the {most} tokens that this network takes; set window to that or less")
+    return window
 
 
 def _closest(word: str, known: Sequence[str]) -> str:

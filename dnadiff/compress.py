@@ -11,7 +11,6 @@ from typing import Any
 from dnadiff import commands
 from dnadiff.progress import Progress, table
 
-FORMAT = 1
 log = logging.getLogger("dnadiff")
 
 
@@ -22,22 +21,24 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     from dnadiff import checkpoint, coding, dnd, pieces
     from dnadiff.data.files import check_output, replacing
-    from dnadiff.evaluate import pick_device
-    from dnadiff.score import check_window
 
     output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
+    if output.suffix == ".gz":
+        raise ValueError(
+            f"output {output} ends in .gz, but a .dnd file is a code already and is not packed again; leave .gz out of its name"
+        )
     options = {key: commands.whole(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
     threads = None if config["threads"] is None else commands.whole("threads", config["threads"], 1)
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    window = check_window(config["window"], loaded)
-    refuse_causal(loaded)
+    window = commands.check_window(config["window"], loaded)
+    coding.refuse_causal(loaded)
     text = dnd.read_text(config["input"])
     layout, letters = dnd.parse(text, config["input"])
     if dnd.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(f"{config['input']} cannot be written back byte for byte; rewrap it, with one kind of line ends")
 
-    denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
+    denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
     ids = [torch.from_numpy(loaded.tokenizer.encode(x).astype(np.int64)) for x in letters]
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
@@ -45,7 +46,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     bar = Progress(len(parts), "compress")
     with coding.threads(threads):
         header = {
-            "format": FORMAT,
+            "format": dnd.FORMAT,
             "model": coding.fingerprint(denoiser, loaded.config),
             "machine": coding.machine(denoiser),
             "window": window,
@@ -69,16 +70,6 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     show(sizes)
     print(f"files are in {output}")
     return sizes
-
-
-def refuse_causal(loaded: Any) -> None:
-    """Only masked diffusion has an order to draw.
-
-    Raises:
-        ValueError: for an autoregressive model.
-    """
-    if hasattr(loaded.denoiser, "next_log_probs"):
-        raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
 
 
 def show(sizes: dict[str, Any]) -> None:

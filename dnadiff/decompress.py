@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff import commands
-from dnadiff.compress import FORMAT, refuse_causal
 from dnadiff.progress import Progress
 
 REMEDY = {
@@ -17,6 +16,7 @@ REMEDY = {
     "torch": "install that version of torch",
     "dtype": "load the model in that precision",
     "scan": "set DNADIFF_SCAN to the value of the file",
+    "products": "call torch.set_float32_matmul_precision with the value of the file",
     "threads": "leave OMP_NUM_THREADS unset, or set it to the value of the file",
     "constriction": "install that version of constriction",
 }
@@ -29,16 +29,15 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
 
     from dnadiff import checkpoint, coding, dnd, pieces
     from dnadiff.data.files import check_output, replacing
-    from dnadiff.evaluate import pick_device
 
     output = check_output(config["output"] or run_dir / Path(config["input"]).name.removesuffix(".dnd"), config["overwrite"])
     header, layout, words = dnd.unpack(config["input"])
-    if header["format"] != FORMAT:
-        raise ValueError(f"{config['input']} has format {header['format']}, this version reads {FORMAT}; use the dnadiff that wrote it")
+    if header["format"] != dnd.FORMAT:
+        raise ValueError(f"{config['input']} has format {header['format']}, this version reads {dnd.FORMAT}; use the dnadiff that wrote it")
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    refuse_causal(loaded)
-    denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
+    coding.refuse_causal(loaded)
+    denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
     with coding.threads(header["machine"]["threads"]):
         refuse_mismatch(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
 
@@ -78,8 +77,8 @@ def refuse_mismatch(path: str, header: Mapping[str, Any], model: str, machine: M
     if header["model"] != model:
         raise ValueError(f"{path} was compressed with another model ({header['model'][:12]}, this is {model[:12]}); give its checkpoint")
     for key, remedy in REMEDY.items():
-        if header["machine"][key] != machine[key]:
-            raise ValueError(f"{path} was compressed with {key} {header['machine'][key]}, here it is {machine[key]}: {remedy}")
+        if (then := header["machine"].get(key)) != machine[key]:
+            raise ValueError(f"{path} was compressed with {key} {then}, here it is {machine[key]}: {remedy}")
 
 
 def main() -> None:

@@ -23,7 +23,9 @@ from dnadiff.data.files import resolve
 from dnadiff.data.tokenizer import not_a_nucleotide
 
 MAGIC = b"\x93dnadiff.dnd\x01\r\n"  # the line break shows files that a transfer as text has spoilt
+FORMAT = 1  # of the code; another number is refused
 _DIGEST = 16
+_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Layout:
         newline: what ends a line.
         ended: whether the last line is ended.
         leading: empty lines before the first header.
+        marked: whether the text begins with a byte order mark.
     """
 
     headers: list[str]
@@ -47,6 +50,7 @@ class Layout:
     newline: str
     ended: bool
     leading: int
+    marked: bool = False
 
 
 def read_text(path: str | Path) -> bytes:
@@ -62,7 +66,7 @@ def read_text(path: str | Path) -> bytes:
             content = gzip.decompress(content)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
-    if not content.strip():
+    if not content.removeprefix(_MARK).strip():
         raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
     return content
 
@@ -73,6 +77,7 @@ def parse(text: bytes, path: str | Path) -> tuple[Layout, list[bytes]]:
     Raises:
         ValueError: if it is no FASTA, holds a letter that is no nucleotide, or mixes line ends.
     """
+    byte_order, text = text.startswith(_MARK), text.removeprefix(_MARK)
     ended = text.endswith(b"\n")
     lines = text.split(b"\n")[: -1 if ended else None]
     marked = sum(line.endswith(b"\r") for line in (lines if ended else lines[:-1]))
@@ -99,7 +104,7 @@ def parse(text: bytes, path: str | Path) -> tuple[Layout, list[bytes]]:
         lower.append(_turns(letters))
         others.append(_other_runs(letters.upper()))
         sequences.append(letters)
-    return Layout(headers, widths, lower, others, newline, ended, leading), sequences
+    return Layout(headers, widths, lower, others, newline, ended, leading, byte_order), sequences
 
 
 def skeletons(layout: Layout) -> list[np.ndarray]:
@@ -135,7 +140,7 @@ def restore(layout: Layout, sequences: list[np.ndarray]) -> bytes:
             for _ in range(times):
                 lines.append(text[at : at + width])
                 at += width
-    return newline.join(lines) + (newline if layout.ended else b"")
+    return _MARK * layout.marked + newline.join(lines) + (newline if layout.ended else b"")
 
 
 def pack(header: dict[str, Any], layout: Layout, words: np.ndarray) -> bytes:

@@ -1,4 +1,4 @@
-"""`python -m dnadiff.evaluate`: held-out likelihood with error bars, beside Markov models of the same training part."""
+"""`python -m dnadiff.evaluate`: held-out likelihood with error bars, beside Markov models of the training part of the same data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff import commands
-from dnadiff.bootstrap import verdict
+from dnadiff.bootstrap import used_size, verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -21,14 +21,17 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     """Evaluate and return the contents of the JSON file."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
-    from dnadiff.held_out import Scores, Windows, markov_rows, token_groups
-    from dnadiff.likelihood import both_strands
+    from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, token_groups
+    from dnadiff.likelihood import both_strands, check_one_draw
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
-    check(config)
+    config = check(config)
+    device = commands.pick_device(config["accelerator"])
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     is_dna = loaded.tokenizer.vocab.complement is not None
+    if config["protocol"] == "mdlm" and not hasattr(loaded.denoiser, "next_log_probs"):
+        check_one_draw(loaded.process.noise)
     if config["both_strands"] and not is_dna:
         raise ValueError("both_strands=true needs DNA; this model was trained on text, which has one strand: leave it out")
     data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
@@ -41,7 +44,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     trained_on = training_data(loaded, data if not config.get("data") else None, config["trust"]) if is_dna else None
     groups = token_groups(data, tiles, trained_on, config["part"])
-    denoiser = loaded.denoiser.to(pick_device(config["accelerator"]))
+    markov = fit_markov(data, config["orders"]) if is_dna else {}  # what it refuses, it refuses before the long work
+    denoiser = loaded.denoiser.to(device)
     windows = Windows(tiles, groups, config["batch_size"], getattr(denoiser.backbone, "num_labels", 0) > 0)
     result, start, reverse = measure(config, denoiser, loaded.process, windows, data)
     named = [name for name in result.tokens if result.tokens[name].sum()]
@@ -58,10 +62,12 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         "target_se": config["target_se"],
         "seed": config["seed"],
         "protocol": describe_protocol(config, result),
+        "block_size": used_size(len(tiles), config["block_size"]),
+        "se_total_note": dependence(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
         "both_strands": {} if reverse is None else {name: both_strands(result, reverse, name) for name in named},
-        "markov": markov_rows(data, tiles, groups, result, config["orders"], config["part"]) if is_dna else [],
+        "markov": markov_rows(data, tiles, groups, result, markov, config["part"]),
         "curve": None,
         "code_length": None,
     }
@@ -113,18 +119,21 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
     return data
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """Refuse impossible values before anything is read.
+def check(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with its whole numbers as such (8.0 and 1e1 are some); impossible values are refused before anything is read.
 
     Raises:
         ValueError: naming the key, the value and the choices.
     """
-    for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1)):
-        commands.whole(key, config[key], least)
+    config = dict(config)
+    for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1), ("seed", 0)):
+        config[key] = commands.whole(key, config[key], least)
     if config["length"] is not None:
-        commands.whole("length", config["length"], 1)
-    if not isinstance(config["orders"], list) or any(not isinstance(k, int) or not 0 <= k <= 26 for k in config["orders"]):
-        raise ValueError(f"orders {config['orders']} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
+        config["length"] = commands.whole("length", config["length"], 1)
+    orders = config["orders"]
+    if not isinstance(orders, list) or any(isinstance(k, bool) or k not in range(27) for k in orders):
+        raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
+    config["orders"] = [int(k) for k in orders]
     if config["num_draws"] < 2 or config["num_draws"] % 2:
         raise ValueError(f"num_draws {config['num_draws']} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
     if config["part"] not in ("test", "valid", "train"):
@@ -133,10 +142,12 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
     if config["target_se"] is not None and config["protocol"] == "mdlm":
         raise ValueError("protocol=mdlm is one draw, whose error is not known; leave target_se out, or set protocol=count")
-    if config["target_se"] is not None and not (isinstance(config["target_se"], (int, float)) and config["target_se"] > 0):
-        raise ValueError(f"target_se {config['target_se']} must be positive, in nats per token; null makes num_draws draws")
+    target = config["target_se"]
+    if target is not None and (isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0):
+        raise ValueError(f"target_se {target} must be positive, in nats per token; null makes num_draws draws")
     if config["max_draws"] < config["num_draws"]:
         raise ValueError(f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many")
+    return config
 
 
 def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any, data: Any) -> tuple[Any, Any, Any]:
@@ -188,12 +199,23 @@ def describe_protocol(config: Mapping[str, Any], result: Any) -> str:
     """What a reported number must name, in words."""
     from dnadiff.likelihood.record import COUNT, EXACT
 
-    windows = f"blocks of {config['block_size']} windows"
+    size = used_size(len(result.available), config["block_size"])
+    windows = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if result.protocol == EXACT:
         return f"-log p by the chain rule, exact; {windows}"
     if result.protocol == COUNT:
         return f"NELBO, count form, {result.num_draws} stratified draws per window; {windows}"
     return f"NELBO, MDLM's protocol: one draw of coins per window, times stratified over batches of {config['batch_size']}; {windows}"
+
+
+def dependence(tiles: Any, block_size: int) -> str | None:
+    """What must be said of `se_total` where neighbouring windows are resampled singly; None where nothing must."""
+    from itertools import pairwise
+
+    near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
+    if used_size(len(tiles), block_size) > 1 or not near:
+        return None
+    return "se_total may be too narrow: windows side by side are taken for independent (blocks of 1); evaluate more of them"
 
 
 def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
@@ -207,20 +229,6 @@ def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
     }
 
 
-def pick_device(accelerator: str) -> str:
-    """The torch device meant by `auto`, `cpu`, `gpu`, `cuda` or `mps`."""
-    import torch
-
-    known = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
-    if accelerator == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if accelerator not in known:
-        raise ValueError(f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}")
-    if known[accelerator] == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu")
-    return known[accelerator]
-
-
 def show(content: Mapping[str, Any], is_dna: bool) -> None:
     """The closing table."""
     unit = "bits per base" if is_dna else "bits per token"
@@ -232,6 +240,8 @@ def show(content: Mapping[str, Any], is_dna: bool) -> None:
         )
     print(table(rows, ("tokens counted", unit, "nats", "perplexity", "se_mc (bits)", "se_total (bits)", "number")))
     print(content["protocol"])
+    if content["se_total_note"]:
+        print(content["se_total_note"])
     if content["both_strands"]:
         print()
         print(
@@ -253,7 +263,11 @@ def show(content: Mapping[str, Any], is_dna: bool) -> None:
             for m in content["markov"]
             for name, g in m["groups"].items()
         ]
-        print(table(rows, ("baseline", unit, "model minus it", "95 % interval", "the model is")))
+        print(
+            table(
+                rows, (f"fitted on {content['markov'][0]['trained_on']} (train)", unit, "model minus it", "95 % interval", "the model is")
+            )
+        )
     if content["code_length"]:
         print()
         rows = [code_length_row(row) for row in content["code_length"]["rows"]]

@@ -1,4 +1,4 @@
-"""Held-out windows: which of their tokens are counted, what Markov models of the same training part make of them, and paired scores."""
+"""Held-out windows: which of their tokens are counted, what Markov models of a training part make of them, and paired scores."""
 
 from __future__ import annotations
 
@@ -132,26 +132,35 @@ def places(tiles: Any) -> np.ndarray:
     return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
 
 
-def markov_nats(data: Any, tiles: Any, orders: Sequence[int], part: str) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
-    """Orders as they rise, the Markov model of the training part with strengths chosen on the validation part, -log p of each base `(S, L)`."""
+def fit_markov(data: Any, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
+    """For each order a Markov model of the training part of `data`, strengths chosen on its validation part.
+
+    Raises:
+        ValueError: if these parts have nothing to count.
+    """
+    if not orders:
+        return {}
     to_bases = data.tokenizer.bases
     fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders))
-    tuned = fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], orders)
-    for order in sorted(orders):
-        nats = per_position(data, part, lambda bases, k=order: -np.nan_to_num(tuned[k].log_probs(bases, k)), fill=0.0)
-        yield order, tuned[order], windows_of(nats, tiles)
+    return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], sorted(orders))
+
+
+def markov_nats(data: Any, tiles: Any, tuned: Mapping[int, BackoffMarkov], part: str) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
+    """The Markov models of `fit_markov` and -log p of each base of each window, (S, L); 0 where there is no known base."""
+    for order, model in tuned.items():
+        nats = per_position(data, part, lambda bases, m=model, k=order: -np.nan_to_num(m.log_probs(bases, k)), fill=0.0)
+        yield order, model, windows_of(nats, tiles)
 
 
 def markov_rows(
-    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, orders: Sequence[int], part: str
+    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, tuned: Mapping[int, BackoffMarkov], part: str
 ) -> list[dict[str, Any]]:
     """`markov_nats` as rows for JSON, each with its paired difference to the model."""
-    if not orders:
-        return []
     rows = []
-    for order, model, nats in markov_nats(data, tiles, orders, part):
+    for order, model, nats in markov_nats(data, tiles, tuned, part):
         row: dict[str, Any] = {
             "order": order,
+            "trained_on": data.name,
             "strength": model.strengths[order],
             "strengths": model.strengths[: order + 1],
             "groups": {},

@@ -19,13 +19,12 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     """Sample and return the file written."""
     from dnadiff.data.fasta import synthetic_record, write_fasta
     from dnadiff.data.files import check_output, replacing
-    from dnadiff.evaluate import pick_device
     from dnadiff.model import load
 
     for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0)):
         config[key] = commands.whole(key, config[key], least)
     check_settings(config["sampler"])
-    model = load(config["checkpoint"], pick_device(config["accelerator"]), config["trust"])
+    model = load(config["checkpoint"], commands.pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
     output = check_output(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"), config["overwrite"])
     check_suffix(output, is_dna)

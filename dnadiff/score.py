@@ -23,24 +23,26 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     from dnadiff import checkpoint, likelihood, pieces
     from dnadiff.data.fasta import read_fasta
     from dnadiff.data.files import check_output, replacing
-    from dnadiff.evaluate import pick_device
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"])
-    batch_size, num_draws = commands.whole("batch_size", config["batch_size"], 1), commands.whole("num_draws", config["num_draws"], 2)
+    batch_size, num_draws, seed = (
+        commands.whole(key, config[key], least) for key, least in (("batch_size", 1), ("num_draws", 2), ("seed", 0))
+    )
     if num_draws % 2:
         raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    tokenizer, denoiser = loaded.tokenizer, loaded.denoiser.to(pick_device(config["accelerator"]))
-    window = check_window(config["window"], loaded)
+    tokenizer, denoiser = loaded.tokenizer, loaded.denoiser.to(commands.pick_device(config["accelerator"]))
+    window = commands.check_window(config["window"], loaded)
     records = read_fasta(config["input"])
     ids = [torch.from_numpy(tokenizer.encode(r.sequence)) for r in records]
     cuts = pieces.cut([len(x) for x in ids], window)
+    emitted = tokenizer.vocab.is_emitted()
+    cuts = [p for p in cuts if emitted[ids[p.record][p.start : p.end].long()].any()]  # nothing is asked where nothing counts
     parts = [ids[p.record][p.start : p.end] for p in cuts]
     causal = hasattr(denoiser, "next_log_probs")
     log.info(f"model: {loaded.path}; {len(records):,} records in {len(parts):,} windows of at most {window} bases")
 
     order: list[int] = []
-    emitted = tokenizer.vocab.is_emitted()
 
     def batches() -> Iterator[likelihood.Batch]:
         for number, tokens, valid in pieces.batches(parts, batch_size, tokenizer.vocab.pad_id):
@@ -49,18 +51,16 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
 
     bar = Progress(len(parts), "score")
     settings = {"block_size": 1, "progress": lambda n: bar.update(n, n * window * (1 if causal else num_draws))}
-    if causal:
-        result = likelihood.chain_rule(denoiser, batches(), **settings)
-    else:
-        result = likelihood.estimate(denoiser, loaded.process, batches(), num_draws, config["seed"], **settings)
+    nats, variance, counted = np.zeros((3, len(records)))
+    if parts:
+        if causal:
+            result = likelihood.chain_rule(denoiser, batches(), **settings)
+        else:
+            result = likelihood.estimate(denoiser, loaded.process, batches(), num_draws, seed, **settings)
+        record = [cuts[i].record for i in order]
+        for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
+            np.add.at(total, record, values)
     bar.close()
-
-    record = np.array([cuts[i].record for i in order])
-
-    def total(values: np.ndarray) -> np.ndarray:
-        return np.bincount(record, values, len(records))
-
-    nats, variance, counted = total(result.per_sequence()), total(result.variance_mc()), total(result.tokens["all"])
     with np.errstate(invalid="ignore"):  # a record without a countable base has no likelihood: nan
         per_base, se = nats / counted, np.sqrt(variance) / counted
     with replacing(output, config["overwrite"]) as file:
@@ -78,21 +78,6 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     print(table(rows))
     print(f"files are in {output}")
     return output
-
-
-def check_window(window: int | None, loaded: Any) -> int:
-    """The longest window, of which the network takes so many tokens; the model must be one of DNA.
-
-    Raises:
-        ValueError: if it is one of text, or the window is too long.
-    """
-    if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
-    window = int(loaded.config["data"]["length"]) if window is None else commands.whole("window", window, 1)
-    most = loaded.denoiser.backbone.max_length
-    if most is not None and window > most:
-        raise ValueError(f"window {window} is more than the {most} tokens that this network takes; set window to that or less")
-    return window
 
 
 def main() -> None:

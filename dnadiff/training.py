@@ -18,6 +18,10 @@ from dnadiff.optim import parameter_groups
 class Training(lightning.LightningModule):
     """One denoiser under one objective.
 
+    Each micro-batch has its own mean over tokens, and Lightning averages these over accumulation steps and devices alike: where micro-batches
+    hold different numbers of tokens (N, padding) a token of a short one weighs more. The mean over all tokens of the step would need
+    their number on all devices before the first backward pass. Validation weighs by tokens.
+
     Args:
         denoiser: what is trained.
         objective: its loss.

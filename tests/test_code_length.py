@@ -175,6 +175,56 @@ def test_the_fitted_curve_falls_and_keeps_its_sum():
     assert h.mean() == pytest.approx(true.mean(), abs=0.02) and np.abs(h - true).max() < 0.15
 
 
+def measured(true, windows, draws=8, noise=0.6, seed=0):
+    """Samples of windows whose curve is `true` but for their level, with stratified counts and less noise the more is masked."""
+    random, length = np.random.default_rng(seed), len(true)
+    level = random.normal(0, 0.03, windows)
+    u = (random.random((windows, draws)) + np.arange(draws) // 2) / (draws // 2)
+    n = length - np.minimum((u * length).astype(int) + 1, length)
+    nats = true[n] + level[:, None] + random.normal(size=n.shape) * noise / np.sqrt(length - n)
+    return code_length.Samples(n / length, nats, true[0] + level, np.full(windows, length), np.arange(windows))
+
+
+def test_a_curve_that_rises_is_neither_capped_nor_levelled():
+    # A network on data unlike its own does worse with more context; capped at h(0) the table said 2.03 bits for 2.43.
+    true = 1.4 + 0.6 * np.arange(64) / 64
+    samples = measured(true, 400)
+    table = code_length.table(samples, 64)
+    bits = {row["groups"]: row["uniform"]["bits"] for row in table["rows"]}
+    nelbo = samples.nats.mean() / math.log(2)
+    assert table["nelbo_bits"] == pytest.approx(nelbo, rel=1e-12) and bits[64] == pytest.approx(nelbo, rel=1e-12)
+    assert bits[1] == pytest.approx(samples.start.mean() / math.log(2)) and bits[1] < bits[4] < bits[16] < bits[64]
+    for row in table["rows"]:
+        expected = code_length.code_length(true, code_length.uniform_sizes(64, row["groups"])) / 64 / math.log(2)
+        assert row["uniform"]["bits"] == pytest.approx(expected, abs=4 * row["uniform"]["se"])
+        assert row["uniform"]["lost_structure"] is None  # there is nothing to lose
+
+
+@pytest.mark.parametrize("steepness", [4, 30])
+def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
+    # A line from h(0) to the first of 64 bins was five claimed errors off at 64 and 512 calls.
+    true = 1 + 0.35 * np.exp(-np.arange(512) / steepness) - 0.6 * np.exp((np.arange(512) - 511) / steepness)
+    deviations = []
+    for seed in range(12):
+        samples = measured(true, 1000, seed=seed)
+        h, rough, worlds = samples.fit(512), samples.fit(512, coarse=True), samples.worlds(512, 40)
+        for groups in (16, 64, 256):
+            sizes = code_length.uniform_sizes(512, groups)
+            found, bias = code_length.code_length(h, sizes), (code_length.code_length(h, sizes) - code_length.code_length(rough, sizes)) / 3
+            error = samples.error(np.array([code_length.code_length(w, sizes) for w in worlds]), bias)
+            deviations.append((found - code_length.code_length(true, sizes)) / error)
+    assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.5 and np.abs(deviations).max() < 4.5
+
+
+def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
+    # Chosen and judged on one flat, noisy curve they would always seem to save something.
+    flat = [code_length.table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
+    gain = np.array([row["optimal"]["bits"] - row["uniform"]["bits"] for row in flat])
+    assert (gain <= 0).all() and gain.mean() > -0.01
+    steep = code_length.table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
+    assert steep["optimal"]["bits"] < steep["uniform"]["bits"] - 0.02
+
+
 @pytest.mark.parametrize("groups", [0, 8])
 def test_impossible_numbers_of_groups_are_refused(groups):
     for function in (lambda: code_length.uniform_sizes(7, groups), lambda: code_length.optimal_sizes(np.ones(7), groups)):

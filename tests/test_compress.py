@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dnadiff import checkpoint, code_length, coding, dnd, likelihood
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.compress import refuse_causal
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.decompress import REMEDY
 from dnadiff.denoiser import CausalDenoiser
 
 pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
@@ -28,6 +28,8 @@ FASTAS = {
     "crlf without end": PLAIN.replace("\n", "\r\n").removesuffix("\r\n"),
     "many": "".join(f">record_{i} öäü\n{'ACGTTGA' * (1 + i % 5)}{'N' * (i % 3)}\n" for i in range(12)),
     "header only": ">nothing\n",
+    "byte order mark": "\ufeff" + PLAIN,
+    "names twice": ">a\nACGTTGA\n>a\nACGA\n",
 }
 
 
@@ -67,7 +69,7 @@ def test_the_file_says_how_many_threads(cli, trained, small, tmp_path):
 def test_an_autoregressive_model_is_refused():
     loaded = SimpleNamespace(path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)))
     with pytest.raises(ValueError, match="run is autoregressive; compress needs a diffusion model"):
-        refuse_causal(loaded)
+        coding.refuse_causal(loaded)
 
 
 def test_the_same_seed_gives_the_same_file_and_another_seed_another(cli, small, tmp_path):
@@ -164,6 +166,10 @@ def test_foreign_and_damaged_files_are_refused(cli, trained, compressed, tmp_pat
         ("scan", "fast", "set DNADIFF_SCAN"),
         ("instructions", "NEON", "same kind of processor"),
         ("device", "H9000", "set accelerator=cpu or gpu"),
+        ("dtype", "float16", "load the model in that precision"),
+        ("products", "medium", "torch.set_float32_matmul_precision"),
+        ("threads", None, "leave OMP_NUM_THREADS unset"),
+        ("constriction", "0.0", "install that version of constriction"),
     ],
 )
 def test_another_machine_is_refused(cli, trained, compressed, tmp_path, key, value, message):
@@ -172,6 +178,11 @@ def test_another_machine_is_refused(cli, trained, compressed, tmp_path, key, val
     (tmp_path / "other.dnd").write_bytes(dnd.pack(header, layout, words))
     refused(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
     refused(cli, trained, tmp_path, message, "input=other.dnd")
+
+
+def test_all_that_is_recorded_of_a_machine_is_compared(trained, compressed):
+    recorded = coding.machine(checkpoint.load(trained).denoiser).keys()
+    assert recorded == REMEDY.keys() == dnd.unpack(compressed)[0]["machine"].keys()
 
 
 def test_another_model_is_refused(cli, train_args, compressed, tmp_path):
@@ -195,6 +206,8 @@ def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
         (">a\nACGT\n>b\nACEF\n", [], "record 2 (b): letter 'E' at position 3 is not a nucleotide"),
         (">a\r\nACGT\n", [], "mixes two kinds of line ends"),
         (PLAIN, ["num_groups=0"], "num_groups 0 must be a whole number of at least 1"),
+        (PLAIN, ["output=x.dnd.gz"], "output x.dnd.gz ends in .gz"),
+        ("\ufeff", [], "x.fa is empty"),
         (PLAIN, ["window=0"], "window 0 must be a whole number of at least 1"),
     ],
 )

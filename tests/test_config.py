@@ -8,8 +8,8 @@ from dnadiff.objective.masking import Coins
 
 
 def test_build_makes_nested_objects_and_partials():
-    coins = config.build({"_target_": "dnadiff.objective.masking.Coins", "t_min": 0.5})
-    assert isinstance(coins, Coins) and coins.t_min == 0.5
+    coins = config.build({"_target_": "dnadiff.objective.masking.Coins", "t_min": 2e-3})
+    assert isinstance(coins, Coins) and coins.t_min == 2e-3
     partial = config.build(
         {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Coins"}}
     )

@@ -66,6 +66,12 @@ def test_the_code_length_of_k_calls(evaluate):
         (["target_se=small"], "target_se small must be positive"),
         (["target_se=-1"], "target_se -1 must be positive"),
         (["num_draws=8", "max_draws=4"], "max_draws 4 is less than num_draws 8"),
+        (["seed=abc"], "seed 'abc' must be a whole number"),
+        (["seed=true"], "seed True must be a whole number"),
+        (["num_draws=inf"], "num_draws inf must be a whole number"),
+        (["orders=[true]"], "must be a list of Markov orders"),
+        (["orders=[2.5]"], "must be a list of Markov orders"),
+        (["target_se=true"], "target_se True must be positive"),
     ],
 )
 def test_impossible_requests_get_one_line(cli, trained, tmp_path, args, message):
@@ -81,3 +87,76 @@ def test_an_autoregressive_model_is_exact(cli, train_args, evaluate, tmp_path):
     content, _, _ = evaluate("both_strands=true", checkpoint="run")
     assert content["groups"]["all"]["se_mc"] == 0 and "chain rule" in content["protocol"] and content["code_length"] is None
     assert content["both_strands"]["all"]["reverse"] > 0
+
+
+def test_whole_numbers_in_any_notation(evaluate):
+    content, _, _ = evaluate(
+        "num_draws=4.0", "batch_size=1e1", "length=6.4e1", "max_draws=1e2", "seed=2.0", "orders=[3.0]", "block_size=2.0"
+    )
+    assert content["num_draws"] == 4 and content["data"]["window"] == 64 and content["markov"][0]["order"] == 3
+
+
+def test_the_protocol_of_mdlm_needs_a_schedule_for_which_it_is_a_bound(cli, train_args, tmp_path):
+    schedule = ("noise=linear", "noise.sigma_max=1", "objective/masking=count")
+    assert cli("train", *train_args("caduceus", 1, *schedule))[0] == 0
+    absent = ("data=fasta", "data.path=absent.fa")  # refused before data is read
+    status, _, err = cli("evaluate", "checkpoint=run", "protocol=mdlm", *absent)
+    assert status == 1 and "Linear ends with a mask probability of 0.632" in err and "set protocol=count" in err
+    assert cli("evaluate", "checkpoint=run", "num_draws=2", "orders=[]", "output=e.json")[0] == 0
+
+
+def test_the_data_of_the_markov_models_are_named(evaluate, tmp_path):
+    (tmp_path / "other.fa").write_text(">x\n" + "ACGTTGCATTGACCA" * 300 + "\n")
+    content, out, _ = evaluate("data=fasta", "data.path=other.fa", "data.length=64", "num_draws=2", "orders=[2]")
+    assert content["markov"][0]["trained_on"] == content["data"]["name"] == "other.fa"
+    assert "fitted on other.fa (train)" in out
+
+
+def test_what_the_markov_models_refuse_is_refused_before_the_network_runs(cli, trained, monkeypatch):
+    from dnadiff import held_out, likelihood
+
+    monkeypatch.setattr(held_out.BackoffMarkov, "fit", lambda *_: (_ for _ in ()).throw(ValueError("nothing to count")))
+    monkeypatch.setattr(likelihood, "estimate_to", lambda *_, **__: pytest.fail("the network ran"))
+    status, _, err = cli("evaluate", f"checkpoint={trained}", "orders=[3]")
+    assert status == 1 and "nothing to count" in err
+
+
+def test_the_blocks_that_were_used_are_reported(evaluate):
+    content, out, _ = evaluate("num_draws=2")  # 10 windows side by side: too few for blocks of 16
+    assert content["block_size"] == 1 and "blocks of 1 window (not 16, to have 20)" in content["protocol"]
+    assert "may be too narrow" in content["se_total_note"] and content["se_total_note"] in out
+    content, out, _ = evaluate("num_draws=2", "length=8", "block_size=2")
+    assert content["block_size"] == 2 and "blocks of 2 windows" in content["protocol"] and content["se_total_note"] is None
+
+
+def test_windows_apart_from_each_other_need_no_note():
+    from types import SimpleNamespace
+
+    from dnadiff.evaluate import dependence
+
+    def tiles(*places):
+        class Tiles:
+            length, tiles = 8, [SimpleNamespace(record=r, start=s) for r, s in places]
+
+            def __len__(self):
+                return len(self.tiles)
+
+        return Tiles()
+
+    assert dependence(tiles((0, 0), (1, 8), (1, 40)), 16) is None
+    assert "taken for independent" in dependence(tiles((0, 0), (1, 0), (1, 8)), 16)
+
+
+def test_special_tokens_are_counted_or_not():
+    from types import SimpleNamespace
+
+    import numpy as np
+    import torch
+
+    from dnadiff.held_out import token_groups
+
+    ids = torch.tensor([[2, 5, 6, 3, 2, 7], [5, 5, 3, 1, 1, 1]])  # 2 begins, 3 ends a text, 1 is padding
+    tiles = [{"ids": row, "weight": (row != 1).float()} for row in ids]
+    groups = token_groups(SimpleNamespace(tokenizer=SimpleNamespace(special_ids=(2, 3))), tiles, None, "test")
+    np.testing.assert_array_equal(groups["all"].sum(1), [6, 3])
+    np.testing.assert_array_equal(groups["without specials"], [[0, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dnadiff import likelihood
-from dnadiff.noise import LogLinear
+from dnadiff.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.process import AbsorbingProcess
 
 
@@ -123,6 +123,14 @@ def test_mdlm_protocol_is_one_draw_without_an_error_and_leaves_out_a_thousandth(
     x0 = many.repeat(3, 1)
     result = likelihood.one_draw(Uniform(), process, whole(x0))
     assert result.interval().value == pytest.approx(0.999 * math.log(3), abs=3 * result.interval().se)
+
+    # With the coins' mean in place of the coins the integrand is what is left, and log V is told from 0.999 log V.
+    noise, everything = process.noise, lambda ids, t, maskable, draws: torch.full_like(ids, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "corrupt", everything)
+        patch.setattr(noise, "weight", lambda t: LogLinear.weight(noise, t) * (1 - noise.alpha(t)))
+        sure = likelihood.one_draw(Uniform(), process, whole(x0))
+    assert sure.interval().value == pytest.approx(0.999 * math.log(3), rel=1e-9)
     assert result.num_draws == 1 and result.summary()["se_mc"] is None
     with pytest.raises(ValueError, match="exact counts"):
         result.curve()
@@ -133,6 +141,39 @@ def test_mdlm_protocol_has_the_nelbo_as_its_mean(toy, oracle, process, many):
     results = [likelihood.one_draw(oracle, process, whole(toy.sequences.repeat(100, 1)), seed=s) for s in range(6)]
     each = [3 * r.interval().value for r in results]
     assert np.mean(each) == pytest.approx(exact, abs=4 * np.std(each, ddof=1) / 6**0.5)
+
+
+@pytest.mark.parametrize("noise", [Linear(0, 1), LogLinear(0.5), ShiftedLogOdds(), Linear()], ids=lambda n: type(n).__name__)
+def test_mdlm_protocol_is_refused_where_it_would_give_no_bound(toy, many, noise):
+    # A uniform predictor came to 1.27, 0.99 and 0.03 bits of four letters instead of 2; exact counts know no schedule.
+    process = AbsorbingProcess(toy.vocab, noise)
+    with pytest.raises(ValueError, match="set protocol=count"):
+        likelihood.one_draw(Uniform(), process, whole(many[:4]))
+    assert likelihood.estimate(Uniform(), process, whole(many[:4]), num_draws=2).interval().value == pytest.approx(math.log(3))
+
+
+def test_mdlm_protocol_gives_each_window_its_own_nelbo_over_the_seeds(process):
+    # Two windows, each always in its half of the times, came to 0 and 1.87 where both cost 1: tokens cost 1/t-th of it late alone.
+    class Late(Uniform):
+        def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+            cost = torch.where(t > 0.5, 2.0, 0.0)[:, None].expand(xt.shape)[positions]
+            return torch.stack([-cost] * 3 + [torch.full_like(cost, -torch.inf)], -1)
+
+    x0 = torch.zeros(2, 400, dtype=torch.int64)
+    each = np.array([likelihood.one_draw(Late(), process, whole(x0), seed=s).per_sequence() / 400 for s in range(400)])
+    assert each.mean(0) == pytest.approx([1.0, 1.0], abs=0.2)
+    again = likelihood.one_draw(Late(), process, whole(x0), seed=7).per_sequence() / 400
+    assert (again == each[7]).all()
+
+
+def test_the_error_of_the_curve_knows_that_draws_of_a_window_belong_together():
+    # 40 windows that differ in level, 50 equal draws each: 40 measurements, not 2,000.
+    level = np.random.default_rng(0).normal(1, 0.2, 40)
+    counts = np.tile(np.arange(1, 51), (40, 1))
+    result = likelihood.Likelihood({"all": np.tile(level[:, None] * 100, 50)}, {"all": np.full(40, 100)}, counts, np.full(40, 100), 1)
+    curve = result.curve(bins=1)
+    assert curve.se[0] == pytest.approx(level.std(ddof=1) / 40**0.5, rel=0.01)
+    assert curve.visible[0] == pytest.approx(100 - (counts[0] ** 2).sum() / counts[0].sum())  # weighted as h is
 
 
 def test_mdlm_protocol_counts_no_padding_even_where_it_masks_it(toy, oracle, process, many):
@@ -252,3 +293,21 @@ def test_200_disjoint_sets_of_windows_spread_as_se_total_says(network, genome_wi
     claimed = np.sqrt(np.mean([r.interval().se ** 2 for r in results]))
     print(f"spread {spread:.6f}, se_total {claimed:.6f}, ratio {claimed / spread:.3f}")
     assert claimed == pytest.approx(spread, rel=0.2)
+
+
+@pytest.mark.slow
+def test_neighbouring_windows_in_default_blocks_cover_the_mean_of_the_genome(network):
+    """60 stretches of 320 windows side by side, 16 a block: se_total and the interval as `evaluate` gives them."""
+    from dnadiff.data.fasta import read_fasta
+
+    ids = torch.from_numpy(network.tokenizer.encode(read_fasta("bundled:ecoli_K12_MG1655.fa.gz")[0].sequence)).long()
+    starts = np.linspace(0, len(ids) - 320 * 64, 60).astype(int)
+    found = [
+        likelihood.estimate(network.denoiser, network.process, whole(ids[s : s + 320 * 64].view(320, 64)), num_draws=2, seed=i).interval()
+        for i, s in enumerate(starts.tolist())
+    ]
+    values, claimed = np.array([f.value for f in found]), np.sqrt(np.mean([f.se**2 for f in found]))
+    covered = np.mean([f.low < values.mean() < f.high for f in found])
+    print(f"spread {values.std(ddof=1):.6f}, se_total {claimed:.6f}, ratio {claimed / values.std(ddof=1):.3f}, covered {covered:.2f}")
+    assert claimed == pytest.approx(values.std(ddof=1), rel=0.3)
+    assert covered > 0.85

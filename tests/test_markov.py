@@ -97,6 +97,17 @@ def test_adaptive_counts_are_those_before_each_base(train, x, order, both_strand
     assert found == pytest.approx(expected, nan_ok=True)
 
 
+@settings(max_examples=30, deadline=None)
+@given(sequences, st.booleans(), st.sampled_from([1, 3, 50]), st.sampled_from([-1, 2, 12]))
+def test_adaptive_counts_do_not_depend_on_blocks_or_storage(x, both_strands, block, tables):
+    model = BackoffMarkov.fit([bases("ACGTT")], 4, 3)
+    expected = model.adaptive_log_probs(x, both_strands=both_strands)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markov, "_BLOCK", block)
+        patch.setattr(markov, "_RUNNING_ORDER", tables)
+        assert model.adaptive_log_probs(x, both_strands=both_strands) == pytest.approx(expected, nan_ok=True, rel=1e-12)
+
+
 def test_untrained_adaptive_model_starts_at_two_bits_and_learns():
     model = BackoffMarkov.untrained(order=3, strength=1)
     assert np.exp(model.log_probs(bases("GATTACA"))) == pytest.approx(np.full(7, 0.25))
@@ -215,3 +226,26 @@ def test_ecoli_strengths_chosen_on_validation_data(ecoli):
     order12 = bits(swept[12].log_probs(test))
     assert order12 == pytest.approx(1.9192, abs=2e-4) and order12 < bits(model.log_probs(test)) - 0.005
     assert bits(swept[6].log_probs(test, 6)) == pytest.approx(1.9330, abs=1e-4)
+
+
+def test_order_0_at_41_percent_gc():
+    # facts 4: 1.3700 nats, perplexity 3.935
+    x = np.repeat(np.arange(4), [59_000, 41_000, 41_000, 59_000]).astype(np.uint8)
+    nats = -BackoffMarkov.fit([x], 0).log_probs(x).mean()
+    assert nats == pytest.approx(1.3700, abs=5e-5) and np.exp(nats) == pytest.approx(3.935, abs=5e-4)
+
+
+@pytest.mark.slow
+def test_chr20_bits_per_base(shared_data):
+    # facts 31; strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of 0 to 7 (greedy, about four minutes)
+    from dnadiff.data.fasta import read_fasta
+    from dnadiff.data.tokenizer import DNATokenizer
+
+    tokenizer = DNATokenizer()
+    x = tokenizer.bases(tokenizer.encode(read_fasta(shared_data / "genomes" / "GRCh37_chr20.fa.gz")[0].sequence))
+    blocks = [x[start : start + 10**6] for start in range(0, len(x), 10**6)]
+    test = blocks[9::10]
+    model = BackoffMarkov.fit([b for i, b in enumerate(blocks) if i % 10 != 9], 12, [1, 1, *[1024] * 5, *[64] * 6])
+    found = [bits(np.concatenate([model.log_probs(b, k) for b in test])) for k in (3, 6, 12)]
+    assert found == pytest.approx([1.923, 1.893, 1.789], abs=2e-3)
+    assert 2 ** np.array(found) == pytest.approx(np.array([3.791, 3.713, 3.455]), abs=5e-3)

@@ -45,6 +45,15 @@ def test_every_record_has_its_likelihood_and_its_error(cli, trained, records, tm
     assert "bits per base" in out and "files are in s.tsv" in out
 
 
+def test_a_file_without_a_countable_base_gets_its_nan_rows(cli, trained, tmp_path):
+    (tmp_path / "n.fa").write_bytes(b"\xef\xbb\xbf>a\nNNNN\n>b\nRYN\n")  # with a byte order mark, as `compress` reads too
+    status, out, err = cli("score", f"checkpoint={trained}", "input=n.fa", "output=s.tsv")
+    assert status == 0, err
+    found = rows(tmp_path / "s.tsv")
+    assert [found[name]["bits_per_base"] for name in "ab"] == ["nan", "nan"] and found["a"]["counted"] == "0"
+    assert "0 of 7" in out
+
+
 def test_scores_do_not_depend_on_the_batch(cli, trained, records, tmp_path):
     for size in (1, 3, 32):
         assert cli("score", f"checkpoint={trained}", "input=x.fa", f"output={size}.tsv", f"batch_size={size}")[0] == 0
@@ -92,6 +101,8 @@ def test_help_is_for_newcomers(cli, command):
         ([], "input is missing: give input=..."),
         (["input=x.fa", "num_draws=few"], "num_draws 'few' must be a whole number"),
         (["input=x.fa", "num_draws=3"], "num_draws 3 must be even"),
+        (["input=x.fa", "seed=abc"], "seed 'abc' must be a whole number"),
+        (["input=twice.fa"], "has the name of an earlier record"),
         (["input=x.fa", "window=0"], "window 0 must be a whole number of at least 1"),
         (["input=x.fa", "batch_size=0"], "batch_size 0 must be a whole number of at least 1"),
         (["input=x.fa", "output=x.fa"], "x.fa exists; set overwrite=true"),
@@ -99,6 +110,7 @@ def test_help_is_for_newcomers(cli, command):
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, records, tmp_path, args, message):
     (tmp_path / "plain.fa").write_text("ACGT\n")
+    (tmp_path / "twice.fa").write_text(">a\nACGT\n>a\nACGT\n")
     before = {p.name for p in tmp_path.iterdir()}
     status, _, err = cli("score", f"checkpoint={trained}", *args)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err

@@ -5,7 +5,17 @@ other strand. What K network calls cost on top is the business of `dnadiff.code_
 """
 
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo
-from dnadiff.likelihood.monte_carlo import Batch, Batches, all_masked, chain_rule, estimate, estimate_to, one_draw, stratified_counts
+from dnadiff.likelihood.monte_carlo import (
+    Batch,
+    Batches,
+    all_masked,
+    chain_rule,
+    check_one_draw,
+    estimate,
+    estimate_to,
+    one_draw,
+    stratified_counts,
+)
 from dnadiff.likelihood.record import Curve, Likelihood
 from dnadiff.likelihood.strand import OtherStrand, ReverseComplemented, both_strands
 
@@ -19,6 +29,7 @@ __all__ = [
     "all_masked",
     "both_strands",
     "chain_rule",
+    "check_one_draw",
     "estimate",
     "estimate_to",
     "exact_curve",

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood.record import COUNT, EXACT, MDLM, Likelihood
+from dnadiff.noise import NoiseSchedule, refuse_cut
 from dnadiff.process import AbsorbingProcess
 
-T_MIN = 1e-3  # times below are left out of MDLM's protocol, as in its code: 1e-3 of the bound for the log-linear schedule
+T_MIN = 1e-3  # MDLM's protocol draws no time below, as its code
 
 
 class Batch(NamedTuple):
@@ -148,8 +149,9 @@ def one_draw(
 ) -> Likelihood:
     """The protocol of MDLM's tables (arXiv 2406.07524v2, and its code): one draw of coins for each sequence.
 
-    Times are stratified over the batch on [1e-3, 1], which leaves out 1e-3 of the bound for the log-linear schedule, and the weight is
-    -alpha'/(1 - alpha). One draw says nothing about its own Monte-Carlo error.
+    Times are stratified over the batch on [1e-3, 1] and the weight is -alpha'/(1 - alpha): under the log-linear schedule a uniform
+    predictor comes to 0.999 log V. Which stratum is whose depends on the seed and the batch, so that the mean over seeds is each
+    sequence's own. One draw says nothing about its own Monte-Carlo error.
 
     Args:
         denoiser: see `estimate`.
@@ -159,11 +161,17 @@ def one_draw(
         block_size: see `estimate`.
         progress: see `estimate`.
         mask_everything: corrupt positions that are not counted as well (padding), as MDLM does for text.
+
+    Raises:
+        ValueError: as `check_one_draw`.
     """
+    check_one_draw(process.noise)
 
     def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
         ids, counted = batch.ids, batch.groups["all"]
-        u = (draws.uniform("time").to(ids.device) + torch.arange(len(ids), device=ids.device)) / len(ids)
+        first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
+        stratum = (torch.arange(len(ids), device=ids.device) + first) % len(ids)
+        u = (draws.uniform("time").to(ids.device) + stratum) / len(ids)
         t = T_MIN + (1 - T_MIN) * u
         xt = process.corrupt(ids, t, torch.ones_like(counted) if mask_everything else counted, draws)
         positions = (xt == process.vocab.mask_id) & counted
@@ -171,6 +179,15 @@ def one_draw(
         return [(positions.sum(-1), _share(process.noise.weight(t), nll, batch.groups))]
 
     return _collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
+
+
+def check_one_draw(noise: NoiseSchedule) -> None:
+    """Refuse schedules for which MDLM's protocol gives no bound: those that mask much before t = 1e-3, or not all at t = 1.
+
+    Raises:
+        ValueError: naming what would be left out.
+    """
+    refuse_cut(noise, noise.mask_probability(T_MIN), noise.mask_probability(1.0), f"t_min {T_MIN} of protocol=mdlm", "set protocol=count")
 
 
 def chain_rule(denoiser: nn.Module, batches: Batches, block_size: int = 16, progress: Callable[[int], None] | None = None) -> Likelihood:

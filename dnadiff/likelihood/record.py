@@ -18,9 +18,9 @@ class Curve:
     """h(n): mean cross-entropy (nats) of a masked token when n random others of its sequence are visible.
 
     Attributes:
-        visible: (bins,) mean n of each bin.
+        visible: (bins,) mean n of each bin, over masked tokens as h is.
         nats: (bins,) h.
-        se: (bins,) standard error over draws.
+        se: (bins,) standard error over blocks of sequences, the draws of one block taken together; NaN where there is one block alone.
     """
 
     visible: np.ndarray
@@ -103,10 +103,10 @@ class Likelihood:
         visible = self.available[:, None] - self.counts
         longest = max(int(self.available.max()), 1)
         index = np.minimum(visible * bins // longest, bins - 1)
-        used = [b for b in range(bins) if ((index == b) & (self.counts > 0)).sum() > 1]
-        chosen = [(index == b) & (self.counts > 0) for b in used]
-        weighted = [_weighted(share[c], self.counts[c]) for c in chosen]
-        return Curve(np.array([visible[c].mean() for c in chosen]), np.array([w[0] for w in weighted]), np.array([w[1] for w in weighted]))
+        block = np.broadcast_to(blocks(len(index), self.block_size)[:, None], index.shape)
+        chosen = [c for b in range(bins) if (c := (index == b) & (self.counts > 0)).sum() > 1]
+        mean = [(np.average(visible[c], weights=self.counts[c]), *_weighted(share[c], self.counts[c], block[c])) for c in chosen]
+        return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
         """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None: not known), `se_total`, the 95 % interval of the bits, `tokens`."""
@@ -124,8 +124,8 @@ class Likelihood:
         }
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Mean of `values` and its standard error under `weights`."""
-    mean = float(np.average(values, weights=weights))
-    share = weights / weights.sum()
-    return mean, float(np.sqrt((share**2 * (values - mean) ** 2).sum()))
+def _weighted(values: np.ndarray, weights: np.ndarray, block: np.ndarray) -> tuple[float, float]:
+    """Mean of `values` under `weights` and its standard error, with the values of one block free to depend on each other."""
+    mean, blocks_met = float(np.average(values, weights=weights)), len(np.unique(block))
+    deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
+    return mean, math.sqrt((deviation**2).sum() * blocks_met / (blocks_met - 1)) if blocks_met > 1 else math.nan

@@ -6,7 +6,7 @@ an integral over the mask probability, so it is the same for every schedule with
 a schedule changes the variance of training, the grid of a sampler and every bound in discrete time.
 """
 
-from dnadiff.noise.base import NoiseSchedule
+from dnadiff.noise.base import NoiseSchedule, refuse_cut
 from dnadiff.noise.share import Cosine, CosineSquared, LogLinear, MaskGITCosine, MaskShare, Polynomial, ShiftedLogOdds
 from dnadiff.noise.total import Geometric, Linear, LogMask, TotalNoise
 
@@ -23,4 +23,5 @@ __all__ = [
     "Polynomial",
     "ShiftedLogOdds",
     "TotalNoise",
+    "refuse_cut",
 ]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import CausalDenoiser
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, Objective, check_fit, refuse_unemittable
+from dnadiff.objective.base import FEW, Loss, Objective, check_fit, refuse_unemittable
 
 
 class AR(Objective):
@@ -33,5 +33,5 @@ class AR(Objective):
         counted = weight > 0
         log_probs = denoiser.next_log_probs(x0, cond, counted, valid)  # (M, V)
         nll = -log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight[counted]
-        loss = nll.sum() / weight.sum().clamp(min=1e-12)
+        loss = nll.sum() / weight.sum().clamp(min=FEW)
         return Loss(loss, loss.detach(), weight.sum())

@@ -13,7 +13,7 @@ from dnadiff.objective.masking import Coins, Masked, Masking
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
-_FEW = 1e-12  # an empty batch divides 0 by this, not by 0
+FEW = 1e-12  # an empty batch divides 0 by this, not by 0
 
 
 class Loss(NamedTuple):
@@ -111,8 +111,8 @@ class MaskedObjective(Objective):
         positions = (masked.xt == self.process.vocab.mask_id) & maskable
         nll = self.token_nll(denoiser, x0, masked, positions, cond, valid) * weight[positions]  # (M,)
         row = positions.nonzero()[:, 0]
-        bound = (nll * masked.weight.to(nll)[row]).sum() / weight.sum().clamp(min=_FEW)
-        return self.reduce(bound, nll.sum() / weight[positions].sum().clamp(min=_FEW), weight.sum())
+        bound = (nll * masked.weight.to(nll)[row]).sum() / weight.sum().clamp(min=FEW)
+        return self.reduce(bound, nll.sum() / weight[positions].sum().clamp(min=FEW), weight.sum())
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
         """What to differentiate: the bound, or the plain mean over masked tokens."""

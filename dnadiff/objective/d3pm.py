@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, MaskedObjective
+from dnadiff.objective.base import FEW, Loss, MaskedObjective
 from dnadiff.objective.masking import Masked, Masking, Steps
 from dnadiff.process import AbsorbingProcess
 
@@ -76,7 +76,7 @@ class D3PM(MaskedObjective):
         counted = weight > 0
         log_probs = denoiser.x0_log_probs(x0, torch.zeros(len(x0), device=x0.device), cond, counted, valid)
         nll = -log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight[counted]
-        return nll.sum() / weight.sum().clamp(min=1e-12)
+        return nll.sum() / weight.sum().clamp(min=FEW)
 
     def evaluation(self) -> D3PM:
         """The same bound with stratified steps."""

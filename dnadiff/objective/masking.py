@@ -13,12 +13,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dnadiff.draws import Draws
-from dnadiff.noise import NoiseSchedule
+from dnadiff.draws import Draws, hash64
+from dnadiff.noise import NoiseSchedule, refuse_cut
+from dnadiff.noise.base import LARGEST_CUT
 from dnadiff.process import AbsorbingProcess
-
-# What the published cut of the times, t >= 1e-3, leaves out of the log-linear schedule is 1e-3 of the mask probability.
-_LARGEST_CUT = 2e-3
 
 
 class Masked(NamedTuple):
@@ -36,14 +34,16 @@ class Masked(NamedTuple):
 
 
 def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
-    """One uniform per row, `(B,)` float64 in (0, 1); stratified: row i of N lies in ((i, i+1)/N).
+    """One uniform per row, `(B,)` float64 in (0, 1); stratified: one of the N rows lies in each ((i, i+1)/N).
 
     The variance of their mean is then 1/(12 N^3) instead of 1/(12 N), as MDLM's low-discrepancy times
-    (arXiv 2107.00630, appendix I.1). N counts the global batch.
+    (arXiv 2107.00630, appendix I.1). N counts the global batch. Which stratum is row 0's depends on (seed, step): over the seeds
+    every row sees all times, also where rows come in a fixed order.
     """
     u = draws.uniform("time")
     if stratified:
-        u = (u + draws.rows.to(u.device)) / draws.world
+        first = hash64(draws.seed, "stratum", draws.step) % draws.world
+        u = (u + (draws.rows.to(u.device) + first) % draws.world) / draws.world
     return u.to(device, torch.float32 if device.type == "mps" else torch.float64)  # Apple GPUs have no float64
 
 
@@ -56,8 +56,23 @@ class Masking(ABC):
     def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> Masked:
         """Corrupt `x0 (B, L)` where `maskable (B, L)`."""
 
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        """The mask probabilities from and to which the weights integrate; the bound is the integral from 0 to 1."""
+        return 0.0, 1.0
+
     def check(self, noise: NoiseSchedule) -> None:
-        """Refuse a schedule with which the weights would not give the bound; raises ValueError."""
+        """Refuse a schedule with which the weights would not give the bound.
+
+        Raises:
+            ValueError: naming what is left out of it.
+        """
+        low, high = self.ends(noise)
+        remedy = "set objective/masking=importance or count" if high >= 1 - LARGEST_CUT else "set objective/masking=count, or another noise"
+        refuse_cut(noise, low, high, self.cut_by(), remedy)
+
+    def cut_by(self) -> str:
+        """The setting that says where the integral begins, for the message."""
+        return type(self).__name__
 
     def evaluation(self) -> Masking:
         """The masking with the least noise and the same mean."""
@@ -69,12 +84,13 @@ class Coins(Masking):
 
     Args:
         stratified: spread the times over the global batch.
-        t_min: times are uniform in [t_min, 1]; published MDLM uses 1e-3 and so omits the first 1e-3 of the integral.
+        t_min: times are uniform in [t_min, 1]. As published, with 1e-3, the mean over them stands for the integral over [0, 1]: the first
+            1e-3 are not omitted but take the mean of the rest, so what is computed is 1/(1 - t_min) times the rest of the integral.
     """
 
     def __init__(self, stratified: bool = True, t_min: float = 1e-3) -> None:
-        if not 0 <= t_min < 1:
-            raise ValueError(f"t_min {t_min} must lie in [0, 1); the published value is 1e-3")
+        if not 0 <= t_min <= LARGEST_CUT:
+            raise ValueError(f"t_min {t_min} must lie in [0, {LARGEST_CUT}]: the rest is taken for the whole; the published value is 1e-3")
         self.stratified, self.t_min = stratified, t_min
 
     def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> Masked:
@@ -82,20 +98,20 @@ class Coins(Masking):
         t = self.t_min + (1 - self.t_min) * strata(draws, self.stratified, x0.device)
         return Masked(process.corrupt(x0, t, maskable, draws), t, process.noise.weight(t))
 
-    def check(self, noise: NoiseSchedule) -> None:
-        """The times left out must not hold a noticeable part of the mask probability, over which the bound is an integral."""
-        ends = noise.alpha(torch.tensor([0.0, self.t_min], dtype=torch.float64, device="cpu"))
-        if ends[0] - ends[1] > _LARGEST_CUT:
-            raise ValueError(
-                f"t_min {self.t_min} leaves the mask probabilities below {1 - float(ends[1]):.3g} of {type(noise).__name__} out of the bound; "
-                "set objective/masking=importance or count, or a smaller objective.masking.t_min"
-            )
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        """See `Masking`."""
+        return noise.mask_probability(self.t_min), noise.mask_probability(1.0)
+
+    def cut_by(self) -> str:
+        """See `Masking`."""
+        return f"t_min {self.t_min}"
 
 
 class Importance(Masking):
     """Coins at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is uniform, and every row's weight the same.
 
-    MDLM's importance sampling, and its change of variables (arXiv 2406.07524) as well: both integrate over log(1 - alpha). The constant is log(p_max / p_min); MDLM's code has -log(p_min), which is right to 2e-4 for log-linear.
+    MDLM's importance sampling, and its change of variables (arXiv 2406.07524) as well: both integrate over log(1 - alpha). The
+    constant is log(p_max / p_min); MDLM's code has -log(p_min), which is right to 2e-4 for log-linear.
 
     Args:
         stratified: spread the times over the global batch.
@@ -110,10 +126,17 @@ class Importance(Masking):
     def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> Masked:
         """See `Masking`."""
         u = strata(draws, self.stratified, x0.device)
-        first, last = (1 - process.noise.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))).tolist()
-        low, high = math.log(max(first, self.p_min)), math.log(last)
+        low, high = map(math.log, self.ends(process.noise))
         t = process.noise.inverse(1 - torch.exp(low + (high - low) * u))
         return Masked(process.corrupt(x0, t, maskable, draws), t, torch.full_like(t, high - low))
+
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        """See `Masking`."""
+        return max(noise.mask_probability(0.0), self.p_min), noise.mask_probability(1.0)
+
+    def cut_by(self) -> str:
+        """See `Masking`."""
+        return f"p_min {self.p_min}"
 
 
 class Steps(Masking):
@@ -148,9 +171,33 @@ class Steps(Masking):
         s = (t * self.num_steps).round() - 1
         return noise.alpha(t), torch.where(s > 0, noise.alpha(s.clamp(min=0) / self.num_steps), 1.0)
 
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        """See `Masking`; the first step reveals everything, so nothing is missing below."""
+        return 0.0, noise.mask_probability(1.0)
+
     def evaluation(self) -> Steps:
-        """The same steps, stratified."""
-        return Steps(self.num_steps)
+        """The same steps, stratified by what they reveal."""
+        return WeighedSteps(self.num_steps)
+
+
+class WeighedSteps(Steps):
+    """The same T steps and the same mean, each step drawn as often as it reveals tokens: in proportion to alpha_s - alpha_t.
+
+    A row then weighs (1 - alpha(1))/(1 - alpha_t), as with coins under the log-linear schedule. Even draws would meet the few steps in which
+    a fast schedule does all its work too seldom: of 1,000 steps of ShiftedLogOdds the one at t = 1/1000 reveals 96 %.
+
+    Args:
+        num_steps: T.
+        stratified: spread the steps over the global batch.
+    """
+
+    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> Masked:
+        """See `Masking`."""
+        u = strata(draws, self.stratified, x0.device)
+        times = torch.arange(1, self.num_steps + 1, device=u.device, dtype=u.dtype) / self.num_steps
+        masked = 1 - process.noise.alpha(times)  # rises to its last value; its rises are what the steps reveal
+        step = torch.searchsorted(masked, u * masked[-1]).clamp(max=self.num_steps - 1)
+        return Masked(process.corrupt(x0, times[step], maskable, draws), times[step], masked[-1] / masked[step])
 
 
 class ExactCount(Masking):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, Objective, refuse_unemittable
+from dnadiff.objective.base import FEW, Loss, Objective, refuse_unemittable
 from dnadiff.process import AbsorbingProcess
 
 
@@ -59,5 +59,5 @@ class MLM(Objective):
         log_probs = denoiser.x0_log_probs(xt, self.process.noise.inverse(alpha), cond, chosen, valid)  # (M, V)
         nll = -log_probs.gather(-1, x0[chosen][:, None])[:, 0] * weight[chosen]
         tokens = weight[chosen].sum()
-        loss = nll.sum() / tokens.clamp(min=1e-12)
+        loss = nll.sum() / tokens.clamp(min=FEW)
         return Loss(loss, loss.detach(), tokens)

@@ -115,7 +115,10 @@ def likelihood(evaluation: Results, unit: str) -> str:
 def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
     """The curve h(n)."""
     curve = evaluation["curve"]
-    rows = [(number(n, "{:.0f}"), number(bits), number(1.96 * se)) for n, bits, se in zip(curve["visible"], curve["bits"], curve["se"])]
+    rows = [
+        (number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se))
+        for n, bits, se in zip(curve["visible"], curve["bits"], curve["se"])
+    ]
     drawn = picture(
         panel(panels.visibility_curve, evaluation, unit, uniform_bits),
         "curve",

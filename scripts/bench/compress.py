@@ -1,6 +1,6 @@
 """A held-out piece of a model's own genome as files: the model in K calls, beside Markov models, 2 bits a base and xz.
 
-    python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--quick] [--json FILE]
+    python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--threads 1] [--quick] [--json FILE] [--markdown FILE]
 
 Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate estimate on the same windows, with its
 standard error (over windows). Markov models are ideal code lengths: order 12 that counts as it goes, from nothing and on top of the
@@ -41,6 +41,11 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 
+def xz(content: bytes) -> int:
+    """Bytes after xz at its strongest."""
+    return len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
@@ -49,8 +54,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--order", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="8,192 bases")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     loaded = checkpoint.load(args.checkpoint)
     data = build(loaded.config["data"])
     data.prepare()
@@ -63,7 +71,7 @@ def main() -> None:
 
     def add(name: str, bits: float, predicted: str = "", seconds: str = "") -> None:
         rows.append((name, f"{bits / len(ids):.4f}", f"{bits / 8:,.0f}", predicted, seconds))
-        content["rows"].append({"name": name, "bits_per_base": bits / len(ids)})
+        content["rows"].append({"name": name, "bits_per_base": bits / len(ids), "bytes": bits / 8})
 
     with tempfile.TemporaryDirectory() as folder:
         fasta = Path(folder) / "x.fa"
@@ -81,16 +89,23 @@ def main() -> None:
             add(f"model, {k} calls: code", sizes["code"], f"{value:.4f} +- {se:.4f}", f"{time.monotonic() - start:.0f}")
             content["rows"][-1] |= {"predicted": value, "se": se, "calls": k}
             add(f"model, {k} calls: file", sizes["file"])
-        add("text, xz -9", 8 * len(lzma.compress(fasta.read_bytes(), preset=9 | lzma.PRESET_EXTREME)))
+        add("FASTA text, xz -9e", 8 * xz(fasta.read_bytes()))
+    x = loaded.tokenizer.bases(ids.numpy())
+    fours = np.pad(x & 3, (0, -len(x) % 4)).reshape(-1, 4)
+    add("letters alone, xz -9e", 8 * xz(letters.encode()))
+    add("2 bits a base, then xz -9e", 8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()))
     to_bases = loaded.tokenizer.bases
-    x = to_bases(ids.numpy())
     untrained = BackoffMarkov.untrained(args.order, 16)
     add(f"Markov order {args.order}, adaptive from nothing", -np.nansum(untrained.adaptive_log_probs(x)) / math.log(2))
     fitted = BackoffMarkov.fit([to_bases(np.array(s)) for s in data.sequences("train")], args.order)
     tuned = fitted.tuned([to_bases(np.array(s)) for s in data.sequences("valid")], sweeps=4)
     add(f"Markov order {args.order}, trained and adaptive", -np.nansum(tuned.adaptive_log_probs(x)) / math.log(2))
     add("2 bits a base", 2.0 * len(ids))
-    print(table(rows, (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both ways")))
+    head = (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both ways")
+    print(table(rows, head))
+    if args.markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+        args.markdown.write_text("\n".join(lines) + "\n")
     if args.json:
         args.json.write_text(json.dumps(content, indent=2) + "\n")
 

@@ -1,10 +1,11 @@
 """Peak memory of one training step with logits at masked positions only, against logits at all positions.
 
-    python scripts/bench/objective_memory.py [--vocab 50257] [--length 256] [--batch 4] [--json FILE]
+    python scripts/bench/objective_memory.py [--vocab 50257] [--length 256] [--batch 4] [--widths 64 768] [--json FILE]
 
 The same network, masks and loss twice, each in a process of its own: MDLM's bound with coins, stratified times and AdamW. Both
-select the masked positions; one before the head, as `Denoiser` does, one after it, as the published code does in effect. Peak is what
-the process (Linux) or the CUDA allocator (--device cuda) grew by during the second step, weights and optimizer state excluded.
+select the masked positions; one before the head, as `Denoiser` does, one after it, as the published code does in effect. "step" is what
+the process (Linux) or the CUDA allocator (--device cuda) grew by during the second step; "in all" is its peak with weights, gradients
+and optimizer state, which a narrow network over a large vocabulary has little of and a wide one much.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
+from dnadiff.progress import table
 from dnadiff.vocab import Vocab
 
 
@@ -37,12 +39,13 @@ def status(key: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
 
 
-def measure(kind: type[Denoiser], args: argparse.Namespace) -> int:
-    """Bytes that the second training step adds at its peak."""
+def measure(kind: type[Denoiser], args: argparse.Namespace) -> tuple[int, int]:
+    """Bytes that the second training step adds at its peak, and the peak with all that was there before (but Python and torch)."""
     torch.manual_seed(0)
+    empty = 0 if args.device == "cuda" else status("VmRSS")
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
     objective = MDLM(AbsorbingProcess(vocab, LogLinear()))
-    denoiser = kind(DiT(vocab, args.d_model, args.n_layers, 4, dropout=0.0)).to(args.device)
+    denoiser = kind(DiT(vocab, args.widths[0], args.n_layers, 4, dropout=0.0)).to(args.device)
     optimizer = torch.optim.AdamW(denoiser.parameters(), foreach=False)  # one parameter at a time: no copies of all of them
     x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), device=args.device)
     for step in range(2):
@@ -56,7 +59,8 @@ def measure(kind: type[Denoiser], args: argparse.Namespace) -> int:
         draws = Draws.for_batch(0, args.batch, step, args.device)
         objective(denoiser, x0, torch.ones_like(x0), draws).loss.backward()
         optimizer.step()
-    return (torch.cuda.max_memory_allocated() if args.device == "cuda" else status("VmHWM")) - before
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else status("VmHWM")
+    return peak - before, peak - empty
 
 
 KINDS = {"masked positions": Denoiser, "all positions": EveryLogit}
@@ -67,26 +71,29 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=50_257)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--d_model", type=int, default=64)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 768])
     parser.add_argument("--n_layers", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        print(measure(KINDS[args.only], args))
+        print(*measure(KINDS[args.only], args))
         return
-    peak = {
-        kind: int(subprocess.run([sys.executable, *sys.argv, "--only", kind], capture_output=True, text=True, check=True).stdout)
-        for kind in KINDS
-    }
-    ratio = peak["masked positions"] / peak["all positions"]
-    for kind, size in peak.items():
-        print(f"logits at {kind:<17}{size / 2**20:10,.0f} MB")
-    print(f"ratio {ratio:.2f}: {1 - ratio:.0%} less")
+    rows, results = [], []
+    for width in args.widths:
+        peak = {}
+        for kind in KINDS:
+            command = [sys.executable, *sys.argv, "--widths", str(width), "--only", kind]
+            peak[kind] = [int(x) for x in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+        for place, name in enumerate(("step", "in all")):
+            few, every = (peak[kind][place] for kind in KINDS)
+            rows.append((f"{width} x {args.n_layers}", name, f"{few / 2**20:,.0f}", f"{every / 2**20:,.0f}", f"{1 - few / every:.0%}"))
+        results.append({"d_model": width, "peak_bytes": peak})
+    print(table(rows, ("network", "peak, MB", *(f"at {kind}" for kind in KINDS), "less")))
     if args.json:
-        shape = {key: getattr(args, key) for key in ("vocab", "length", "batch", "d_model", "n_layers", "device")}
-        args.json.write_text(json.dumps({"shape": shape, "peak_bytes": peak, "ratio": ratio}, indent=2) + "\n")
+        shape = {key: getattr(args, key) for key in ("vocab", "length", "batch", "n_layers", "device")}
+        args.json.write_text(json.dumps({"shape": shape, "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

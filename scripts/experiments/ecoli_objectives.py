@@ -23,7 +23,7 @@ import numpy as np
 from dnadiff import study
 from dnadiff.bootstrap import Interval
 from dnadiff.config import build, compose
-from dnadiff.held_out import Scores, markov_nats, places, token_groups
+from dnadiff.held_out import Scores, fit_markov, markov_nats, places, token_groups
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {
@@ -130,7 +130,7 @@ class Study:
         groups = token_groups(data, tiles, data, "test")
         about = data.describe()
         rows = {}
-        for order, model, nats in markov_nats(data, tiles, self.size["orders"], "test"):
+        for order, model, nats in markov_nats(data, tiles, fit_markov(data, self.size["orders"]), "test"):
             sums = {name: (nats * mask).sum(1) for name, mask in groups.items()}
             tokens = {name: mask.sum(1) for name, mask in groups.items()}
             scores = Scores(places(tiles), sums, tokens, BLOCK, about["split_hash"])

@@ -1,5 +1,6 @@
 import math
 
+import numpy
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import SUBS, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.objective import masking as masking_module
 from dnadiff.objective.base import check_fit
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Coins, ExactCount, Importance, Steps
@@ -37,6 +39,14 @@ def test_uniform_predictor_costs_log_v_with_coins():
     objective = MDLM(process, Coins())
     values = torch.stack([objective(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 4000, s)).nll for s in range(4)])
     assert values.mean().item() == pytest.approx(0.999 * math.log(4), abs=0.02)
+    # The coins of a row hit 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature tells from log 4.
+    nodes, shares = numpy.polynomial.legendre.leggauss(20)
+    spread = torch.from_numpy((nodes + 1) / 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masking_module, "strata", lambda *_: spread)
+        _, t, weight = objective.masking(process, x0[:20], x0[:20] > 0, Draws.for_batch(0, 20))
+    mean = float((torch.from_numpy(shares / 2) * weight * (1 - process.noise.alpha(t))).sum())
+    assert mean * math.log(4) == pytest.approx(0.999 * math.log(4), rel=1e-9)
 
 
 def test_uniform_predictor_costs_log_v_exactly_with_counts():
@@ -128,8 +138,10 @@ def test_validation_uses_the_bound_with_the_least_noise():
 def test_the_first_step_of_discrete_time_costs_minus_log_p():
     # facts 10: 0/0 in the published code
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
-    draws = Draws.for_batch(0, 4000)  # stratified over 4 steps: the first 1,000 rows are at t = 1/4
+    draws = Draws.for_batch(0, 4000)  # stratified over 4 steps: 1,000 rows are at t = 1/4
     xt, t, weight = Steps(4)(process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws)
+    order = t.argsort(stable=True)
+    xt, t, weight = xt[order], t[order], weight[order]
     assert (t.view(4, 1000) == torch.tensor([0.25, 0.5, 0.75, 1.0])[:, None]).all()
     assert (weight[:1000] == 4).all() and weight.isfinite().all()  # the factor T, and nothing else
     torch.testing.assert_close(weight[1000:2000], torch.full((1000,), 4 * 0.25 / 0.5, dtype=torch.float64))
