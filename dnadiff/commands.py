@@ -25,6 +25,7 @@ LIST = {
     "evaluate": "held-out likelihood with error bars, beside Markov models",
     "score": "the likelihood of each record of a FASTA file, to a table",
     "sample": "write synthetic sequences to FASTA",
+    "judge": "samples against held-out windows, in every number beside a floor",
     "finetune": "fine-tune a trained model into a classifier, beside baselines",
     "genome": "pack and describe a genome, extract regions of it",
     "compress": "a FASTA file as the code that a trained model gives it",

@@ -13,7 +13,6 @@ from dnadiff.bootstrap import used_size, verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
-MOST_WORDS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
 log = logging.getLogger("dnadiff")
 
 
@@ -21,7 +20,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     """Evaluate and return the contents of the JSON file."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
-    from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, token_groups
+    from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
     from dnadiff.likelihood import both_strands, check_one_draw
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
@@ -83,19 +82,6 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     return content
 
 
-def offline(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of a run without its leave to download: a checkpoint must not make this machine fetch anything.
-
-    Raises:
-        ValueError: if the run named no file of its own.
-    """
-    if data.get("download") and not data.get("path"):
-        raise ValueError(
-            f"the run was trained on downloaded data ({data.get('name')}); name them again, as in data=hg38, to allow the download"
-        )
-    return {key: value for key, value in data.items() if key != "download"}
-
-
 def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | None:
     """The data that the model was trained on, to tell novel bases from repeated ones; None with a message where they cannot be had.
 
@@ -104,6 +90,8 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
         own: the same data where they are evaluated anyway.
         trust: further packages whose classes its configuration may name.
     """
+    from dnadiff.held_out import MOST_WORDS, offline
+
     data = own
     if data is None:
         try:

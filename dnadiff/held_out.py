@@ -18,6 +18,20 @@ from dnadiff.likelihood import Batch, Likelihood
 from dnadiff.markov import BackoffMarkov
 
 NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
+MOST_WORDS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
+
+
+def offline(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a run without its leave to download: a checkpoint must not make this machine fetch anything.
+
+    Raises:
+        ValueError: if the run named no file of its own.
+    """
+    if data.get("download") and not data.get("path"):
+        raise ValueError(
+            f"the run was trained on downloaded data ({data.get('name')}); name them again, as in data=hg38, to allow the download"
+        )
+    return {key: value for key, value in data.items() if key != "download"}
 
 
 def token_groups(data: Any, tiles: Any, trained_on: Any | None, part: str) -> dict[str, np.ndarray]:

@@ -33,7 +33,7 @@ LEVELS = [
     {"training", "callbacks", "downstream", "model"},
     {"report"},
     {"commands", "study"},
-    {"train", "evaluate", "score", "compress", "decompress", "sample", "finetune", "genome", "__main__"},
+    {"train", "evaluate", "score", "compress", "decompress", "sample", "judge", "finetune", "genome", "__main__"},
     {"__init__"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
@@ -88,6 +88,7 @@ def test_heavy_packages_stay_in_their_place():
         "dnadiff",
         "dnadiff.train",
         "dnadiff.sample",
+        "dnadiff.judge",
         "dnadiff.evaluate",
         "dnadiff.finetune",
         "dnadiff.score",

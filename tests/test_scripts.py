@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 def script(name):
     spec = importlib.util.spec_from_file_location(Path(name).stem, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -73,10 +73,40 @@ def test_relative_variances_of_known_noise():
     assert bench.default_method() in bench.METHODS
 
 
+@pytest.fixture(scope="module")
+def sampling():
+    return script("bench/sampling")
+
+
+def test_the_published_sampler_has_its_law_and_its_calls(sampling, oracle, toy):
+    class Logits(torch.nn.Module):
+        vocab = toy.vocab
+
+        def logits(self, x):
+            return oracle.log_probs(x).float().clamp(min=-50)
+
+    torch.manual_seed(0)
+    drawn = sampling.ddpm_cache(Logits(), torch.full((20_000, 3), 3), 64).tokens
+    law = torch.bincount(drawn @ torch.tensor([9, 3, 1]), minlength=27) / len(drawn)
+    assert (law - toy.joint).abs().sum() / 2 < 0.03
+    # facts.md 16, with the step that ends at 1e-5 and the call that removes the noise
+    for batch, expected in ((1, 641), (16, 1000)):
+        calls = [sampling.ddpm_calls(batch, 1024, 1000, seed) for seed in range(20)]
+        assert np.mean(calls) == pytest.approx(expected + 1, abs=8)
+
+
+def test_some_steps_of_a_plan_and_equal_loss(sampling, oracle, toy):
+    process = sampling.AbsorbingProcess(toy.vocab, sampling.LogLinear())
+    some = sampling.Some(sampling.FirstHitting(), 2).sample(oracle, process, torch.full((5, 3), 3), sampling.Draws.for_batch(0, 5))
+    assert some.nfe == 2 and some.rows == 10 and ((some.tokens == 3).sum(-1) == 1).all()
+    assert sampling.steps_at([(0.1, 10), (0.01, 100)], 0.0316) == 32 and sampling.steps_at([(0.1, 10), (0.01, 100)], 0.001) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shows"),
     [
+        ("bench/sampling", "times faster than ddpm_cache with T = 64"),
         ("bench/objective", "Lowest mean"),
         ("experiments/known_source", "| `sedd` | sum of h(n)"),
         ("experiments/ecoli_objectives", "| mlm, then mdlm |"),

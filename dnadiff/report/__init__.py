@@ -1,6 +1,7 @@
 """One-page reports and their pictures.
 
 `page` writes `report.html` from its `sections`; `panels` are drawn on `figures`; `composition` compares samples with real windows;
+`judgement` does so in every way (`structure`, `copies`, `learned`) for the command `judge`;
 `headlines` turns intervals into verdicts. Files of sequences are read by the command lines (`dnadiff.data`), not here.
 """
 

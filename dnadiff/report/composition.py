@@ -6,13 +6,16 @@ samples, are held against the remaining real windows, and the samples against th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
 
+Measure = Callable[[np.ndarray, np.ndarray], float]
 _LETTERS = "ACGT"
 _NO_BASE = 255
 
@@ -24,17 +27,24 @@ class Distance:
     Attributes:
         samples: mean distance of the samples.
         floor, low, high: mean distance of as many real windows, and the range of 95 % of the random splits.
+        interval: 95 % interval of `samples`, see `spread`; NaN where there is none.
     """
 
     samples: float
     floor: float
     low: float
     high: float
+    interval: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def beyond_floor(self) -> bool:
         """Whether the samples are farther away than 97.5 % of the sets of real windows."""
         return self.samples > self.high
+
+    @property
+    def below_floor(self) -> bool:
+        """Whether they are closer than 97.5 % of the sets of real windows: too alike to be as varied as the real ones."""
+        return self.samples < self.low
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,9 @@ def compare(
     """
     samples = [as_bases(sequence) for sequence in samples]
     real = [as_bases(sequence) for sequence in real]
-    length = _common_length(samples, real)
-    sample_counts, real_counts = _counts(samples, k, both_strands), _counts(real, k, both_strands)
-    sample_gc, real_gc = _gc(samples, "samples"), _gc(real, "real")
+    length = common_length(samples, real)
+    sample_counts, real_counts = word_counts(samples, k, both_strands), word_counts(real, k, both_strands)
+    sample_gc, real_gc = gc_content(samples, "samples"), gc_content(real, "real")
     number = min(len(samples), len(real) // 2)
     rng = np.random.default_rng(seed)
     real_sets = [np.split(rng.permutation(len(real)), [number]) for _ in range(num_splits)]
@@ -118,8 +128,8 @@ def compare(
         real_gc=real_gc,
         num_compared=number,
         length=length,
-        word_distance=_distance(_total_variation, sample_counts, real_counts, sample_sets, real_sets),
-        gc_distance=_distance(_wasserstein, sample_gc, real_gc, sample_sets, real_sets),
+        word_distance=distance(total_variation, sample_counts, real_counts, sample_sets, real_sets),
+        gc_distance=distance(wasserstein, sample_gc, real_gc, sample_sets, real_sets),
         gc_sets=np.array([real_gc[chosen] for chosen, _ in real_sets]),
     )
 
@@ -150,7 +160,8 @@ def _base_of_letter() -> np.ndarray:
     return table
 
 
-def _common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
+def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
+    """The length of all sequences; raises ValueError if there are too few, or their lengths differ."""
     if len(samples) < 2 or len(real) < 4:
         raise ValueError(f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4")
     lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
@@ -162,8 +173,9 @@ def _common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) ->
     return lengths[0].pop()
 
 
-def _counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool) -> np.ndarray:
-    return np.stack([spectrum([bases], k, both_strands) for bases in sequences])  # (S, 4**k)
+def word_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool) -> np.ndarray:
+    """How often each word of k bases occurs in each sequence: (S, 4**k)."""
+    return np.stack([spectrum([bases], k, both_strands) for bases in sequences])
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
@@ -171,7 +183,12 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
     return total / max(total.sum(), 1)
 
 
-def _gc(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
+def gc_content(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
+    """GC fraction of each sequence, (S,).
+
+    Raises:
+        ValueError: if one holds no known base.
+    """
     known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
     if (known == 0).any():
         raise ValueError(f"sequence {int(np.argmin(known))} of {name} holds no A, C, G or T")
@@ -191,19 +208,55 @@ def _spell(code: int, k: int) -> str:
     return "".join(_LETTERS[code >> 2 * place & 3] for place in reversed(range(k)))
 
 
-def _distance(
-    measure: Callable[[np.ndarray, np.ndarray], float], samples: np.ndarray, real: np.ndarray, sample_sets: list, real_sets: list
+def distance(
+    measure: Measure, samples: np.ndarray, real: np.ndarray, sample_sets: Sequence[np.ndarray], real_sets: Sequence[Sequence[np.ndarray]]
 ) -> Distance:
+    """Samples against real windows, and real ones against each other.
+
+    Args:
+        measure: of two sets, arrays whose rows are what is known of each sequence.
+        samples: (S, ...) of all samples.
+        real: (R, ...) of all real windows.
+        sample_sets: which samples each split takes.
+        real_sets: for each split the real windows that stand in for samples, and those that both are held against.
+    """
     ours = [measure(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)]
     floor = [measure(real[chosen], real[rest]) for chosen, rest in real_sets]
     low, high = np.quantile(floor, [0.025, 0.975])
     return Distance(float(np.mean(ours)), float(np.mean(floor)), float(low), float(high))
 
 
-def _total_variation(a: np.ndarray, b: np.ndarray) -> float:
+def spread(
+    measure: Measure, samples: np.ndarray, real: np.ndarray, around: float, num_resamples: int = 100, seed: int = 0, halves: bool = False
+) -> tuple[float, float]:
+    """95 % interval of a number of the samples: `around` -+ t se, real windows fixed.
+
+    The error is the spread over samples drawn with replacement (bootstrap). A set that holds items twice lies elsewhere than one that does not, in
+    divergences of words above all: its spread is used, not its place. With `halves` it is that over random halves, whose spread is as large as the
+    error of the whole: for what trains on one part of a set and chooses on another, which repeated items would spoil.
+    """
+    n, rng = len(samples), np.random.default_rng(seed)
+    worlds = [rng.permutation(n)[: n // 2] if halves else rng.integers(n, size=n) for _ in range(num_resamples)]
+    half = student_t(n - 1) * float(np.std([measure(samples[chosen], real) for chosen in worlds], ddof=1)) * math.sqrt(n / (n - 1))
+    return around - half, around + half
+
+
+def total_variation(a: np.ndarray, b: np.ndarray) -> float:
+    """Half the summed differences of two sets' frequencies, from counts (S, W) and (R, W): 0 to 1."""
     return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
 
 
-def _wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
+    """Bits by which two sets' frequencies differ from their mean, from counts (S, W) and (R, W): 0 to 1 (Lin 1991)."""
+    p, q = _frequencies(a), _frequencies(b)
+    return float(_entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2)
+
+
+def _entropy(p: np.ndarray) -> float:
+    return float(-(p * np.log2(p, where=p > 0, out=np.zeros_like(p))).sum())
+
+
+def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+    """Wasserstein-1 between two distributions given as samples (S,) and (R,)."""
     levels = (np.arange(200) + 0.5) / 200
     return float(np.abs(np.quantile(a, levels) - np.quantile(b, levels)).mean())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnadiff.report.composition import Composition
+from dnadiff.report.judgement import WORDS, Judgement
 from dnadiff.report.results import BIT, GROUPS, Columns, chance_level, is_number, markov_models, progress, short_count, smoothed
 
 if TYPE_CHECKING:
@@ -114,6 +115,31 @@ def gc_content(axes: Axes, composition: Composition) -> None:
     axes.stairs(_share(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows")
     axes.stairs(_share(100 * c.sample_gc, edges), edges, color=MODEL, lw=1.8, label="samples")
     axes.set(title=f"GC content, {c.length} bases", xlabel="% G and C", ylabel="% of sequences", ylim=(0, None))
+    _legend(axes)
+
+
+def word_distances(axes: Axes, judgement: Judgement) -> None:
+    """Jensen-Shannon divergence of words of each length; the band spans 95 % of random sets of real windows."""
+    found = [judgement[f"js_{k}"].distance for k in WORDS]
+    samples, low, high = (np.array([getattr(d, name) for d in found]) for name in ("samples", "low", "high"))
+    reach = np.abs(np.array([d.interval for d in found]).T - samples)
+    axes.fill_between(WORDS, low, high, color=FAINT, alpha=0.55, lw=0, label="real against real, 95 %")
+    axes.errorbar(
+        WORDS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
+    )
+    axes.set(title="Words, distance from real windows", xlabel="bases in a word", ylabel="Jensen-Shannon, bits", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    _legend(axes)
+
+
+def mutual_information(axes: Axes, judgement: Judgement) -> None:
+    """Mutual information of two bases against their distance; the band spans 95 % of random sets of real windows."""
+    samples, (low, high) = judgement.information
+    at = np.arange(1, len(samples) + 1)
+    axes.fill_between(at, low, high, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
+    axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
+    axes.set(title="Mutual information", xlabel="distance, bases", ylabel="bits", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
     _legend(axes)
 
 
