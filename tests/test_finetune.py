@@ -96,4 +96,56 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, table, capsys):
     assert "no column 'y'" in refusal(tmp_path, capsys, run, *csv_task, "task.label_column=y")
     assert "ecoli_coding" in refusal(tmp_path, capsys, run, "task=ecoli")
     assert "exists; set overwrite=true" in refusal(tmp_path, capsys, run, *csv_task, f"output={table}")
+    assert "one of fixed, paper, kfold" in refusal(tmp_path, capsys, run, *csv_task, "task.protocol=papers")
+    assert "holds none of demo_coding" in refusal(tmp_path, capsys, run, "task=genomic_benchmarks", f"task.path={tmp_path}")
     assert "seeds 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")
+
+
+def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, table, capsys):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    overrides = [
+        f"checkpoint={run}",
+        "task=csv",
+        f"task.path={table}",
+        "task.protocol=kfold",
+        "seeds=2",
+        "kmer=2",
+        "baselines=all",
+        "~baselines.CNN",
+        "probe=true",
+        "neighbours=true",
+        "fine_tune=false",
+        "scratch=false",
+        f"results={tmp_path / 'kept'}",
+    ]
+    result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
+    assert result["task"]["tested"] == 120
+    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBOURS} <= set(result["models"])
+    assert all(len(m["per_seed"]) == 2 for m in result["models"].values())
+    assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
+    assert [(d["a"], d["b"]) for d in result["differences"]] == [(finetune.PROBE, "2-mer logistic regression")]
+    assert 0 < result["differences"][0]["p_value"] <= 1
+    rows = list(csv.DictReader((tmp_path / "kept" / "results.csv").open()))
+    assert len(rows) == 2 * len(result["models"])
+    again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
+    assert len(list(csv.DictReader((tmp_path / "kept" / "results.csv").open()))) == len(rows)
+    assert again["models"]["GC alone"]["per_seed"] == result["models"]["GC alone"]["per_seed"]
+
+
+def test_a_suite_runs_the_tasks_that_are_there(tmp_path, table, capsys):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    random = np.random.default_rng(1)
+    for part, count in (("train", 30), ("test", 8)):
+        for name, share in (("negative", [0.4, 0.1, 0.1, 0.4]), ("positive", [0.1, 0.4, 0.4, 0.1])):
+            folder = tmp_path / "gb" / "human_ocr_ensembl" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                (folder / f"{number}.txt").write_text("".join(random.choice(list("ACGT"), 30, p=share)))
+    settings = ["fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
+    suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={tmp_path / 'gb'}", "task.protocol=paper"]
+    result = json.loads((call(tmp_path, *suite, *settings) / "finetune.json").read_text())
+    assert list(result["tasks"]) == ["human_ocr_ensembl"]
+    one = result["tasks"]["human_ocr_ensembl"]
+    assert (one["task"]["protocol"], one["task"]["tested"]) == ("paper", 16)
+    assert one["notes"]["differs_from_the_known_counts"]["test"] == {"found": 16, "known": 34952}
+    assert "human_ocr_ensembl" in capsys.readouterr().out

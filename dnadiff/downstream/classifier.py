@@ -7,7 +7,8 @@ compared on which task is decided in `run`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
@@ -18,30 +19,34 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.downstream.items import Batch, Items, ShuffledBatches, TaskData, batch
 from dnadiff.draws import hash64
 from dnadiff.optim import parameter_groups, warmup_cosine
+from dnadiff.vocab import Vocab
 
 Report = Callable[..., None]
 
 
-class Classifier(nn.Module):
-    """features of the clean sequence -> mean over valid positions -> linear layer.
+def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Mean of the features of `ids (B, L)` over the positions in `valid (B, L)`: (B, D) float32."""
+    features = backbone.features(ids, valid=valid).float()  # (B, L, D)
+    if valid is not None:
+        features = torch.where(valid[..., None], features, 0.0)
+    count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
+    return features.sum(1) / count
 
-    Args:
-        backbone: the network; told no noise level.
+
+class SequenceClassifier(nn.Module, ABC):
+    """Token ids in, logits of classes out.
+
+    Attributes:
+        vocab: the alphabet.
         num_classes: C.
     """
 
-    def __init__(self, backbone: Backbone, num_classes: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(backbone.d_model, num_classes)
+    vocab: Vocab
+    num_classes: int
 
+    @abstractmethod
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
-        features = self.backbone.features(ids, valid=valid).float()  # (B, L, D)
-        if valid is not None:
-            features = torch.where(valid[..., None], features, 0.0)
-        count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
-        return self.head(features.sum(1) / count)
 
     @torch.no_grad()
     def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
@@ -52,18 +57,36 @@ class Classifier(nn.Module):
             batch_size: items at once, grouped by length.
             both_strands: average the log-probabilities of the two strands.
         """
-        training, device, vocab = self.training, self.head.weight.device, self.backbone.vocab
+        training, device, vocab = self.training, next(self.parameters()).device, self.vocab
         self.eval()
-        result = torch.empty(len(items), self.head.out_features)
+        result = torch.empty(len(items), self.num_classes)
         for index in items.lengths.argsort(stable=True).split(batch_size):
             strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands else [None]
-            total = torch.zeros(len(index), self.head.out_features)
+            total = torch.zeros(len(index), self.num_classes)
             for reverse in strands:
                 ids, valid, _ = _to(batch(items, index, vocab, reverse), device)
                 total += self(ids, valid).log_softmax(-1).cpu()
             result[index] = (total / len(strands)).log_softmax(-1)
         self.train(training)
         return result
+
+
+class Classifier(SequenceClassifier):
+    """features of the clean sequence -> mean over valid positions -> linear layer.
+
+    Args:
+        backbone: the network; told no noise level.
+        num_classes: C.
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone, self.vocab, self.num_classes = backbone, backbone.vocab, num_classes
+        self.head = nn.Linear(backbone.d_model, num_classes)
+
+    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
+        """See `SequenceClassifier`."""
+        return self.head(pooled(self.backbone, ids, valid))
 
 
 class FineTuning(lightning.LightningModule):
@@ -78,11 +101,12 @@ class FineTuning(lightning.LightningModule):
         batch_size: items in a step.
         seed: of order, strands and dropout.
         report: called after each step as `report(1, tokens)`.
+        patience: stop after so many epochs without a better one; None runs all. The rate falls as if none were left out.
     """
 
     def __init__(
         self,
-        classifier: Classifier,
+        classifier: SequenceClassifier,
         data: TaskData,
         lr: float,
         weight_decay: float,
@@ -90,20 +114,19 @@ class FineTuning(lightning.LightningModule):
         batch_size: int,
         seed: int,
         report: Report,
+        patience: int | None = None,
     ) -> None:
         super().__init__()
         self.classifier, self.data = classifier, data
         self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
-        self.seed, self.report = seed, report
+        self.seed, self.report, self.patience, self.waited = seed, report, patience, 0
         self.best: tuple[float, float] = (-1.0, 0.0)  # accuracy, -loss
         self.best_weights: dict[str, Tensor] = {}
 
     def train_dataloader(self) -> ShuffledBatches:
         """The epoch's own order; Lightning asks anew each epoch."""
         both_strands = not self.data.stranded
-        return ShuffledBatches(
-            self.data.train, self.batch_size, self.classifier.backbone.vocab, self.seed, self.current_epoch, both_strands
-        )
+        return ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Lightning's hook."""
@@ -122,7 +145,11 @@ class FineTuning(lightning.LightningModule):
         labels = self.data.valid.labels
         score = (float((log_probs.argmax(-1) == labels).float().mean()), -float(nn.functional.nll_loss(log_probs, labels)))
         if not self.best_weights or score > self.best:
-            self.best, self.best_weights = score, copy.deepcopy(self.classifier.state_dict())
+            self.best, self.best_weights, self.waited = score, copy.deepcopy(self.classifier.state_dict()), 0
+            return
+        self.waited += 1
+        if self.patience is not None and self.waited >= self.patience:
+            self.trainer.should_stop = True
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW with warm-up and cosine over the real number of steps."""
@@ -131,58 +158,55 @@ class FineTuning(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class Network:
+class Trained(ABC):
     """A way to classify: some network, trained on the task as a whole.
 
     Called with a task and a seed it gives the log-probabilities of the test items; the same call gives the same numbers.
 
     Args:
-        backbone: gives a fresh copy of the network for a seed.
         lr: see `FineTuning`.
         weight_decay: see `FineTuning`.
         warmup: see `FineTuning`.
-        epochs: passes over the training items.
+        epochs: passes over the training items, at most.
         batch_size: items in a step.
         trainer: further arguments of `lightning.Trainer`, such as the accelerator.
+        patience: see `FineTuning`.
     """
 
     random = True  # another seed gives another result
 
     def __init__(
         self,
-        backbone: Callable[[int], Backbone],
         lr: float,
         weight_decay: float = 0.1,
         warmup: float = 0.05,
         epochs: int = 1,
         batch_size: int = 32,
         trainer: dict[str, Any] | None = None,
+        patience: int | None = None,
     ) -> None:
-        for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", 1 if patience is None else patience)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; set {name} to 1 or more")
-        self.backbone, self.epochs, self.batch_size = backbone, epochs, batch_size
-        self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size}
+        self.epochs, self.batch_size = epochs, batch_size
+        self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size, "patience": patience}
         self.trainer = trainer or {}
 
+    @abstractmethod
+    def untrained(self, data: TaskData, seed: int) -> SequenceClassifier:
+        """A fresh classifier for the task; ValueError if the task does not fit it."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the result depends on, besides task and seed."""
+        return {"kind": type(self).__name__, "epochs": self.epochs, **self.settings}
+
     def num_steps(self, data: TaskData) -> int:
-        """Optimizer steps of one call."""
+        """Optimizer steps of one call, at most."""
         return self.epochs * -(-len(data.train) // self.batch_size)
 
-    def fit(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Classifier:
-        """The classifier of the best epoch, in evaluation mode.
-
-        Raises:
-            ValueError: if a sequence is longer than the network takes.
-        """
-        backbone = self.backbone(seed)
-        if backbone.max_length is not None and data.max_length > backbone.max_length:
-            raise ValueError(
-                f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "
-                "use a checkpoint trained with a larger data.length, or shorter sequences"
-            )
-        torch.manual_seed(hash64(seed, "head") % 2**63)
-        training = FineTuning(Classifier(backbone, len(data.classes)), data, seed=seed, report=report, **self.settings)
+    def fit(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> SequenceClassifier:
+        """The classifier of the best epoch, in evaluation mode."""
+        training = FineTuning(self.untrained(data, seed), data, seed=seed, report=report, **self.settings)
         trainer = lightning.Trainer(
             max_epochs=self.epochs,
             gradient_clip_val=1.0,
@@ -201,6 +225,49 @@ class Network:
     def __call__(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Tensor:
         """Log-probabilities of the test items, (S, C)."""
         return self.fit(data, seed, report).log_probs(data.test, 4 * self.batch_size, not data.stranded)
+
+
+class Network(Trained):
+    """A backbone under a linear layer, both trained.
+
+    Args:
+        backbone: gives a fresh copy of the network for a seed.
+        lr: see `FineTuning`.
+        about: names the network in `describe`, such as its checkpoint.
+        **settings: see `Trained`.
+    """
+
+    def __init__(self, backbone: Callable[[int], Backbone], lr: float, about: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        super().__init__(lr, **settings)
+        self.backbone, self.about = backbone, dict(about or {})
+
+    def describe(self) -> dict[str, Any]:
+        """See `Trained`."""
+        return super().describe() | self.about
+
+    def untrained(self, data: TaskData, seed: int) -> Classifier:
+        """See `Trained`.
+
+        Raises:
+            ValueError: if a sequence is longer than the network takes.
+        """
+        backbone = self.backbone(seed)
+        check_length(backbone, data)
+        torch.manual_seed(hash64(seed, "head") % 2**63)
+        return Classifier(backbone, len(data.classes))
+
+
+def check_length(backbone: Backbone, data: TaskData) -> None:
+    """Refuse a task with a sequence that the network does not take, rather than cut it.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if backbone.max_length is not None and data.max_length > backbone.max_length:
+        raise ValueError(
+            f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "
+            "use a checkpoint trained with a larger data.length, or shorter sequences"
+        )
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

@@ -25,26 +25,36 @@ class Items:
         ids: (S, L) uint8 token ids.
         lengths: (S,) int64; what follows in a row is padding.
         labels: (S,) int64 class numbers.
+        groups: (S,) int64, items of one number must stay together when a set is divided; None: each may stand alone.
     """
 
     ids: Tensor
     lengths: Tensor
     labels: Tensor
+    groups: Tensor | None = None
 
     @classmethod
-    def from_sequences(cls, sequences: Sequence[np.ndarray], labels: Sequence[int], pad_id: int) -> Items:
+    def from_sequences(cls, sequences: Sequence[np.ndarray], labels: Sequence[int], pad_id: int, groups: np.ndarray | None = None) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
         ids = torch.full((len(sequences), int(lengths.max()) if len(sequences) else 0), pad_id, dtype=torch.uint8)
         ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
-        return cls(ids, lengths, torch.as_tensor(labels, dtype=torch.int64))
+        together = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
+        return cls(ids, lengths, torch.as_tensor(labels, dtype=torch.int64), together)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Items:
         """The items that `index` (numbers or a mask) names."""
-        return Items(self.ids[index], self.lengths[index], self.labels[index])
+        return Items(self.ids[index], self.lengths[index], self.labels[index], None if self.groups is None else self.groups[index])
+
+    def joined(self, other: Items, pad_id: int) -> Items:
+        """These items, then those of `other`."""
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        ids = [torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id) for items in (self, other)]
+        groups = None if self.groups is None or other.groups is None else torch.cat([self.groups, other.groups])
+        return Items(torch.cat(ids), torch.cat([self.lengths, other.lengths]), torch.cat([self.labels, other.labels]), groups)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,13 @@ class TaskData:
 
 
 class Task(Protocol):
-    """What `task=` on the command line builds."""
+    """What `task=` on the command line builds.
+
+    Attributes:
+        protocol: the word for which items a seed learns from, see `dnadiff.downstream.protocol.named`.
+    """
+
+    protocol: str
 
     def load(self, tokenizer: Any) -> TaskData:
         """Read, check and encode; ValueError or FileNotFoundError in one line for bad input."""
@@ -128,6 +144,9 @@ def batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = No
 class ShuffledBatches:
     """One epoch of training in random order, a function of (seed, epoch) alone.
 
+    Where lengths differ, `nearby` batches at a time are sorted by length before they are cut, and shown in random order: hardly
+    any padding is computed. Items of one length are shown in the plain random order.
+
     Args:
         items: what to learn from.
         batch_size: items in a batch; the last one may be smaller.
@@ -148,5 +167,15 @@ class ShuffledBatches:
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
         coins = torch.rand(len(self.items), generator=generator) < 0.5
-        for index in order.split(self.batch_size):
+        for index in self._batches(order, generator):
             yield batch(self.items, index, self.vocab, coins[index] if self.both_strands else None)
+
+    nearby = 32
+
+    def _batches(self, order: Tensor, generator: torch.Generator) -> list[Tensor]:
+        lengths = self.items.lengths
+        if len(lengths) == 0 or bool((lengths == lengths[0]).all()):
+            return list(order.split(self.batch_size))
+        chunks = [chunk[lengths[chunk].argsort(stable=True)] for chunk in order.split(self.batch_size * self.nearby)]
+        batches = [index for chunk in chunks for index in chunk.split(self.batch_size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

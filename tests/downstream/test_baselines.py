@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
-from dnadiff.downstream.baselines import KmerLogistic, kmer_counts
+from dnadiff.downstream.baselines import GCAlone, KmerBoosting, KmerLogistic, LengthAlone, kmer_counts
 from dnadiff.downstream.items import Items, TaskData
 
 DNA = DNATokenizer()
@@ -36,7 +36,7 @@ def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
 
     def accuracy(permuted: bool) -> float:
         data = TaskData("t", ["a", "b"], items(60, permuted), items(20, permuted), items(300, permuted))
-        return float((KmerLogistic(DNA.bases, k=3)(data).argmax(-1) == data.test.labels).float().mean())
+        return float((KmerLogistic(DNA, k=3)(data).argmax(-1) == data.test.labels).float().mean())
 
     assert accuracy(permuted=False) == 1.0
     assert 0.35 < accuracy(permuted=True) < 0.65
@@ -44,6 +44,42 @@ def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
 
 def test_log_probs_are_normalised_and_have_a_column_for_each_class():
     items = Items.from_sequences([DNA.encode(s) for s in ("AAAAAA", "CCCCCC", "ACACAC")] * 3, [0, 1, 2] * 3, DNA.vocab.pad_id)
-    log_probs = KmerLogistic(DNA.bases, k=2)(TaskData("t", ["a", "b", "c"], items, items, items))
+    log_probs = KmerLogistic(DNA, k=2)(TaskData("t", ["a", "b", "c"], items, items, items))
     assert log_probs.shape == (9, 3)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(9, dtype=log_probs.dtype))
+
+
+def drawn(number: int, seed: int) -> TaskData:
+    """Class 1 is longer and holds more G and C."""
+    random = np.random.default_rng(seed)
+
+    def items(count: int) -> Items:
+        labels = np.arange(count) % 2
+        share = [[0.4, 0.1, 0.1, 0.4], [0.1, 0.4, 0.4, 0.1]]
+        sequences = [random.choice([7, 8, 9, 10, 11], 40 + 20 * y, p=[*(0.98 * np.array(share[y])), 0.02]).astype(np.uint8) for y in labels]
+        return Items.from_sequences(sequences, labels, DNA.vocab.pad_id)
+
+    return TaskData("t", ["a", "b"], items(number), items(60), items(100))
+
+
+def test_length_composition_and_boosted_words_find_what_they_look_at():
+    data = drawn(200, 0)
+    for model, least in ((LengthAlone(DNA), 1.0), (GCAlone(DNA), 0.95), (KmerBoosting(DNA, k=2, rounds=(20,)), 0.95)):
+        log_probs = model(data)
+        assert (log_probs.argmax(-1) == data.test.labels).double().mean() >= least, type(model).__name__
+        assert model.describe()["kind"] == type(model).__name__
+        assert "bases" not in model.describe()
+
+
+def test_gc_is_counted_among_known_bases_inside_the_sequence():
+    items = Items.from_sequences([DNA.encode(s) for s in ("GCAN", "AAAAAAAA", "NN")], [0, 1, 0], DNA.vocab.pad_id)
+    assert np.allclose(GCAlone(DNA).features(items, False)[:, 0], [2 / 3, 0, 0.5])
+
+
+def test_boosting_sees_the_same_features_from_either_strand():
+    forward = Items.from_sequences([DNA.encode("ACGGTTAC")], [0], DNA.vocab.pad_id)
+    backward = Items.from_sequences([DNA.encode(reverse_complement("ACGGTTAC"))], [0], DNA.vocab.pad_id)
+    model = KmerBoosting(DNA, k=3)
+    assert np.array_equal(model.features(forward, False), model.features(backward, False))
+    assert model.features(forward, False).shape == (1, 32)
+    assert model.features(forward, True).shape == (1, 64)

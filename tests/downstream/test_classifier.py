@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier, FineTuning, Network
@@ -17,6 +18,8 @@ def network(kind: str, **settings):
     torch.manual_seed(0)
     if kind == "caduceus":
         return Caduceus(DNA.vocab, d_model=16, n_layers=2, d_state=4)
+    if kind == "caduceus_ps":
+        return CaduceusPS(DNA.vocab, d_model=16, n_layers=2, d_state=4)
     dit = DiT(DNA.vocab, d_model=16, n_layers=2, n_heads=2, cond_dim=8, dropout=0.0, **settings)
     for block in dit.blocks:  # adaLN starts as the identity: attention would have no influence at all
         torch.nn.init.normal_(block.adaLN_modulation.weight, std=0.5)
@@ -40,7 +43,7 @@ def task(stranded: bool = False) -> TaskData:
     return TaskData("gc", ["poor", "rich"], rich_or_poor(160, 0), rich_or_poor(40, 1), rich_or_poor(60, 2), stranded)
 
 
-@pytest.mark.parametrize("kind", ["dit", "caduceus"])
+@pytest.mark.parametrize("kind", ["dit", "caduceus", "caduceus_ps"])
 def test_padding_on_the_right_changes_no_prediction(kind):
     classifier = Classifier(network(kind), 3).eval()
     items = rich_or_poor(6, 3)
@@ -108,3 +111,17 @@ def test_a_sequence_longer_than_the_network_takes_is_refused():
     short = Network(lambda seed: network("dit", max_length=25), lr=1e-3)
     with pytest.raises(ValueError, match="holds a sequence of 30 bases and this DiT takes at most 25"):
         short(task(), 0)
+
+
+def test_training_stops_when_validation_no_longer_improves():
+    start, steps = network("caduceus"), []
+    patient = Network(lambda seed: copy.deepcopy(start), lr=0.0, epochs=9, batch_size=40, patience=2, trainer={"accelerator": "cpu"})
+    patient(task(), 0, lambda n, tokens: steps.append(n))
+    assert len(steps) == 3 * 4  # the first epoch is the best, two more are waited for
+
+
+def test_a_parameter_shared_network_gives_both_strands_one_prediction():
+    classifier = Classifier(network("caduceus_ps"), 2)
+    items = rich_or_poor(7, 4)
+    other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
+    assert torch.allclose(classifier.log_probs(items, 3, True), classifier.log_probs(other, 3, True), atol=1e-6)

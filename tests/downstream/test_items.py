@@ -50,3 +50,16 @@ def test_about_half_of_the_items_are_read_from_the_other_strand():
     reverse = (ids == torch.tensor([9, 10, 10, 10])).all(1)
     assert (forward | reverse).all()
     assert 150 < int(forward.sum()) < 250
+
+
+def test_batches_hold_items_of_similar_length_where_lengths_differ():
+    random = np.random.default_rng(0)
+    many = Items.from_sequences([np.full(n, 7, np.uint8) for n in random.integers(10, 500, 640)], list(range(640)), DNA.vocab.pad_id)
+    batches = list(ShuffledBatches(many, 16, DNA.vocab, seed=0, epoch=0, both_strands=False))
+    assert sorted(torch.cat([b.labels for b in batches]).tolist()) == list(range(640))
+    computed, plain = sum(b.ids.numel() for b in batches), 0
+    for index in torch.randperm(640, generator=torch.Generator().manual_seed(0)).split(16):
+        plain += batch(many, index, DNA.vocab).ids.numel()
+    assert computed < 1.1 * int(many.lengths.sum()) < plain
+    longest = [b.ids.shape[1] for b in batches]
+    assert longest != sorted(longest)

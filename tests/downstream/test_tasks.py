@@ -7,7 +7,8 @@ import pytest
 from dnadiff.data.regions import Region
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
-from dnadiff.downstream.tasks import CsvTask, RegionWindows, covered_bases, window_starts, word_centres
+from dnadiff.downstream.table import CsvTask
+from dnadiff.downstream.tasks import RegionWindows, covered_bases, window_starts, word_centres
 from dnadiff.kmers import KmerSet
 
 DNA = DNATokenizer()

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from sklearn import metrics as published
+
+from dnadiff.downstream import metrics
+from dnadiff.downstream.metrics import Scored
+
+
+def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(num_classes)
+    labels = random.integers(0, num_classes, number)
+    logits = random.normal(size=(number, num_classes)).round(1) + np.eye(num_classes)[labels]  # rounded: ties occur
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True)), labels
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_metrics_are_those_of_scikit_learn_under_any_weights(num_classes):
+    log_probs, labels = predictions(num_classes)
+    scored, probs = Scored(log_probs, labels), np.exp(log_probs)
+    weights = np.stack([np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]).astype(float)
+    for world, w in enumerate(weights):
+        truth, score = (labels, probs[:, 1]) if num_classes == 2 else (np.eye(num_classes)[labels], probs)
+        average = {"average": "macro"}
+        expected = {
+            metrics.accuracy: published.accuracy_score(labels, scored.predicted, sample_weight=w),
+            metrics.mcc: published.matthews_corrcoef(labels, scored.predicted, sample_weight=w),
+            metrics.f1: published.f1_score(labels, scored.predicted, sample_weight=w, **average),
+            metrics.auroc: published.roc_auc_score(truth, score, sample_weight=w, **average),
+            metrics.auprc: published.average_precision_score(truth, score, sample_weight=w, **average),
+        }
+        for metric, value in expected.items():
+            assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9), metric.__name__
+
+
+def test_calibration_error_of_a_sure_model_is_its_error_rate():
+    log_probs = np.log(np.array([[1 - 1e-12, 1e-12]] * 10))
+    assert metrics.values(Scored(log_probs, np.array([0] * 7 + [1] * 3)))["calibration_error"] == pytest.approx(0.3)
+
+
+def test_a_constant_model_is_at_chance():
+    found = metrics.values(Scored(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)))
+    assert (found["accuracy"], found["mcc"], found["auroc"], found["auprc"]) == (0.5, 0.0, 0.5, 0.5)
+
+
+def test_the_interval_has_the_binomial_width_and_spread_is_max_minus_min():
+    def right(count: int) -> Scored:
+        return Scored(np.log(np.where(np.arange(400)[:, None] < count, [[0.9, 0.1]], [[0.1, 0.9]])), np.zeros(400, int))
+
+    found = metrics.summary([right(300)])["accuracy"]
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 400), rel=0.15)
+    several = metrics.summary([right(280), right(320)], num_resamples=50)["accuracy"]
+    assert (several["value"], several["spread"]) == (pytest.approx(0.75), pytest.approx(0.1))
+    assert np.isnan(metrics.summary([right(300)], num_resamples=50)["auroc"]["low"])
+
+
+def test_confusion_has_true_classes_as_rows():
+    log_probs = np.log([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8]])
+    assert metrics.confusion_matrix([Scored(log_probs, np.array([0, 0, 1]))]) == [[1, 1], [0, 1]]
+
+
+def test_the_paired_test_agrees_with_mcnemar():
+    first, second = np.ones((1, 100), bool), np.ones((1, 100), bool)
+    first[0, :3], second[0, 3:17] = False, False  # 3 against 14 items: exact two-sided binomial p = 0.0127
+    assert metrics.sign_flip(first, second, num_flips=40_000) == pytest.approx(0.0127, abs=0.002)
+    assert metrics.sign_flip(first, first) == 1.0

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from dnadiff.downstream import protocol
+from dnadiff.downstream.items import Items, TaskData
+
+PAD = 4
+
+
+def items(first: int, count: int, grouped: bool = True) -> Items:
+    """Each item is its own number in four digits of base 4; two neighbours are one group."""
+    number = torch.arange(first, first + count)
+    ids = torch.stack([number // 4**place % 4 + 7 for place in range(5)], 1).to(torch.uint8)
+    return Items(ids, torch.full((count,), 5), number // 2 % 2, number // 2 if grouped else None)
+
+
+def data(grouped: bool = True) -> TaskData:
+    return TaskData("t", ["a", "b"], items(0, 180, grouped), items(180, 20, grouped), items(200, 40, grouped))
+
+
+def keys(of: Items) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in of.ids.tolist()}
+
+
+def test_the_papers_protocol_redraws_validation_from_the_official_training_set():
+    paper, whole = protocol.named("paper", PAD), data()
+    (first,), (second,) = paper.rounds(whole, 1), paper.rounds(whole, 2)
+    assert (len(first.data.train), len(first.data.valid), len(first.data.test)) == (180, 20, 40)
+    assert keys(first.data.train) | keys(first.data.valid) == keys(whole.train) | keys(whole.valid)
+    assert keys(first.data.valid) != keys(second.data.valid)
+    assert keys(paper.rounds(whole, 1)[0].data.valid) == keys(first.data.valid)
+    assert first.data.test is whole.test
+    assert (paper.epochs, paper.warmup) == (10, 0.01)
+
+
+def test_k_folds_test_each_item_once_and_keep_groups_whole():
+    folds, whole = protocol.named("kfold", PAD), data()
+    every, rounds = folds.tested(whole), folds.rounds(whole, 1)
+    assert sorted(torch.cat([r.tested for r in rounds]).tolist()) == list(range(240))
+    for one in rounds:
+        parts = [set(p.groups.tolist()) for p in (one.data.train, one.data.valid, one.data.test)]
+        assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+        assert torch.equal(every.ids[one.tested], one.data.test.ids)
+        assert sum(map(len, (one.data.train, one.data.valid, one.data.test))) == 240
+
+
+def test_a_task_that_divides_overlapping_windows_itself_has_no_folds():
+    with pytest.raises(ValueError, match=r"leave task\.protocol at fixed"):
+        protocol.named("kfold", PAD).rounds(data(grouped=False), 1)
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
+        protocol.named("papers", PAD)
+
+
+def test_items_of_different_width_are_joined():
+    wide = Items(torch.full((1, 7), 8, dtype=torch.uint8), torch.tensor([7]), torch.tensor([1]))
+    both = items(0, 1).joined(wide, PAD)
+    assert both.ids.tolist() == [[7, 7, 7, 7, 7, PAD, PAD], [8] * 7]
+    assert both.groups is None

@@ -1,0 +1,235 @@
+import csv
+import gzip
+import logging
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dnadiff.config import build, compose, config_dir
+from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.downstream.benchmark import GenomicBenchmark
+from dnadiff.downstream.fasta import FastaTask
+from dnadiff.downstream.folders import FolderTask
+from dnadiff.downstream.intervals import IntervalTask
+from dnadiff.downstream.table import CsvTask
+
+DNA = DNATokenizer()
+
+
+def sequences(items) -> list[str]:
+    return [DNA.decode(ids[:length]) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())]
+
+
+def everything(data) -> Counter:
+    parts = {"train": (data.train, data.valid), "test": (data.test,)}
+    return Counter(
+        (part, data.classes[label], text)
+        for part, many in parts.items()
+        for items in many
+        for text, label in zip(sequences(items), items.labels.tolist())
+    )
+
+
+def random_letters(random: np.random.Generator, length: int) -> str:
+    return "".join(random.choice(list("ACGT"), length))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """20 + 4 sequences of each of two classes, one file each."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 20), ("test", 4)):
+        for name in ("zebra", "ant"):
+            (tmp_path / "toy" / part / name).mkdir(parents=True)
+            for number in range(count):
+                (tmp_path / "toy" / part / name / f"{number}.txt").write_text(random_letters(random, 10 + number % 3) + "\n")
+    return tmp_path / "toy"
+
+
+def test_a_folder_of_classes_is_read_and_classes_are_numbered_by_name(folder):
+    data = FolderTask(folder).load(DNA)
+    assert (data.name, data.classes) == ("toy", ["ant", "zebra"])
+    assert data.counts() == {"train": {"ant": 18, "zebra": 18}, "valid": {"ant": 2, "zebra": 2}, "test": {"ant": 4, "zebra": 4}}
+    first = (folder / "test" / "zebra" / "0.txt").read_text().strip()
+    assert ("test", "zebra", first) in everything(data)
+    assert everything(GenomicBenchmark(folder, "toy").load(DNA)) == everything(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("train/bee/0.txt", "ACGT", r"test has no class 'bee', which another part has"),
+        ("test/ant/9.txt", "\n", r"9.txt has an empty sequence"),
+        ("test/ant/9.txt", "ACXT", r"9.txt: letter 'X' at position 3 is not a nucleotide"),
+    ],
+)
+def test_a_bad_folder_gets_one_line(folder, path, content, message):
+    (folder / path).parent.mkdir(exist_ok=True)
+    (folder / path).write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        FolderTask(folder).load(DNA)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_test_or_with_one_class_is_refused(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder 'train'"):
+        FolderTask(tmp_path).load(DNA)
+    for part in ("train", "test"):
+        (folder / part / "ant").rename(tmp_path / part)
+    with pytest.raises(ValueError, match="one class, 'zebra', in the class folders"):
+        FolderTask(folder).load(DNA)
+
+
+def test_known_counts_that_differ_are_said(folder, caplog):
+    caplog.set_level(logging.WARNING, logger="dnadiff")
+    logging.getLogger("dnadiff").propagate = True
+    data = FolderTask(folder, expected={"train": 40, "test": 9}).load(DNA)
+    assert data.notes["differs_from_the_known_counts"] == {"test": {"found": 8, "known": 9}}
+    assert "8 test sequences, the complete task has 9" in caplog.text
+
+
+def test_max_length_cuts_and_counts(folder):
+    data = FolderTask(folder, max_length=11).load(DNA)
+    assert data.max_length == 11
+    assert data.notes["cut_to_max_length"] == sum(number % 3 == 2 for number in range(20)) * 2 + 2
+
+
+def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(tmp_path):
+    text = random_letters(np.random.default_rng(1), 400)
+    (tmp_path / "g.fa").write_text(f">20\n{text}\n")
+    top = tmp_path / "toy"
+    top.mkdir()
+    (top / "metadata.yaml").write_text("classes:\n  a: {}\n  b: {}\nversion: 0\n")
+    for part, first in (("train", 0), ("test", 200)):
+        (top / part).mkdir()
+        for name, strand in (("a", "-"), ("b", "")):
+            rows = "".join(f"{i},chr20,{first + 9 * i},{first + 9 * i + 12},{strand}\n" for i in range(10))
+            (top / part / f"{name}.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{rows}".encode()))
+    data = IntervalTask(top, tmp_path / "g.fa").load(DNA)
+    assert everything(data)["test", "a", reverse_complement(text[200:212])] == 1
+    assert everything(data)["test", "b", text[209:221]] == 1
+    assert everything(GenomicBenchmark(top, "toy", genome=tmp_path / "g.fa").load(DNA)) == everything(data)
+    with pytest.raises(ValueError, match=r"set task\.genome"):
+        GenomicBenchmark(top, "toy").load(DNA)
+    for line, message in (
+        ("1,chr20,390,412,+", "is no interval of its 400 bases"),
+        ("1,chr9,3,5,+", "line 2 lies on chr9.*task.skip_missing"),
+        ("1,chr20,3,5,x", "strand 'x'"),
+    ):
+        (top / "test" / "a.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{line}\n".encode()))
+        with pytest.raises(ValueError, match=message):
+            IntervalTask(top, tmp_path / "g.fa").load(DNA)
+    (top / "metadata.yaml").write_text("classes:\n  a: {}\n")
+    with pytest.raises(ValueError, match="class 'b' is in a file only"):
+        IntervalTask(top, tmp_path / "g.fa").load(DNA)
+
+
+def test_a_fasta_file_for_each_class(tmp_path):
+    random = np.random.default_rng(2)
+    for name in "pq":
+        (tmp_path / f"{name}.fa").write_text("".join(f">{i}\n{random_letters(random, 12)}\n" for i in range(20)))
+    files = {"yes": str(tmp_path / "p.fa"), "no": str(tmp_path / "q.fa")}
+    data = FastaTask(files, name="mine").load(DNA)
+    assert data.classes == ["no", "yes"]
+    assert data.counts()["test"] == {"no": 4, "yes": 4}
+    assert len(FastaTask({"train": files, "test": files}).load(DNA).test) == 40
+    with pytest.raises(ValueError, match="not a file for each class"):
+        FastaTask(tmp_path / "p.fa")
+    with pytest.raises(ValueError, match=r"one class, 'a', in task\.path"):
+        FastaTask({"a": files["yes"]}).load(DNA)
+
+
+def test_a_folder_of_tables_as_gue_publishes_it(tmp_path):
+    random = np.random.default_rng(3)
+    for part, count in (("train", 12), ("dev", 4), ("test", 6)):
+        rows = "".join(f"{random_letters(random, 9)},{i % 2}\n" for i in range(count))
+        (tmp_path / f"{part}.csv").write_text(f"sequence,label\n{rows}")
+    data = CsvTask(tmp_path).load(DNA)
+    assert {part: sum(n.values()) for part, n in data.counts().items()} == {"train": 12, "valid": 4, "test": 6}
+
+
+def test_overlapping_items_stay_in_one_part_with_a_cluster_word(tmp_path):
+    random = np.random.default_rng(4)
+    genome = [random_letters(random, 60) for _ in range(40)]
+    rows = [[text[s : s + 40], "ab"[i % 2]] for i, text in enumerate(genome) for s in (0, 10, 20)]
+    (tmp_path / "t.csv").write_text("sequence,label\n" + "".join(f"{s},{c}\n" for s, c in rows))
+    data = CsvTask(tmp_path / "t.csv", cluster_word=15).load(DNA)
+    owner = {text[s : s + 40]: i for i, text in enumerate(genome) for s in (0, 10, 20)}
+    parts = [{owner[s] for s in sequences(items)} for items in (data.train, data.valid, data.test)]
+    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+    assert len(data.test) == 24
+
+
+def test_parquet_needs_pyarrow_or_is_read(tmp_path):
+    path = tmp_path / "t.parquet"
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        path.write_bytes(b"PAR1")
+        with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow"):
+            CsvTask(path).load(DNA)
+        return
+    random = np.random.default_rng(5)
+    table = {"seq": [random_letters(random, 9) for _ in range(20)], "label": [i % 2 for i in range(20)]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    assert len(GenomicBenchmark(path, "t").load(DNA).test) == 4
+
+
+def load(name: str, path: Path, *overrides: str):
+    settings = compose("finetune", ["checkpoint=x", f"task={name}", f"task.path={path}", *(f"task.{o}" for o in overrides)])["task"]
+    return build(settings, trust=None).load(DNA)
+
+
+def test_every_task_composes_and_says_whether_it_is_stranded():
+    names = sorted(p.stem for p in (config_dir() / "task").glob("*.yaml"))
+    assert {"human_nontata_promoters", "tf_0", "uci_splice", "csv", "fasta", "ecoli_coding"} <= set(names)
+    for name in names:
+        settings = compose("finetune", ["checkpoint=x", f"task={name}"], resolve=False)["task"]
+        assert "protocol" in settings
+        for one in settings.get("tasks", {"": settings}).values():
+            assert {"_target_", "protocol", "name"} <= set(one)
+
+
+@pytest.mark.parametrize("name", ["mouse_2", "prom_300_tata", "tf_2"])
+def test_gue_tables_have_their_known_counts(shared_data, name):
+    file = f"prom_{name}" if name.startswith("prom") else name
+    data = load(name, shared_data / "benchmarks" / "gue" / f"{file}.csv.gz")
+    assert "differs_from_the_known_counts" not in data.notes
+    assert len(data.classes) == 2
+
+
+def test_uci_splice_has_its_known_counts(shared_data):
+    data = load("uci_splice", shared_data / "benchmarks" / "uci" / "splice_junctions.csv.gz")
+    total = {name: sum(of_part[name] for of_part in data.counts().values()) for name in data.classes}
+    assert total == {"EI": 767, "IE": 768, "N": 1655}
+    assert "differs_from_the_known_counts" not in data.notes
+
+
+def test_the_official_promoter_test_set_is_divided_by_clusters(shared_data):
+    path = shared_data / "benchmarks" / "genomic_benchmarks" / "human_nontata_promoters.official_test.csv.gz"
+    data = load("human_nontata_promoters", path, "redivide=true", "cluster_word=24")
+    assert {part: sum(n.values()) for part, n in data.counts().items()}["test"] == pytest.approx(9034 / 5, abs=2)
+    assert data.notes["test_sequences_also_in_training"] == 0
+
+
+@pytest.mark.parametrize("name", ["human_nontata_promoters", "human_ocr_ensembl", "human_enhancers_ensembl", "human_ensembl_regulatory"])
+def test_intervals_on_grch38_are_the_sequences_of_the_tables(shared_data, tmp_path_factory, name):
+    top = tmp_path_factory.getbasetemp() / "grch38"
+    if not (top / "chr20.fa.gz").is_file():
+        top.mkdir(exist_ok=True)
+        subprocess.run([sys.executable, shared_data / "make_grch38_chr20.py", top / "chr20.fa.gz"], check=True)
+        with tarfile.open(shared_data / "benchmarks" / "genomic_benchmarks" / "coordinates_chr20.tar.gz") as packed:
+            packed.extractall(top, filter="data")
+    data = load(name, top / "datasets" / name, f"genome={top / 'chr20.fa.gz'}")
+    with gzip.open(shared_data / "benchmarks" / "genomic_benchmarks" / f"{name}.chr20.csv.gz", "rt") as handle:
+        table = Counter((row["split"], row["class"], row["sequence"]) for row in csv.DictReader(handle))
+    cut = everything(data)
+    whole = Counter({key: count for key, count in cut.items() if "N" not in key[2]})
+    assert not table - cut  # each row of the table comes out of its interval
+    assert sum(table.values()) / sum(whole.values()) > 0.9  # the table leaves out those not inside one aligned block
