@@ -6,6 +6,8 @@ float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of times
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,17 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One id for each row: `log_probs (M, V)` (need not be normalised), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
 
     A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
+
+    Raises:
+        ValueError: for a row of NaN, or without any mass.
     """
     device = log_probs.device
     if device.type == "mps":
         log_probs = log_probs.cpu()
     log_probs = log_probs.double()
     cdf = (log_probs - log_probs.amax(-1, keepdim=True)).exp().cumsum(-1)  # (M, V)
+    if not (cdf[:, -1] >= 1).all():  # the likeliest symbol alone counts 1
+        raise ValueError("log_probs hold NaN, or a row in which every symbol has probability 0: nothing can be drawn")
     target = uniform.to(cdf)[:, None] * cdf[:, -1:]
     ids = torch.searchsorted(cdf, target, right=True)[:, 0]
     # Rounding can lift the target to the total; the last symbol with mass is then the answer.
@@ -31,9 +38,11 @@ def temper(log_probs: Tensor, temperature: float) -> Tensor:
     """Log-probabilities of p^(1/temperature), normalised; 1 leaves them as they are."""
     if temperature == 1:
         return log_probs
-    if temperature <= 0:
-        raise ValueError(f"temperature {temperature} must be positive; use 1 for the model's own law")
-    return torch.log_softmax(log_probs.double() / temperature, dim=-1)
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature {temperature} must be positive and finite; use 1 for the model's own law")
+    log_probs = log_probs.double()
+    log_probs = log_probs - log_probs.amax(-1, keepdim=True)  # or the likeliest would overflow, too, at a tiny temperature
+    return torch.log_softmax(log_probs / temperature, dim=-1)
 
 
 def top_k(log_probs: Tensor, k: int | None) -> Tensor:

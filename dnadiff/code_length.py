@@ -144,12 +144,20 @@ def fewest_groups(h: np.ndarray, most_lost: float = MOST_LOST, optimal: bool = F
 def curve_from(content: Mapping[str, Any], length: int) -> np.ndarray:
     """h(0) .. h(length - 1) in nats from a `table`, read at the same shares of visible tokens and linear between its points.
 
+    For the length of the table that is its own h. For another one it is an assumption: that what n tokens say depends on n/L.
+
     Raises:
         KeyError, TypeError, ValueError: if that is not what `table` writes.
     """
     visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
     bits = np.interp(np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float))
     return np.minimum.accumulate(bits) * math.log(2)
+
+
+def stored_points(length: int) -> np.ndarray:
+    """The n at which a `table` holds h: near both ends, where it may be steep, nearly all, and ever wider apart away from them."""
+    near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1
+    return np.unique([*near, *(length - 1 - near)])
 
 
 @dataclass(frozen=True)
@@ -325,7 +333,7 @@ def table(samples: Samples, length: int, num_groups: Sequence[int] = NUM_GROUPS)
             }
         row["optimal"]["sizes"] = sizes_of["optimal"].tolist()
         rows.append(row)
-    at = np.unique(np.round(np.linspace(0, length - 1, 33)).astype(np.int64))
+    at = stored_points(length)
     return {
         "length": length,
         "applies_to": APPLIES_TO,

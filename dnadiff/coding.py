@@ -23,6 +23,7 @@ from dnadiff import pieces
 from dnadiff.draws import Draws, hash64
 from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.base import time_of
 from dnadiff.sampler.grouped import Grouped
 
 OTHER_PROBABILITIES = "this machine computes other probabilities than the one that compressed; decompress there"
@@ -140,13 +141,12 @@ def code(
         truth, masked, valid = ids.to(device), mask.to(device) > 0, None if valid is None else valid.to(device)
         x = torch.where(masked, vocab.mask_id, truth)
         draws = Draws(hash64(seed, "code"), torch.tensor(number, device=device), len(sequences))
-        step, time = Grouped(num_groups).plan(masked, process, draws)
+        step = Grouped(num_groups).plan(masked, process, draws).step
         for i in step[masked].unique().tolist():
             opens = masked & (step == i)
             active = opens.any(-1).nonzero()[:, 0]
-            log_probs = denoiser.log_probs(
-                x[active], time[active, i].float(), None, opens[active], None if valid is None else valid[active]
-            )
+            t = time_of(x, process, valid)[active]
+            log_probs = denoiser.log_probs(x[active], t, None, opens[active], None if valid is None else valid[active])
             symbols = symbol_of[truth[opens]].cpu().numpy() if known else None
             symbols = coder.code(frequencies(log_probs[:, emitted]), symbols)
             x[opens] = emitted[torch.from_numpy(symbols).to(device)]

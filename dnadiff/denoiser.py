@@ -246,7 +246,6 @@ class Guided(nn.Module):
             raise ValueError(f"guidance {weight} must be 0 or more; 1 is the labelled law")
         self.denoiser, self.weight = denoiser, weight
         self.rows_per_sequence = 1 if weight in (0, 1) else 2
-        self.time_conditioning = getattr(denoiser, "time_conditioning", True)
 
     @property
     def backbone(self) -> Backbone:

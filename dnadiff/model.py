@@ -18,7 +18,7 @@ from dnadiff import checkpoint, code_length, likelihood
 from dnadiff.denoiser import Guided
 from dnadiff.draws import Draws, hash64
 from dnadiff.sampler.ar import AR
-from dnadiff.sampler.base import Sampler, Samples
+from dnadiff.sampler.base import Sampler, Samples, whole
 from dnadiff.sampler.grouped import Grouped
 
 STORED = "evaluate.json"
@@ -86,7 +86,7 @@ class Model:
         guidance: float = 1.0,
     ) -> Iterator[Samples]:
         """Samples batch by batch, never more than one in memory; the arguments are those of `sample`."""
-        self.check_sampler(sampler, num_samples, length)
+        sampler = self.check_sampler(sampler, num_samples, length)
         if batch_size < 1:
             raise ValueError(f"batch_size {batch_size} must be at least 1")
         denoiser, told = self.conditioned(label, guidance)
@@ -96,16 +96,18 @@ class Model:
             cond = None if told is None else told.expand(len(rows), -1)
             yield sampler.sample(denoiser, self.process, x_init, Draws(hash64(seed, "sample"), rows), cond=cond)
 
-    def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> None:
-        """Refuse what a sampler cannot do with this model, before anything is computed.
+    def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
+        """The sampler as it fits this model (its window); what it cannot do is refused before anything is computed.
 
         Raises:
             ValueError: for another kind of model, or a length that the network or the sampler cannot take.
         """
         sampler.check_model(self.denoiser)
+        sampler = sampler.fitted(self.denoiser.backbone.max_length)
         longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
         check_request(self.denoiser.backbone.max_length, num_samples, sampler.window_for(length), longer)
         sampler.check_length(length)
+        return sampler
 
     def default_sampler(self, length: int) -> Sampler:
         """Random groups, or left to right for an autoregressive model."""
@@ -127,7 +129,8 @@ class Model:
         """
         if isinstance(sizes, str) and sizes != "optimal":
             raise ValueError(f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups")
-        if sizes not in (None, "optimal") or (sizes is None and num_groups is not None):
+        num_groups = None if num_groups is None else whole("num_groups", num_groups)
+        if not (sizes is None or isinstance(sizes, str)) or (sizes is None and num_groups is not None):
             return {"num_groups": num_groups, "sizes": sizes}
         h = self.curve(length)
         if sizes == "optimal" and h is None:
@@ -145,14 +148,23 @@ class Model:
 
     def curve(self, length: int) -> np.ndarray | None:
         """h(n) for sequences of `length` tokens, as `evaluate` stored it in the run's folder; None if it is not there or another model's."""
-        folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         try:
-            content = json.loads((folder / STORED).read_text(encoding="utf-8"))
-            ours = content["model"]["step"] == self.step and Path(content["model"]["checkpoint"]).name == self.path.name
-            h = code_length.curve_from(content["code_length"], length) if ours else None
+            h = code_length.curve_from(self._stored(), length)
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
-        return h if h is not None and np.isfinite(h).all() and (h >= 0).all() else None
+        return h if np.isfinite(h).all() and (h >= 0).all() else None
+
+    def measured_length(self) -> int | None:
+        """Tokens in the sequences on which the stored h(n) was measured; at other lengths `curve` assumes it to be a function of n/L."""
+        return None if self.curve(1) is None else int(self._stored()["length"])
+
+    def _stored(self) -> dict[str, Any]:
+        """The code length in the run's `evaluate.json`; any error means that this checkpoint has none."""
+        folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        content = json.loads((folder / STORED).read_text(encoding="utf-8"))
+        if content["model"]["step"] != self.step or Path(content["model"]["checkpoint"]).name != self.path.name:
+            raise ValueError(f"{folder / STORED} is of another checkpoint")
+        return content["code_length"]
 
     def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:
         """The denoiser, guided if asked, and the labels `(1, C)` that it is to be told.
@@ -169,8 +181,15 @@ class Model:
         known = f"this model knows {', '.join(self.labels)}"
         if label is None:
             raise ValueError(f"guidance={guidance} needs a label; {known}")
+        names = [str(name) for name in (label if isinstance(label, (list, tuple)) else [label])]
+        if not names:
+            raise ValueError(f"label {label!r} names none; leave it out for sequences without a label; {known}")
+        if guidance != 1 and self.config.get("data", {}).get("label_dropout") == 0:
+            raise ValueError(
+                f"guidance={guidance} needs a model that was also trained without labels, and this one has data.label_dropout=0; set guidance=1"
+            )
         told = torch.zeros(1, len(self.labels), device=self.device)
-        for name in map(str, label if isinstance(label, (list, tuple)) else [label]):
+        for name in names:
             if name not in self.labels:
                 close = difflib.get_close_matches(name, self.labels, n=1, cutoff=0.5)
                 raise ValueError(f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; {known}")

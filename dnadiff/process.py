@@ -1,6 +1,7 @@
 """The absorbing ("masking") process: how x0 becomes xt, and the law of an earlier xs given a guess of x0.
 
-Training uses `corrupt`, samplers use `posterior`; neither knows a network.
+Training uses `corrupt` and `plug_in_posterior`, samplers `reveal_chance`; `posterior` is the law of their steps as a table, the reference
+for tests and users. None of it knows a network.
 """
 
 from __future__ import annotations

@@ -31,42 +31,56 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
     model.conditioned(config["label"], config["guidance"])
     sampler = build(settled(config["sampler"], model, length), trust=None)
-    model.check_sampler(sampler, config["num_samples"], length)
-    name, steps = type(sampler).__name__.lower(), sampler.num_steps_for(length)
-    log.info(f"model: {model.path}; {config['num_samples']} sequences of {length} tokens by {name}, {steps} steps")
+    sampler = model.check_sampler(sampler, config["num_samples"], length)
+    how, most = described(sampler, config), sampler.num_steps_for(length)
+    log.info(
+        f"model: {model.path}; {config['num_samples']} sequences of {length} tokens by {how['sampler']}, at most {most} network calls a batch"
+    )
 
-    calls = {"nfe": 0, "rows": 0}
+    total = {"nfe": 0, "rows": 0}
     bar = Progress(config["num_samples"], "sample")
 
-    def texts() -> Iterator[str]:
+    def texts() -> Iterator[tuple[str, int]]:
         told = {"label": config["label"], "guidance": config["guidance"]}
         for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"], **told):
-            calls["nfe"] += batch.nfe
-            calls["rows"] += batch.rows
+            total["nfe"] += batch.nfe
+            total["rows"] += batch.rows
             bar.update(len(batch.tokens), batch.tokens.numel())
             for row in batch.tokens.cpu().numpy():
-                yield model.tokenizer.decode(row)
+                yield model.tokenizer.decode(row), batch.nfe
 
     start = time.monotonic()
     if is_dna:
-        records = (synthetic_record(f"sample_{i}", text, name, steps, config["seed"]) for i, text in enumerate(texts(), 1))
+        records = (synthetic_record(f"sample_{i}", text, **how | {"calls": calls}) for i, (text, calls) in enumerate(texts(), 1))
         write_fasta(output, records, overwrite=config["overwrite"])
     else:
         with replacing(output, config["overwrite"]) as file:
-            for text in texts():
+            for text, _ in texts():
                 file.write(text.encode() + b"\n\n")
     bar.close()
     seconds = time.monotonic() - start
     rows = [
         ("sequences", f"{config['num_samples']:,} of {length:,} tokens"),
-        ("sampler", f"{name}, {steps} steps, seed {config['seed']}"),
-        ("network calls", f"{calls['nfe']:,} ({calls['rows']:,} sequences in them)"),
+        ("sampler", f"{how['sampler']}, seed {config['seed']}"),
+        ("network calls", f"{total['nfe']:,} ({total['rows']:,} sequences in them)"),
         ("time", duration(seconds)),
         ("sequences/s", f"{config['num_samples'] / max(seconds, 1e-9):.2f}"),
     ]
     print(table(rows))
     print(f"files are in {output}")
     return output
+
+
+def described(sampler: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a header says of how a sequence was made: the sampler's word on the command line, and what is not as usual."""
+    how: dict[str, Any] = {"sampler": type(sampler).__module__.rpartition(".")[2], "calls": 0}  # of the batch, known afterwards
+    settings = {name: getattr(sampler, name) for name in ("temperature", "top_k", "nucleus")}
+    settings |= {"label": config["label"], "guidance": config["guidance"]}
+    usual = {"temperature": 1, "top_k": None, "nucleus": 1, "label": None, "guidance": 1}
+    how |= {name: value for name, value in settings.items() if value != usual[name]}
+    if isinstance(how.get("label"), list):
+        how["label"] = ",".join(map(str, how["label"]))
+    return how | {"seed": config["seed"]}
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -99,8 +113,10 @@ def settled(settings: Mapping[str, Any], model: Any, length: int) -> dict[str, A
         chosen = model.groups(length, settings["num_groups"], settings["sizes"])
         if settings["num_groups"] is None and settings["sizes"] in (None, "optimal") and chosen != {"num_groups": None, "sizes": None}:
             kind = "groups of best sizes" if chosen["sizes"] else "equal groups"
+            measured = model.measured_length()
+            assumed = "" if measured == length else f" of {measured} tokens, if h(n) depends on the visible share alone"
             log.info(
-                f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run"
+                f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"
             )
         settings |= chosen
     return settings

@@ -10,6 +10,8 @@ import dnadiff
 from dnadiff import code_length
 from dnadiff.checkpoint import label_names
 from dnadiff.data.fasta import read_fasta
+from dnadiff.sampler.grouped import Grouped
+from dnadiff.sampler.semi_ar import SemiAR
 
 
 def stored(folder, length=64, checkpoint="best.ckpt", step=30):
@@ -26,23 +28,28 @@ def copy(trained, tmp_path):
 
 
 def steps(path):
-    return int(path.read_text().split("steps=")[1].split()[0])
+    return int(path.read_text().split("calls=")[1].split()[0])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sampler", "num_steps"),
+    ("arguments", "header"),
     [
-        (["sampler=first_hitting"], "firsthitting", 64),
-        (["sampler=remdm", "sampler/remasking=loop", "sampler.num_steps=20", "sampler.nucleus=0.9"], "remdm", 20),
-        (["sampler=confidence", "sampler.order=margin", "sampler.num_steps=8", "sampler.temperature=0.8"], "confidence", 8),
-        (["sampler=semi_ar", "length=150", "sampler@sampler.sampler=entropy_bounded", "sampler.window=60"], "semiar", 240),
-        (["sampler=gibbs", "sampler.num_groups=4"], "gibbs", 8),
+        (["sampler=first_hitting"], "first_hitting calls=64 seed=1"),
+        (["sampler=remdm", "sampler/remasking=loop", "sampler.num_steps=20", "sampler.nucleus=0.9"], "remdm calls=20 nucleus=0.9 seed=1"),
+        (
+            ["sampler=confidence", "sampler.order=margin", "sampler.num_steps=8", "sampler.temperature=0.8"],
+            "confidence calls=8 temperature=0.8 seed=1",
+        ),
+        (["sampler=semi_ar", "length=150", "sampler@sampler.sampler=entropy_bounded", "sampler.window=60"], "semi_ar calls=N seed=1"),
+        (["sampler=gibbs", "sampler.num_groups=4"], "gibbs calls=8 seed=1"),
     ],
 )
-def test_any_sampler_by_name(arguments, sampler, num_steps, cli, trained, tmp_path):
-    status, _, err = cli("sample", f"checkpoint={trained}", "num_samples=3", "output=a.fa", *arguments)
+def test_any_sampler_by_name(arguments, header, cli, trained, tmp_path):
+    status, out, err = cli("sample", f"checkpoint={trained}", "num_samples=3", "output=a.fa", *arguments)
     assert status == 0, err
-    assert f"sampler={sampler} steps={num_steps} " in (tmp_path / "a.fa").read_text()
+    calls = int(out.split("network calls")[1].split()[0])  # of the one batch: what happened, not what might have
+    assert f">sample_1 synthetic sampler={header}".replace("N", str(calls)) == (tmp_path / "a.fa").read_text().splitlines()[0]
+    assert calls <= int(err.split("at most ")[1].split()[0]) and calls == steps(tmp_path / "a.fa")
     assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [150 if "semi_ar" in arguments[0] else 64] * 3
 
 
@@ -57,6 +64,9 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     assert cli("sample", *args, "sampler.sizes=optimal", "sampler.num_groups=5")[0] == 0 and steps(tmp_path / "a.fa") == 5
     assert cli("sample", *args, "sampler.num_groups=7")[0] == 0 and steps(tmp_path / "a.fa") == 7
     assert cli("sample", *args, "sampler=semi_ar", "length=90")[0] == 0 and steps(tmp_path / "a.fa") == 2 * len(equal)
+    status, _, err = cli("sample", *args, "length=100")
+    assert status == 0 and "by evaluate.json in the run of 64 tokens, if h(n) depends on the visible share alone" in err
+    assert "if h(n)" not in cli("sample", *args)[2]
     assert dnadiff.load(copy, "cpu").default_sampler(64).num_groups == len(equal)
 
 
@@ -94,6 +104,8 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
         status, out, err = cli("sample", *args, *more, f"output={name}.fa")
         assert status == 0, err
         assert f"4 ({16 if name == 'guided' else 8} sequences" in out
+        said = {"plain": "", "told": " label=yeast", "guided": " label=yeast guidance=2"}[name]
+        assert (tmp_path / f"{name}.fa").read_text().startswith(f">sample_1 synthetic sampler=grouped calls=4{said} seed=1\n")
     model = dnadiff.load(labelled, "cpu")
     assert model.labels == ("human", "yeast")
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]] and model.conditioned(["yeast", "human"], 2)[1].tolist() == [[1, 1]]
@@ -104,6 +116,7 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
     ("arguments", "message"),
     [
         (["label=yest"], "label 'yest' is not known; did you mean yeast?; this model knows human, yeast"),
+        (["label=[]"], "label [] names none; leave it out for sequences without a label; this model knows human, yeast"),
         (["guidance=2"], "guidance=2 needs a label; this model knows human, yeast"),
         (["guidance=high", "label=yeast"], "guidance 'high' must be a number from 0"),
         (["guidance=-1", "label=yeast"], "guidance -1 must be a number from 0"),
@@ -112,6 +125,16 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
 def test_labels_that_cannot_be(arguments, message, cli, labelled):
     status, _, err = cli("sample", f"checkpoint={labelled}", *arguments)
     assert status == 1 and message in err and err.count("\n") == 1
+
+
+def test_guidance_needs_training_without_labels(labelled):
+    model = dnadiff.load(labelled, "cpu")
+    model.config = model.config | {"data": model.config["data"] | {"label_dropout": 0.0}}
+    assert model.conditioned("yeast")[1].tolist() == [[0, 1]]
+    with pytest.raises(
+        ValueError, match=r"guidance=2 needs a model that was also trained without labels, and this one has data.label_dropout=0"
+    ):
+        model.conditioned("yeast", 2)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +154,14 @@ def test_labels_that_cannot_be(arguments, message, cli, labelled):
         (["sampler=ancestral", "sampler.noise_removal=none"], "noise_removal=none leaves masks in the samples"),
         (["sampler=ancestral", "sampler.noise_removal=maybe"], "noise_removal 'maybe' is not known; choose sample, argmax, none"),
         (["sampler=semi_ar", "sampler.stride=100", "length=90"], "stride 100 is larger than the window 64"),
+        (["sampler.temperature=abc"], "temperature 'abc' must be a finite number; set sampler.temperature"),
+        (["sampler.temperature=inf"], "temperature inf must be a finite number"),
+        (["sampler.num_groups=8.5"], "num_groups 8.5 must be at least 1, and a whole number"),
+        (["sampler.num_groups=2.5", "sampler.sizes=optimal"], "num_groups 2.5 must be at least 1, and a whole number"),
+        (["sampler.sizes=24"], "sizes 24 must be numbers of tokens"),
+        (["sampler.sizes=[a,b]"], "must be numbers of tokens"),
+        (["sampler=ancestral", "sampler.num_steps=null"], "num_steps None must be at least 1, and a whole number"),
+        (["sampler=confidence", "sampler.order=[max]"], "is not known; choose max, margin, entropy"),
         (["sampler=semi_ar", "sampler.window=0"], "window 0 must be at least 1"),
         (["sampler=grouping"], "sampler=grouping does not exist; did you mean grouped?"),
     ],
@@ -147,6 +178,18 @@ def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path
     assert "length 100 is more than this network takes; use at most 64, sampler=semi_ar for longer sequences, or train" in err
     assert cli("sample", "checkpoint=run", "length=100", "sampler=semi_ar", "num_samples=1", "output=a.fa")[0] == 0
     assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
+    model = dnadiff.load("run", "cpu")
+    assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [100, 100]  # the window is the network's
+    with pytest.raises(
+        ValueError, match=r"window 65 is more than the 64 tokens that this network takes; set sampler.window to that or less"
+    ):
+        model.sample(1, length=100, sampler=SemiAR(Grouped(4), window=65))
+
+
+def test_whole_numbers_in_any_notation(cli, trained, tmp_path):
+    for arguments in (["sampler.num_groups=1e1"], ["sampler=ancestral", "sampler.num_steps=1e1", "sampler.top_k=3.0"]):
+        status, _, err = cli("sample", f"checkpoint={trained}", "num_samples=1", "output=a.fa", "overwrite=true", *arguments)
+        assert status == 0 and steps(tmp_path / "a.fa") <= 10, err
 
 
 def test_labels_without_names_are_numbers():

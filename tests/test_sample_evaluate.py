@@ -15,7 +15,7 @@ def test_fasta_out_is_labelled_wrapped_and_reproducible(cli, trained, tmp_path):
     text = (tmp_path / "a.fa").read_text()
     assert text == (tmp_path / "b.fa").read_text()  # facts 22: same seed, same bytes
     lines = text.splitlines()
-    assert lines[0] == ">sample_1 synthetic sampler=grouped steps=64 seed=9"
+    assert lines[0] == ">sample_1 synthetic sampler=grouped calls=64 seed=9"
     assert [len(x) for x in lines[1:4]] == [60, 60, 10]
     records = read_fasta(tmp_path / "a.fa")
     assert len(records) == 5 and all(set(r.sequence.decode()) <= set("ACGT") for r in records)

@@ -58,19 +58,23 @@ class Direction(nn.Module):
         return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
 
     def start(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero."""
+        """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.
+
+        The states are in float32 at least, for a decay just below 1 is 1 in bfloat16 and sums over many positions stand still.
+        """
         width, taps = self.conv_weight.shape
-        return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(batch_size, width, self.d_state)
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)
+        return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(batch_size, width, self.d_state, dtype=wide)
 
     def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One position of the forward reading in plain PyTorch: x (B, E) -> output (B, E), and what to remember next."""
         window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
         x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
         low, B, C = nn.functional.linear(x, self.x_proj.weight).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        step = nn.functional.softplus((nn.functional.linear(low, self.dt_weight) + self.dt_bias).to(h.dtype))
+        step = nn.functional.softplus(nn.functional.linear(low, self.dt_weight).to(h.dtype) + self.dt_bias.to(h.dtype))
         decay = torch.exp(step[..., None] * -torch.exp(self.A_log.to(h.dtype)))
-        h = decay * h + (step * x)[..., None] * B[:, None, :]  # (B, E, N)
-        y = (h * C[:, None, :].to(h.dtype)).sum(-1) + self.D * x
+        h = decay * h + (step * x.to(h.dtype))[..., None] * B[:, None, :].to(h.dtype)  # (B, E, N)
+        y = (h * C[:, None, :].to(h.dtype)).sum(-1) + (self.D * x).to(h.dtype)
         return y.to(x.dtype), window[:, 1:], h
 
 

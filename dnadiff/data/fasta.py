@@ -96,6 +96,6 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
     return len(names)
 
 
-def synthetic_record(name: str, sequence: str, sampler: str, steps: int, seed: int) -> Record:
-    """A generated sequence whose header says so: `>{name} synthetic sampler=... steps=... seed=...`."""
-    return Record(name, f"synthetic sampler={sampler} steps={steps} seed={seed}", sequence.encode("ascii"))
+def synthetic_record(name: str, sequence: str, **how: object) -> Record:
+    """A generated sequence whose header says so, and how it was made: `>{name} synthetic sampler=... calls=... seed=...`."""
+    return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in how.items())]), sequence.encode("ascii"))

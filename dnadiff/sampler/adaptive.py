@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Calls, Sampler, Samples, time_at, to_fill
+from dnadiff.sampler.base import Calls, Sampler, Samples, time_of, to_fill, whole
 
 _STEPS = 64
 _EQUAL = 1e-4
@@ -47,7 +47,7 @@ def check_order(order: str) -> str:
     Raises:
         ValueError: if it is unknown.
     """
-    if order not in ORDERS:
+    if not isinstance(order, str) or order not in ORDERS:
         raise ValueError(f"order {order!r} is not known; choose {', '.join(ORDERS)}")
     return order
 
@@ -96,7 +96,7 @@ class AdaptiveSampler(Sampler):
             if not masked.any():
                 return Samples(x, calls.nfe, calls.rows)
             left = masked.sum(-1, keepdim=True)
-            log_probs = calls.log_probs(x, time_at(left[:, 0] / length, process), masked)  # (M, V)
+            log_probs = calls.log_probs(x, time_of(x, process, valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
             tokens = self.reveal(i, log_probs, uniform[masked.to(uniform.device)]) if self.tokens_first else None
             score = self.score(log_probs, tokens)
@@ -121,10 +121,8 @@ class StepsSampler(AdaptiveSampler):
     """
 
     def __init__(self, num_steps: int | None = None, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        if num_steps is not None and num_steps < 1:
-            raise ValueError(f"num_steps {num_steps} must be at least 1; set sampler.num_steps")
         super().__init__(temperature, top_k, nucleus)
-        self.num_steps = num_steps
+        self.num_steps = None if num_steps is None else whole("num_steps", num_steps)
 
     def check_length(self, length: int) -> None:
         """Each step opens something."""

@@ -9,7 +9,7 @@ from dnadiff.denoiser import log_expm1
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
-from dnadiff.sampler.base import Calls, Samples, to_fill
+from dnadiff.sampler.base import Calls, Samples, time_left, to_fill
 from dnadiff.vocab import Vocab
 
 
@@ -19,10 +19,10 @@ def reveal_chance(log_total: Tensor, sigma_t: Tensor, sigma_s: Tensor) -> Tensor
 
 
 def posterior(log_score: Tensor, xt: Tensor, sigma_t: Tensor, sigma_s: Tensor, vocab: Vocab) -> Tensor:
-    """The law of xs at sigma_s < sigma_t given log-ratios (..., V) at xt (...): what the steps below draw from, as one table.
+    """The law of xs at sigma_s < sigma_t given log-ratios (..., V) at xt (...): what the steps below draw from.
 
-    A masked token turns into letter y with (e^(sigma_t - sigma_s) - 1) s_y; visible tokens stay. Where ratios that nothing normalises
-    would give more than 1 in all, they are scaled to 1.
+    For tests and users; the sampler needs no table. A masked token turns into letter y with (e^(sigma_t - sigma_s) - 1) s_y; visible
+    tokens stay. Where ratios that nothing normalises would give more than 1 in all, they are scaled to 1.
     """
     letters = log_score.masked_fill(~vocab.is_emitted(log_score.device), -torch.inf)
     chance = reveal_chance(letters.logsumexp(-1), sigma_t, sigma_s)[..., None]
@@ -58,8 +58,10 @@ class Analytic(Ancestral):
         length, told = x_init.shape[1], getattr(denoiser, "time_conditioning", True)
         x, masked, calls = x_init.clone(), to_fill(x_init, process, frozen), Calls(denoiser, cond, valid)
         banned = ~process.vocab.is_emitted(x.device)
-        time, uniform = self.times(), draws.uniform("token", length)  # each position is drawn once
-        sigma = process.noise.sigma(time)
+        uniform = draws.uniform("token", length)  # each position is drawn once
+        still = (1 - process.noise.alpha(self.times())).tolist()
+        time = [time_left(share / still[0], x, masked, process, valid) for share in still]
+        sigma = [process.noise.sigma(t.to(uniform))[:, None] for t in time]
         stale = torch.ones(len(x), dtype=torch.bool, device=x.device)
         log_ratio = torch.zeros(x.shape, dtype=uniform.dtype, device=uniform.device)  # of all letters, without the factor of the time
         token = x_init.clone()
@@ -69,10 +71,11 @@ class Analytic(Ancestral):
             last = i == self.num_steps - 1
             asks = masked & (stale | told | (last and self.noise_removal == "argmax"))[:, None]
             if asks.any():
-                log_score = calls.log_score(x, time[i].float().expand(len(x)).to(x.device), asks).masked_fill(banned, -torch.inf)
-                log_ratio[asks.to(uniform.device)] = log_score.logsumexp(-1).to(log_ratio) + log_expm1(sigma[i]).to(log_ratio)
+                log_score = calls.log_score(x, time[i], asks).masked_fill(banned, -torch.inf)
+                asked = asks.to(uniform.device)
+                log_ratio[asked] = log_score.logsumexp(-1).to(log_ratio) + log_expm1(sigma[i]).expand(x.shape)[asked]
                 log_probs = torch.log_softmax(log_score, -1)
-            chance = reveal_chance(log_ratio - log_expm1(sigma[i]).to(log_ratio), sigma[i].to(log_ratio), sigma[i + 1].to(log_ratio))
+            chance = reveal_chance(log_ratio - log_expm1(sigma[i]), sigma[i], sigma[i + 1])
             opens = masked if last else masked & (draws.at(i).uniform("reveal", length) < chance).to(x.device)
             drawn = asks & opens if told else asks  # what may be looked at later is drawn now
             if drawn.any():

@@ -29,4 +29,4 @@ class Ancestral(GridSampler, PlannedSampler):
         step = (self.num_steps - step).clamp(0, self.num_steps - 1)
         if self.noise_removal == "none":
             step = step.masked_fill(step == self.num_steps - 1, -1)
-        return Plan(step.to(masked.device), time[:-1].float().expand(len(masked), -1).to(masked.device))
+        return Plan(step.to(masked.device), still[:-1].float().expand(len(masked), -1).to(masked.device))

@@ -14,7 +14,8 @@ class AR(Sampler):
     """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values for the transformer.
 
     Given tokens are read and kept; those to the right of a mask do not influence it, as an autoregressive model cannot see them. A
-    sequence is read no further than its last mask.
+    sequence is read no further than its last mask. A frozen mask before it is read as what the mask is to these models, the start token,
+    which they never saw in the middle of a sequence.
     """
 
     causal = True
@@ -37,6 +38,8 @@ class AR(Sampler):
         """See `Sampler.sample`; `valid` says nothing here, for what lies to the right is never read."""
         self.check_model(denoiser)
         masked, x, length = to_fill(x_init, process, frozen), x_init.clone(), x_init.shape[1]
+        if not masked.any():
+            return Samples(x, 0, 0)
         ends = (masked * torch.arange(1, length + 1, device=x.device)).amax(-1)  # one after the last mask, 0 without any
         uniform = draws.uniform("token", length)
         active = (ends > 0).nonzero()[:, 0]

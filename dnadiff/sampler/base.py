@@ -7,8 +7,10 @@ opens nothing at a step costs nothing there, whatever the rest of the batch does
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +44,12 @@ class Plan(NamedTuple):
 
     Attributes:
         step: (B, L) int64, the step at which a masked position is revealed; -1 is never.
-        time: (B, num_steps) the time t before each step.
+        left: (B, num_steps) share of a row's masked positions that the network is told to be masked still before each step; None is
+            the share that is.
     """
 
     step: Tensor
-    time: Tensor
+    left: Tensor | None = None
 
 
 class Calls:
@@ -85,6 +88,34 @@ class Calls:
         return function(x[active], t[active], cond, positions[active], valid)
 
 
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether it is a whole number of at least `least`, in whatever notation: 1e1 is one."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value == int(value) and value >= least
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """A setting that is a whole number.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if not is_whole(value, least):
+        raise ValueError(f"{name} {value!r} must be at least {least}, and a whole number; set sampler.{name}")
+    return int(value)
+
+
+def finite(name: str, value: Any) -> float:
+    """A setting that is a number.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} {value!r} must be a finite number; set sampler.{name}")
+    return value
+
+
 class Sampler(ABC):
     """Fills the masks of a template.
 
@@ -104,7 +135,8 @@ class Sampler(ABC):
     causal: bool = False
 
     def __init__(self, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        self.temperature, self.top_k, self.nucleus = temperature, top_k, nucleus
+        self.temperature, self.nucleus = finite("temperature", temperature), finite("nucleus", nucleus)
+        self.top_k = None if top_k is None else whole("top_k", top_k)
         self.shape(torch.zeros(1, 2))  # refuse impossible values now, not at the first draw
 
     def shape(self, log_probs: Tensor) -> Tensor:
@@ -137,6 +169,10 @@ class Sampler(ABC):
                 f"{name} goes from left to right with an autoregressive model, and this one was trained to unmask; "
                 "set sampler=grouped or another sampler"
             )
+
+    def fitted(self, max_length: int | None) -> Sampler:
+        """The sampler for a network that takes `max_length` tokens (None: any number); raises ValueError if there is none."""
+        return self
 
     def window_for(self, length: int) -> int:
         """The longest stretch of a sequence of `length` tokens that the network reads at once."""
@@ -173,6 +209,23 @@ def time_at(share: Tensor, process: AbsorbingProcess) -> Tensor:
     return process.noise.inverse(1 - wide * (1 - process.noise.alpha(one))).float().to(share.device)
 
 
+def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked; padding outside `valid` is not counted as a position."""
+    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
+    return time_at((count / length).clamp(max=1), process)
+
+
+def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) at which so large a share of a sequence is masked as of `x (B, L)`."""
+    return time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
+
+
+def time_left(left: Tensor | float, x: Tensor, masked: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) when of a template `x` the share `left`, a number or (B,), of `masked (B, L)` is masked still, and what is frozen."""
+    ours = masked.sum(-1)
+    return time_with((x == process.vocab.mask_id).sum(-1) - ours + left * ours, x, process, valid)
+
+
 class PlannedSampler(Sampler):
     """A sampler whose order of revealing is drawn before the first network call."""
 
@@ -195,12 +248,13 @@ class PlannedSampler(Sampler):
         self.check_model(denoiser)
         self.check_length(x_init.shape[1])
         masked = to_fill(x_init, process, frozen)
-        step, time = self.plan(masked, process, draws)
+        step, left = self.plan(masked, process, draws)
         uniform = draws.uniform("token", x_init.shape[1])  # each position is drawn once, so one number each
         x, calls = x_init.clone(), Calls(denoiser, cond, valid)
         for i in step[masked & (step >= 0)].unique().tolist():
             opens = masked & (step == i)
-            log_probs = calls.log_probs(x, time[:, i].float(), opens)
+            t = time_of(x, process, valid) if left is None else time_left(left[:, i], x_init, masked, process, valid)
+            log_probs = calls.log_probs(x, t, opens)
             # Row-major over the batch, as positions of the active rows are.
             x[opens] = self.reveal(i, log_probs, uniform[opens.to(uniform.device)]).to(x)
         return Samples(x, calls.nfe, calls.rows)
@@ -208,6 +262,8 @@ class PlannedSampler(Sampler):
 
 class GridSampler(Sampler):
     """A sampler on a grid of times from 1 to 0, whose last step reveals whatever is left.
+
+    Of a template whose share m is masked, the network is told the times at which the shares m (1 - alpha(t))/(1 - alpha(1)) are.
 
     Args:
         num_steps: T.
@@ -226,12 +282,10 @@ class GridSampler(Sampler):
         nucleus: float = 1.0,
         noise_removal: str = "sample",
     ) -> None:
-        if num_steps < 1:
-            raise ValueError(f"num_steps {num_steps} must be at least 1; set sampler.num_steps")
         if noise_removal not in NOISE_REMOVAL:
             raise ValueError(f"noise_removal {noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}")
         super().__init__(temperature, top_k, nucleus)
-        self.num_steps, self.noise_removal = num_steps, noise_removal
+        self.num_steps, self.noise_removal = whole("num_steps", num_steps), noise_removal
 
     def num_steps_for(self, length: int) -> int:
         """See `Sampler.num_steps_for`."""

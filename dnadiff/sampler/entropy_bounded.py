@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.sampler.adaptive import AdaptiveSampler, entropy
+from dnadiff.sampler.base import finite
 
 
 class EntropyBounded(AdaptiveSampler):
@@ -23,7 +24,7 @@ class EntropyBounded(AdaptiveSampler):
     """
 
     def __init__(self, bound: float = 0.1, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        if not bound >= 0:
+        if finite("bound", bound) < 0:
             raise ValueError(f"bound {bound} must be 0 or more nats; set sampler.bound")
         super().__init__(temperature, top_k, nucleus)
         self.bound = bound

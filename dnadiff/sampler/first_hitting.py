@@ -6,14 +6,15 @@ from torch import Tensor
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Plan, PlannedSampler, time_at
+from dnadiff.sampler.base import Plan, PlannedSampler
 
 
 class FirstHitting(PlannedSampler):
     """One network call for each masked token, in uniformly random order: the model's law without any step error.
 
     Times matter only to a denoiser that is told them: each position's hitting time is that of the continuous
-    process, alpha(t) = 1 - u (1 - alpha(1)), and the order is the order of these times.
+    process, alpha(t) = 1 - u (1 - alpha(1)), and the order is the order of these times. A template of which the share m is masked
+    starts at the time of that share, with m u for u.
     """
 
     def num_steps_for(self, length: int) -> int:
@@ -26,4 +27,4 @@ class FirstHitting(PlannedSampler):
         u = u.masked_fill(~masked.to(u.device), -1.0)
         ordered, order = u.sort(dim=-1, descending=True)  # the latest times come first; open positions last
         step = order.argsort(-1)
-        return Plan(step.to(masked.device), time_at(ordered.clamp(min=0), process).to(masked.device))
+        return Plan(step.to(masked.device), ordered.clamp(min=0).float().to(masked.device))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Calls, Sampler, Samples, time_at, to_fill
+from dnadiff.sampler.base import Calls, Sampler, Samples, time_of, to_fill, whole
 from dnadiff.sampler.grouped import Grouped
 
 
@@ -35,10 +35,8 @@ class Gibbs(Sampler):
         top_k: int | None = None,
         nucleus: float = 1.0,
     ) -> None:
-        if num_sweeps < 1:
-            raise ValueError(f"num_sweeps {num_sweeps} must be at least 1; set sampler.num_sweeps")
         super().__init__(temperature, top_k, nucleus)
-        self.num_sweeps, self.groups = num_sweeps, Grouped(num_groups, temperature, top_k, nucleus)
+        self.num_sweeps, self.groups = whole("num_sweeps", num_sweeps), Grouped(num_groups, temperature, top_k, nucleus)
 
     def check_length(self, length: int) -> None:
         """See `Grouped.check_length`."""
@@ -69,7 +67,8 @@ class Gibbs(Sampler):
             step, uniform = self.groups.plan(refined, process, noise).step, noise.uniform("token", length)
             for i in step[refined].unique().tolist():
                 opens = refined & (step == i)
-                log_probs = calls.log_probs(x.masked_fill(opens, process.vocab.mask_id), time_at(opens.sum(-1) / length, process), opens)
+                xt = x.masked_fill(opens, process.vocab.mask_id)
+                log_probs = calls.log_probs(xt, time_of(xt, process, valid), opens)
                 x[opens] = self.reveal(i, log_probs, uniform[opens.to(uniform.device)]).to(x)
         return Samples(x, first.nfe + calls.nfe, first.rows + calls.rows)
 

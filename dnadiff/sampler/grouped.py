@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Plan, PlannedSampler, time_at
+from dnadiff.sampler.base import Plan, PlannedSampler, is_whole, whole
 
 _GROUPS = 64
 
@@ -37,10 +37,11 @@ class Grouped(PlannedSampler):
         nucleus: float = 1.0,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        if num_groups is not None and num_groups < 1:
-            raise ValueError(f"num_groups {num_groups} must be at least 1; set sampler.num_groups")
-        if isinstance(sizes, str) or (sizes is not None and (len(sizes) == 0 or min(sizes) < 1)):
-            raise ValueError(f"sizes {sizes!r} must be numbers of tokens, each at least 1; leave sampler.sizes out for equal groups")
+        num_groups = None if num_groups is None else whole("num_groups", num_groups)
+        if sizes is not None and (not isinstance(sizes, Iterable) or len(sizes) == 0 or not all(map(is_whole, sizes))):
+            raise ValueError(
+                f"sizes {sizes!r} must be numbers of tokens, each at least 1 and whole; leave sampler.sizes out for equal groups"
+            )
         if sizes is not None and num_groups not in (None, len(sizes)):
             raise ValueError(f"num_groups {num_groups} is not the number of sizes, {len(sizes)}; leave one of them out")
         super().__init__(temperature, top_k, nucleus)
@@ -64,19 +65,14 @@ class Grouped(PlannedSampler):
         hidden = masked.to(u.device)
         rank = u.masked_fill(~hidden, 2.0).argsort(-1).argsort(-1)  # masked positions hold 0 .. count-1
         count = hidden.sum(-1, keepdim=True)
-        step, share = self._equal(rank, count) if self.sizes is None else self._given(rank, count)
-        return Plan(step.to(masked.device), time_at(share, process).to(masked.device))
+        return Plan((self._equal(rank, count) if self.sizes is None else self._given(rank, count)).to(masked.device))
 
-    def _equal(self, rank: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups of each rank, and the share of the row's masks left before each group (B, K)."""
-        most = self.num_steps_for(rank.shape[1])
-        groups = count.clamp(min=1, max=most)
-        k = torch.arange(most, device=rank.device)
-        return rank * groups // count.clamp(min=1), (1 - k / groups).clamp(min=0)
+    def _equal(self, rank: Tensor, count: Tensor) -> Tensor:
+        """The group of each rank."""
+        groups = count.clamp(min=1, max=self.num_steps_for(rank.shape[1]))
+        return rank * groups // count.clamp(min=1)
 
-    def _given(self, rank: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _given(self, rank: Tensor, count: Tensor) -> Tensor:
         """The same where sizes are given: ranks count on from the tokens that are visible already."""
         length, ends = rank.shape[1], torch.tensor(self.sizes, device=rank.device).cumsum(0)
-        step = torch.searchsorted(ends, rank + length - count, right=True).clamp(max=len(ends) - 1)
-        starts = ends - torch.tensor(self.sizes, device=rank.device)
-        return step, torch.minimum(length - starts, count) / length
+        return torch.searchsorted(ends, rank + length - count, right=True).clamp(max=len(ends) - 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess, reveal_chance
-from dnadiff.sampler.base import Calls, GridSampler, Samples, to_fill
+from dnadiff.sampler.base import Calls, GridSampler, Samples, finite, time_left, to_fill
 
 
 class Remasking(ABC):
@@ -86,6 +86,8 @@ class Loop(Remasking):
     """
 
     def __init__(self, eta: float = 0.02, t_on: float = 0.55, t_off: float = 0.05, alpha_on: float = 0.9) -> None:
+        for name, value in (("t_on", t_on), ("t_off", t_off), ("alpha_on", alpha_on)):
+            finite(f"remasking.{name}", value)
         if not 1 > t_on > t_off > 0 or not 0 < alpha_on < 1:
             raise ValueError(
                 f"t_on {t_on} and t_off {t_off} must satisfy 1 > t_on > t_off > 0, and alpha_on {alpha_on} must lie between 0 and 1"
@@ -148,7 +150,7 @@ class RemaskingSampler(GridSampler):
         x, calls = x_init.clone(), Calls(denoiser, cond, valid)
         confidence = torch.full(x.shape, torch.inf, device=x.device)
         alpha = self.remasking.alpha(process.noise, self.times())
-        time = process.noise.inverse(alpha).float()
+        left = ((1 - alpha) / (1 - alpha[0])).tolist()
         for i in range(self.num_steps):
             if self.leaves(i):
                 break
@@ -161,7 +163,7 @@ class RemaskingSampler(GridSampler):
             opens = hidden if last else hidden & opens
             after = torch.where(returns, mask_id, x)
             if opens.any():
-                log_probs = calls.log_probs(x, time[i].expand(len(x)).to(x.device), opens)
+                log_probs = calls.log_probs(x, time_left(left[i], x_init, ours, process, valid), opens)
                 tokens = self.reveal(i, log_probs, draws.at(i).uniform("token", length)[opens.to(coins.device)])
                 after[opens] = tokens.to(x)
                 confidence[opens] = log_probs.gather(-1, tokens[:, None])[:, 0].exp().to(confidence)
@@ -171,6 +173,6 @@ class RemaskingSampler(GridSampler):
 
 
 def _share(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
+    if not 0 <= finite(f"remasking.{name}", value) <= 1:
         raise ValueError(f"{name} {value} must be a probability from 0 to 1; set sampler.remasking.{name}")
     return value

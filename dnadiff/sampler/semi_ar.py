@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, Samples
+from dnadiff.sampler.base import Sampler, Samples, whole
 
 
 class SemiAR(Sampler):
     """Another sampler in windows that move on by `stride` tokens, each seeing the end of the one before.
 
     The first window is sampled whole; every later one fills its last `stride` positions given the others (the last window fewer, so
-    that it ends with the sequence). Exact only up to the window: what lies further back is forgotten, and
-    the law is no longer the same on both strands. A sequence no longer than the window is left to the other sampler.
+    that it ends with the sequence). What is visible in a window is given, also to `Gibbs`. Exact only up to the window: what lies further
+    back is forgotten, and the law is no longer the same on both strands. A sequence no longer than the window is left to the other sampler.
 
     Args:
         sampler: fills the masks of a window.
@@ -29,15 +29,25 @@ class SemiAR(Sampler):
     exact = False
 
     def __init__(self, sampler: Sampler, window: int | None = None, stride: int | None = None) -> None:
-        super().__init__()
-        for name, value in (("window", window), ("stride", stride)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} {value} must be at least 1 token; set sampler.{name}")
+        super().__init__(sampler.temperature, sampler.top_k, sampler.nucleus)
+        window, stride = (None if value is None else whole(name, value) for name, value in (("window", window), ("stride", stride)))
         if window is not None and stride is not None and stride > window:
             raise ValueError(f"stride {stride} is larger than the window {window}; set sampler.stride to at most {window}")
         if sampler.causal:
             raise ValueError("semi_ar is for samplers that unmask; sampler=ar goes on for any length by itself")
         self.sampler, self.window, self.stride = sampler, window, stride
+
+    def fitted(self, max_length: int | None) -> SemiAR:
+        """See `Sampler.fitted`: the window is settled.
+
+        Raises:
+            ValueError: if the window is more than the network takes, or less than the stride.
+        """
+        if max_length is not None and self.window is not None and self.window > max_length:
+            raise ValueError(
+                f"window {self.window} is more than the {max_length} tokens that this network takes; set sampler.window to that or less"
+            )
+        return self if self.window is not None or max_length is None else SemiAR(self.sampler, max_length, self.stride)
 
     def check_length(self, length: int) -> None:
         """See `Sampler.check_length`: the window is what the other sampler serves."""
@@ -68,14 +78,14 @@ class SemiAR(Sampler):
         valid: Tensor | None = None,
     ) -> Samples:
         """See `Sampler.sample`."""
-        length = x_init.shape[1]
-        most = self.window or getattr(getattr(denoiser, "backbone", None), "max_length", None) or length
-        window, x, nfe, rows = min(most, length), x_init.clone(), 0, 0
-        for number, start in enumerate(self.starts(length, window)):
+        length, fitted = x_init.shape[1], self.fitted(getattr(getattr(denoiser, "backbone", None), "max_length", None))
+        window, x, nfe, rows = fitted.window_for(length), x_init.clone(), 0, 0
+        for number, start in enumerate(fitted.starts(length, window)):
             part = slice(start, start + window)
             noise = draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
-            of_part = [None if whole is None else whole[:, part] for whole in (frozen, valid)]
-            result = self.sampler.sample(denoiser, process, x[:, part], noise, of_part[0], cond, of_part[1])
+            # What is visible is given or of an earlier window: nothing here to refine for a sampler that would (`Gibbs`).
+            settled = (x != process.vocab.mask_id if frozen is None else frozen | (x != process.vocab.mask_id))[:, part]
+            result = self.sampler.sample(denoiser, process, x[:, part], noise, settled, cond, None if valid is None else valid[:, part])
             x = torch.cat([x[:, :start], result.tokens, x[:, start + window :]], 1)
             nfe, rows = nfe + result.nfe, rows + result.rows
         return Samples(x, nfe, rows)

@@ -7,10 +7,11 @@ import math
 from torch import Tensor
 
 from dnadiff.sampler.adaptive import AdaptiveSampler
+from dnadiff.sampler.base import finite
 
 
 class Threshold(AdaptiveSampler):
-    """In each call a token is drawn at every masked position; those of probability above `threshold` stay, and the likeliest in any case.
+    """In each call a token is drawn at every masked position; the likeliest stays, and all whose probability is at least `threshold`.
 
     Where the network is sure of much, few calls do. Positions are chosen by tokens already drawn, so the law is not the
     model's (see `DrawnToken`). Fast-dLLM's blocks are `sampler=semi_ar` around it; its approximate key-value cache is left out.
@@ -26,7 +27,7 @@ class Threshold(AdaptiveSampler):
     tokens_first = True
 
     def __init__(self, threshold: float = 0.9, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        if not 0 < threshold <= 1:
+        if not 0 < finite("threshold", threshold) <= 1:
             raise ValueError(f"threshold {threshold} must be a probability in (0, 1]; set sampler.threshold")
         super().__init__(temperature, top_k, nucleus)
         self.threshold = threshold
@@ -41,4 +42,4 @@ class Threshold(AdaptiveSampler):
 
     def choose(self, rank: Tensor, values: Tensor, opened: Tensor, total: Tensor) -> Tensor:
         """See `AdaptiveSampler.choose`."""
-        return (rank == 0) | (values > math.log(self.threshold))
+        return (rank == 0) | (values >= math.log(self.threshold))

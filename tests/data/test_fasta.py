@@ -57,10 +57,10 @@ def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
 
 
 def test_written_records_are_wrapped_at_sixty_and_say_what_they_are(tmp_path):
-    record = synthetic_record("sample_1", "ACGT" * 16, sampler="ancestral", steps=128, seed=7)
+    record = synthetic_record("sample_1", "ACGT" * 16, sampler="ancestral", calls=64, label="yeast", seed=7)
     assert write_fasta(tmp_path / "deep" / "s.fa", [record]) == 1
     lines = (tmp_path / "deep" / "s.fa").read_text().splitlines()
-    assert lines == [">sample_1 synthetic sampler=ancestral steps=128 seed=7", "ACGT" * 15, "ACGT"]
+    assert lines == [">sample_1 synthetic sampler=ancestral calls=64 label=yeast seed=7", "ACGT" * 15, "ACGT"]
 
 
 @pytest.mark.parametrize("name", ["s.fa", "s.fa.gz"])

@@ -79,6 +79,8 @@ def test_the_threshold_keeps_what_is_probable_and_at_least_one(world):
     assert (result.tokens[:, 0] == 0).all() and 2 <= result.nfe <= 3
     assert world.draw(Threshold(0.9), world.table(None, product([1.0, 0.0], [0.0, 1.0]), BIT), 200).nfe == 1
     assert world.draw(Threshold(0.9), world.table(None, product([0.6, 0.4], [0.6, 0.4]), BIT), 200).nfe == 2
+    # At 1 what is certain stays together, and nothing else does.
+    assert world.draw(Threshold(1.0), world.table(None, product([1.0, 0.0], [0.0, 1.0], [0.5, 0.5]), BIT), 200).nfe == 2
 
 
 @pytest.mark.parametrize(

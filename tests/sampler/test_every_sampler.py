@@ -10,6 +10,12 @@ from dnadiff.denoiser import Guided
 from dnadiff.vocab import Vocab
 
 BIT = Vocab(3, 2, 2, (2,))
+
+
+def settings_of(name):
+    return compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
+
+
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
 EVERY = pytest.mark.parametrize("name", NAMES)
 EXACT = [name for name in NAMES if build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]).exact]
@@ -69,6 +75,29 @@ def test_a_finished_sequence_costs_nothing(name, world):
     assert result.rows == alone.rows == model.rows and torch.equal(result.tokens[1], alone.tokens[0])
     nothing = world.draw(sampler, world.table(sampler), 2, x_init=x_init[[0, 2]])
     assert (nothing.nfe, nothing.rows) == (0, 0) and torch.equal(nothing.tokens, x_init[[0, 2]])
+
+
+@EVERY
+def test_an_empty_batch_stays_empty(name, world):
+    result = world.draw(world.make(name), world.table(world.make(name)), 0)
+    assert (result.nfe, result.rows) == (0, 0) and result.tokens.shape == (0, 3)
+
+
+WHOLE = {"num_steps": 3, "num_groups": 3, "num_sweeps": 2, "top_k": 2, "window": 3, "stride": 2}
+NUMBERS = {"temperature": 0.5, "nucleus": 0.5, "bound": 0.5, "threshold": 0.5}
+MAY_BE_NULL = {"top_k", "num_groups", "window", "stride"}
+
+
+@EVERY
+def test_every_number_is_checked_and_named(name, world):
+    for key in settings_of(name).keys() & (WHOLE.keys() | NUMBERS.keys()):
+        good = (WHOLE | NUMBERS)[key]
+        assert getattr(world.make(name, **{key: float(good)}), key, good) == good  # 1e1 is 10
+        bad = ["abc", [good], True, float("nan"), float("inf"), *([2.5] if key in WHOLE else [])]
+        bad += [] if key in MAY_BE_NULL or (key == "num_steps" and settings_of(name)[key] is None) else [None]
+        for value in bad:
+            with pytest.raises(ValueError, match=f"^{key} .* must be .*; set sampler.{key}$"):
+                world.make(name, **{key: value})
 
 
 @EVERY

@@ -68,6 +68,37 @@ def test_coins_that_look_at_nothing_leave_a_product_law_as_it_is(remasking, worl
     assert not ReMDM.exact and ForwardBackward.exact  # a strength of its own each step leaves an error however short steps are
 
 
+class Everything(Cap):
+    """Takes back all that is visible, and remembers of which tokens it was told a confidence."""
+
+    def __init__(self):
+        self.seen = []
+
+    def chance(self, alpha_t, alpha_s, largest):
+        return torch.ones_like(largest)
+
+    def spread(self, chance, confidence):
+        self.seen.append(confidence.isfinite())
+        return chance
+
+
+def test_a_token_taken_back_has_no_confidence_any_more(world):
+    class Recorder(type(world.table())):
+        asked = ()
+
+        def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+            opens = torch.zeros(len(xt) if cond is None else 200, 3, dtype=torch.bool)
+            opens[cond[:, 0].long()] = positions
+            self.asked = (*self.asked, opens)
+            return super().log_probs(xt, t, cond, positions, valid)
+
+    every, model = Everything(), Recorder(world.joint, world.table().vocab)
+    world.draw(ReMDM(every, 6), model, 200, cond=torch.arange(200.0)[:, None])
+    assert len(every.seen) == len(model.asked) == 6 and not every.seen[0].any()
+    for opened, confident in zip(model.asked, every.seen[1:]):  # what opened at the step before, and nothing older
+        assert torch.equal(confident, opened) and 0 < confident.double().mean() <= 1
+
+
 @pytest.mark.parametrize("name", ["ancestral", "analytic", "remdm", "forward_backward"])
 def test_the_last_step_is_explicit(name, world):
     joint = number([0.6, 0.4])
@@ -83,7 +114,17 @@ def test_the_last_step_is_explicit(name, world):
         world.make(name, noise_removal="no")
 
 
-@pytest.mark.parametrize("call", [lambda: Cap(1.5), lambda: Rescale(-0.1), lambda: Loop(t_on=0.1, t_off=0.5), lambda: Loop(alpha_on=1.0)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Cap(1.5),
+        lambda: Rescale(-0.1),
+        lambda: Loop(t_on=0.1, t_off=0.5),
+        lambda: Loop(alpha_on=1.0),
+        lambda: Cap("abc"),
+        lambda: Loop(t_on=float("nan")),
+    ],
+)
 def test_impossible_settings_are_refused(call):
     with pytest.raises(ValueError, match="must"):
         call()

@@ -8,6 +8,7 @@ import torch
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler import base
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
@@ -52,8 +53,8 @@ def test_first_hitting_times_are_order_statistics():
     for i in range(length):  # the first to open has the largest time
         n = length - i
         mean, var = n / (length + 1), n * (length + 1 - n) / ((length + 1) ** 2 * (length + 2))
-        assert plan.time[:, i].mean().item() == pytest.approx(mean, abs=5 * (var / batch) ** 0.5)
-        assert plan.time[:, i].var().item() == pytest.approx(var, rel=0.1)
+        assert plan.left[:, i].mean().item() == pytest.approx(mean, abs=5 * (var / batch) ** 0.5)
+        assert plan.left[:, i].var().item() == pytest.approx(var, rel=0.1)
 
 
 def test_ancestral_opens_as_the_posterior_says():
@@ -72,11 +73,21 @@ def test_ancestral_opens_as_the_posterior_says():
     assert still == pytest.approx(0, abs=1e-12)
 
 
-def test_ancestral_calls_the_network_only_when_something_opens(make_oracle):
-    # facts 16: per-sequence caching keeps 1 + (T-1)(1 - (1 - 1/T)^L) rows a sequence on average, at any batch size
-    vocab, steps, length, batch = BIT, 50, 20, 300
-    uniform = make_oracle(torch.tensor([[0] * length, [1] * length]), torch.tensor([0.5, 0.5]), vocab)
-    result = run(Ancestral(steps), uniform, vocab, batch, length, eps=0.0)
+class Coins(torch.nn.Module):
+    """Fair bits that know nothing of each other."""
+
+    calls = 0
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        self.calls += 1
+        return torch.tensor([0.5, 0.5, 0.0]).log().expand(int(positions.sum()), -1)
+
+
+def test_ancestral_calls_the_network_only_when_something_opens():
+    # facts 16: caching for each sequence keeps 1 + (T - 1)(1 - (1 - 1/T)^L) rows on average where the first step always asks, as the
+    # published one does; coins that fall first spare that call, too: T (1 - (1 - 1/T)^L), at any batch size.
+    steps, length, batch, uniform = 50, 20, 300, Coins()
+    result = run(Ancestral(steps), uniform, BIT, batch, length, eps=0.0)
     expected = steps * (1 - (1 - 1 / steps) ** length)
     assert result.rows / batch == pytest.approx(expected, rel=0.03)
     assert result.nfe == uniform.calls <= steps
@@ -133,6 +144,16 @@ def test_same_seed_same_tokens_and_honest_counts(name, toy, oracle):
     assert torch.equal(first.tokens, again.tokens) and not torch.equal(first.tokens, other.tokens)
     half = run(EVERY[name](), oracle, toy.vocab, 20, 3, seed=5).tokens
     assert torch.equal(half, first.tokens[:20])  # noise belongs to the sample, not to the batch
+
+
+def test_rows_drawn_in_parts_are_the_rows_drawn_together(monkeypatch):
+    log_probs, uniform = torch.randn(50, 7).log_softmax(-1), torch.rand(50, dtype=torch.float64)
+    sampler = Grouped(temperature=0.8, nucleus=0.9)
+    together = sampler.reveal(0, log_probs, uniform)
+    seen = []
+    monkeypatch.setattr(base, "_AT_ONCE", 30)
+    monkeypatch.setattr(sampler, "shape", lambda part: seen.append(len(part)) or type(sampler).shape(sampler, part))
+    assert torch.equal(sampler.reveal(0, log_probs, uniform), together) and seen == [4] * 12 + [2]
 
 
 def test_temperature_sharpens(toy, oracle):

@@ -7,6 +7,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import AR
+from dnadiff.sampler.gibbs import Gibbs
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 from dnadiff.vocab import Vocab
@@ -60,6 +61,35 @@ def test_later_windows_see_the_end_of_the_one_before(denoiser):
     assert torch.equal(
         run(SemiAR(Grouped(4)), denoiser, 24, given).tokens[:, 16:], run(SemiAR(Grouped(4)), denoiser, 24, other).tokens[:, 16:]
     )
+
+
+@pytest.mark.parametrize("given", [slice(20, 60), slice(0, 8), slice(5, 45), slice(0, 60)])
+def test_a_window_without_masks_is_not_refined(given, denoiser):
+    x_init = torch.full((3, 60), 3)
+    x_init[:, given] = torch.randint(7, 11, (3, 60), generator=torch.Generator().manual_seed(0))[:, given]
+    for sampler in (SemiAR(Gibbs(1, 4), window=16, stride=10), SemiAR(Gibbs(1, 4))):
+        tokens = run(sampler, denoiser, 60, x_init).tokens
+        assert torch.equal(tokens[:, given], x_init[:, given]) and (tokens != 3).all()
+
+
+def test_each_window_has_noise_of_its_own(denoiser):
+    torch.nn.init.zeros_(denoiser.backbone.output_layer.linear.weight)  # every base is equally likely, whatever stands before it
+    tokens = run(SemiAR(Grouped(4), 16, 16), denoiser, 48).tokens
+    assert len({tuple(row) for row in tokens.view(-1, 16).tolist()}) == 9
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_stride_beyond_the_window_is_refused_whoever_said_the_window(window, denoiser):
+    with pytest.raises(ValueError, match=r"stride 20 is larger than the window 16; set sampler.stride to at most 16"):
+        run(SemiAR(Grouped(4), window, 20), denoiser, 45)
+    with pytest.raises(ValueError, match=r"window 17 is more than the 16 tokens that this network takes; set sampler.window"):
+        run(SemiAR(Grouped(4), 17), denoiser, 45)
+
+
+def test_the_window_is_the_network_s_where_none_is_given(denoiser):
+    sampler = SemiAR(Grouped(4)).fitted(16)
+    assert (sampler.window_for(45), sampler.num_steps_for(45)) == (16, 5 * 4) and SemiAR(Grouped(4)).fitted(None).window_for(45) == 45
+    assert run(SemiAR(Grouped(4)), denoiser, 45).nfe == run(sampler, denoiser, 45).nfe == 5 * 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""What the network is told besides the tokens: each sequence's own labels, padding and time, whichever of them are evaluated."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dnadiff.backbone.base import State
+from dnadiff.config import config_dir
+from dnadiff.denoiser import log_expm1
+from dnadiff.noise import LogLinear
+from dnadiff.sampler.grouped import Grouped
+from dnadiff.sampler.remasking import Loop
+from dnadiff.sampler.remdm import ReMDM
+from dnadiff.sampler.semi_ar import SemiAR
+from dnadiff.vocab import Vocab
+
+BIT = Vocab(3, 2, 2, (2,))
+NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+GRID = ("ancestral", "analytic", "forward_backward", "remdm")
+KINDS = torch.tensor(
+    [
+        [2, 2, 2, 2, 2, 2, 2, 2],  # all to fill
+        [0, 2, 1, 2, 2, 0, 2, 1],  # half of it
+        [0, 1, 1, 0, 1, 0, 0, 1],  # nothing
+        [0, 2, 2, 2, 1, 2, 0, 0],  # padded after 6 tokens
+        [2, 2, 1, 2, 0, 2, 1, 2],  # with a mask that is frozen
+    ]
+)
+TEMPLATE = KINDS.repeat(8, 1)
+VALID, FROZEN = torch.ones(40, 8, dtype=torch.bool), torch.zeros(40, 8, dtype=torch.bool)
+VALID[3::5, 6:], FROZEN[4::5, 0] = False, True
+LENGTH = VALID.sum(-1)
+
+
+class Told(torch.nn.Module):
+    """One law at every position, and a record (row, t, share masked) of each sequence that it is asked about; its label is its row."""
+
+    def __init__(self, causal=False, **more):
+        super().__init__()
+        self.vocab, self.length, self.causal, self.calls, self.read = BIT, 8, causal, [], set()
+        self.law = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64).log()
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        row = cond[:, 0].long()
+        whole = VALID[row].unfold(1, xt.shape[1], 1)  # every window of the row's own padding
+        assert (whole == valid[:, None]).all(-1).any(-1).all()
+        if xt.shape[1] == 8:
+            given = (TEMPLATE[row] != 2) & (TEMPLATE[row] == 2).any(-1, keepdim=True)
+            assert (xt == TEMPLATE[row])[given].all() and (xt == 2)[FROZEN[row]].all()
+        self.read |= set(zip((row % 5).tolist(), valid.sum(-1).tolist()))
+        self.calls.append((row, t, (xt == 2).sum(-1) / valid.sum(-1)))
+        return self.law.expand(int(positions.sum()), -1)
+
+    def log_score(self, xt, t, cond=None, positions=None, valid=None):
+        factor = log_expm1(LogLinear(1e-3).sigma(t.double()))[:, None].expand(xt.shape)[positions]
+        return self.log_probs(xt, t, cond, positions, valid) - factor[:, None]
+
+    def step(self, token, state=None, cond=None):
+        row = cond[:, 0].long()
+        seen = State([torch.stack([row, token], 1)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        read = seen.tensors[0]
+        assert torch.equal(read[:, 0], row) and (read.shape[1] == 2 or torch.isin(token, torch.tensor([0, 1, 2])).all())
+        given = TEMPLATE[row][:, : read.shape[1] - 2]
+        assert (read[:, 2:] == given)[given != 2].all()
+        return self.law.expand(len(token), -1), seen
+
+
+def told(world, sampler, model=None):
+    """{row: [(t, share masked), ...] in the order of the calls}."""
+    model = model or Told(sampler.causal)
+    world.draw(sampler, model, 40, x_init=TEMPLATE, frozen=FROZEN, cond=torch.arange(40.0)[:, None], valid=VALID)
+    rows = {}
+    for row, t, share in model.calls:
+        for key, *value in zip(row.tolist(), t.tolist(), share.tolist()):
+            rows.setdefault(key, []).append(value)
+    return rows
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in (*GRID, "first_hitting")])
+def test_the_time_is_that_of_the_share_still_masked(name, world):
+    rows = told(world, world.make(name))
+    assert all(t == pytest.approx(share, abs=1e-6) for calls in rows.values() for t, share in calls)
+    assert name == "ar" or (len(rows) >= 32 and len({round(t, 3) for calls in rows.values() for t, _ in calls}) > 4)
+
+
+def test_groups_of_other_sizes_say_the_share_too(world):
+    for sampler in (Grouped(3), Grouped(sizes=[1, 5, 2]), SemiAR(Grouped(2), window=5, stride=3)):
+        model = Told()
+        assert all(t == pytest.approx(share, abs=1e-6) for calls in told(world, sampler, model).values() for t, share in calls)
+    assert {(3, 5), (3, 3)} <= model.read  # the first window has no padding, the second two tokens of it
+
+
+@pytest.mark.parametrize("name", [*GRID, "ratios", "loop"])
+def test_a_grid_starts_at_the_share_of_the_template(name, world):
+    model = Told(parameterization=SimpleNamespace(normalised=False), time_conditioning=True) if name == "ratios" else Told()
+    sampler = ReMDM(Loop(0.3, 0.5, 0.25), 4) if name == "loop" else world.make("analytic" if name == "ratios" else name, num_steps=5)
+    rows, levels = told(world, sampler, model), [1, 0.55, 0.1, 0.1] if name == "loop" else [1, 0.8, 0.6, 0.4, 0.2]
+    for row, calls in rows.items():
+        frozen = int(FROZEN[row].sum())
+        ours = int((TEMPLATE[row] == 2).sum()) - frozen
+        grid = [(frozen + level * ours) / int(LENGTH[row]) for level in levels]
+        times = [t for t, _ in calls]
+        assert all(min(abs(t - g) for g in grid) < 1e-6 for t in times), (row, times, grid)
+        assert name == "loop" or times == sorted(set(times), reverse=True)
+    assert {round(t, 3) for calls in rows.values() for t, _ in calls} >= {1.0, 0.5, 0.2 if name != "loop" else 0.1}
+
+
+def test_first_hitting_times_of_a_template_lie_below_its_share(world):
+    rows, start = told(world, world.make("first_hitting")), (TEMPLATE == 2).sum(-1) / LENGTH
+    for row, calls in rows.items():
+        times = [t for t, _ in calls]
+        assert times == sorted(set(times), reverse=True) and times[0] < start[row]
+    # The mean of m times between a frozen share f and f + m/L is f + m/(2L).
+    half = [t for row in range(1, 40, 5) for t, _ in rows[row]]
+    assert sum(half) / len(half) == pytest.approx(0.25, abs=5 * 0.5 * (1 / 12 / len(half)) ** 0.5)
