@@ -45,6 +45,7 @@ def describe(data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
+    check_files(data, genome.lengths)
     rows = [composition(row) for row in genome.rows]
     total = composition({key: sum(row[key] for row in genome.rows) for key in ("length", "unknown", "gc", "soft")} | {"name": "all"})
     content = {"records": rows, "all": total, **windows(data)}
@@ -80,6 +81,20 @@ def composition(row: Mapping[str, Any]) -> dict[str, Any]:
         "n": round(row["unknown"] / length, 6),
         "soft_masked": round(row["soft"] / length, 6),
     }
+
+
+def check_files(data: Any, lengths: Mapping[str, int]) -> None:
+    """Refuse a BED that the user named and that is faulty; windows that merely do not fit are described as such.
+
+    Raises:
+        ValueError: naming file and line.
+    """
+    from dnadiff.data.regions import read_bed
+
+    if getattr(data.split, "bed", None):
+        data.split(list(lengths), list(lengths.values()))
+    if data.blacklist is not None:
+        read_bed(data.blacklist, lengths, partly=True)
 
 
 def windows(data: Any) -> dict[str, Any]:

@@ -30,6 +30,16 @@ def test_a_genome_without_room_for_windows_is_described_all_the_same(cli, fasta)
     assert status == 0 and "chr2" in out and "no windows: " in out and "set data.length=" in out
 
 
+@pytest.mark.parametrize(
+    ("row", "says"), [("chr1\t9\t3\ttrain", "end is not after its start"), ("1\t0\t9\ttrain", "one side writes 'chr1'")]
+)
+@pytest.mark.parametrize("keys", [("data/split=regions", "data.split.bed=x.bed"), ("data.blacklist=x.bed",)])
+def test_a_faulty_bed_is_an_error(cli, fasta, tmp_path, row, says, keys):
+    (tmp_path / "x.bed").write_text(row + "\n")
+    status, _, err = cli("genome", fasta, *keys)
+    assert status == 1 and "x.bed: line 1" in err and says in err
+
+
 def test_packing_says_where(cli, fasta, cache_folder):
     for _ in range(2):
         status, out, _ = cli("genome", fasta, "action=pack")
