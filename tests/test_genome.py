@@ -94,3 +94,8 @@ def test_wrong_use_gets_one_line(cli, fasta, tmp_path, args, message):
 def test_help_is_for_newcomers(cli):
     status, out, _ = cli("genome", "--help")
     assert status == 0 and "python -m dnadiff.genome" in out and "_target_" not in out
+
+
+def test_short_sequences_are_described_too(cli, fasta):
+    status, out, err = cli("genome", "data=sequences", fasta)
+    assert status == 0 and "chr2" in out, err
