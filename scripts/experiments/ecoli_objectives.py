@@ -29,12 +29,19 @@ from dnadiff.held_out import Scores, fit_markov, markov_nats, places, token_grou
 MODELS = {
     "ar": ["objective=ar", "backbone=mamba"],
     "mdlm": ["objective=mdlm", "backbone=caduceus"],
+    "mdlm_nelbo": ["objective=mdlm", "objective.weighting=nelbo", "backbone=caduceus"],
     "sedd": ["objective=sedd", "backbone=caduceus", "time_conditioning=false"],
     "sedd_time": ["objective=sedd", "backbone=caduceus"],
     "d3pm": ["objective=d3pm", "backbone=caduceus", "objective.masking.num_steps=1000"],
     "mlm_mdlm": ["objective=mdlm"],
 }
-TITLES = {"ar": "AR, Mamba", "mlm_mdlm": "mlm, then mdlm", "sedd_time": "sedd, told the time", "d3pm": "d3pm, T = 1000"}
+TITLES = {
+    "ar": "AR, Mamba",
+    "mdlm_nelbo": "mdlm, weighting=nelbo",
+    "mlm_mdlm": "mlm, then mdlm",
+    "sedd_time": "sedd, told the time",
+    "d3pm": "d3pm, T = 1000",
+}
 BLOCK = 16  # windows in a block of the bootstrap, as in configs/evaluate.yaml
 MLM = ["objective=mlm", "backbone=caduceus"]
 RATES = ("3e-3", "6e-3")

@@ -28,13 +28,13 @@ from dnadiff.held_out import Windows
 ORDER, MOST_BITS = 3, 1.2
 CONTEXTS = 4**ORDER
 OBJECTIVES = {
-    "mdlm": ["objective=mdlm", "objective/masking=count", "backbone=caduceus"],
+    "mdlm": ["objective=mdlm", "backbone=caduceus"],
     "ar": ["objective=ar", "backbone=mamba"],
     # alpha(1) = 1e-3 would leave 1e-3 of every base unmasked and its cost, 2e-3 bits, out of the sum over steps.
     "d3pm": ["objective=d3pm", "objective.masking.num_steps=64", "noise.eps=1e-6", "backbone=caduceus"],
-    "sedd": ["objective=sedd", "objective/masking=count", "backbone=caduceus"],
+    "sedd": ["objective=sedd", "backbone=caduceus"],
 }
-FULL = {"length": 256, "records": 40, "bases": 200_000, "steps": 1500, "batch": 32, "size": (64, 4), "masks": 128, "draws": 8}
+FULL = {"length": 256, "records": 40, "bases": 200_000, "steps": 3000, "batch": 32, "size": (64, 4), "masks": 128, "draws": 8}
 QUICK = {"length": 64, "records": 4, "bases": 4_000, "steps": 12, "batch": 8, "size": (16, 1), "masks": 4, "draws": 2}
 
 
