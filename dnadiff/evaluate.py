@@ -21,7 +21,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
     from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
-    from dnadiff.likelihood import both_strands, check_one_draw
+    from dnadiff.likelihood import Conjoined, both_strands, check_one_draw
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
@@ -31,8 +31,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     is_dna = loaded.tokenizer.vocab.complement is not None
     if config["protocol"] == "mdlm" and not hasattr(loaded.denoiser, "next_log_probs"):
         check_one_draw(loaded.process.noise)
-    if config["both_strands"] and not is_dna:
-        raise ValueError("both_strands=true needs DNA; this model was trained on text, which has one strand: leave it out")
+    check_strands(config, loaded.denoiser, is_dna)
     data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
     data.expect(loaded.tokenizer)
     data.prepare()
@@ -46,7 +45,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     markov = fit_markov(data, config["orders"]) if is_dna else {}  # what it refuses, it refuses before the long work
     denoiser = loaded.denoiser.to(device)
     windows = Windows(tiles, groups, config["batch_size"], getattr(denoiser.backbone, "num_labels", 0) > 0)
-    result, start, reverse = measure(config, denoiser, loaded.process, windows, data)
+    judged = Conjoined(denoiser, loaded.tokenizer.vocab) if config["conjoin"] else denoiser
+    result, start, reverse = measure(config, judged, loaded.process, windows, data)
     named = [name for name in result.tokens if result.tokens[name].sum()]
     content = {
         "model": {
@@ -54,6 +54,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
             "backbone": type(denoiser.backbone).__name__,
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "step": loaded.step,
+            "conjoined": config["conjoin"],
         },
         "data": {**data.describe(), "window": tiles.length},
         "part": config["part"],
@@ -138,6 +139,25 @@ def check(config: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def check_strands(config: Mapping[str, Any], denoiser: Any, is_dna: bool) -> None:
+    """Refuse what needs another strand, or another way of reading it.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key in ("both_strands", "conjoin"):
+        if not isinstance(config[key], bool):
+            raise ValueError(f"{key} {config[key]!r} must be true or false")
+        if config[key] and not is_dna:
+            raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
+    if config["conjoin"] and config["both_strands"]:
+        raise ValueError("conjoin=true makes both strands cost the same, so both_strands=true has nothing to compare; leave one of them out")
+    if config["conjoin"] and hasattr(denoiser, "next_log_probs"):
+        raise ValueError(
+            "conjoin=true needs a diffusion model: read from the other end an autoregressive one has another order; set both_strands=true"
+        )
+
+
 def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any, data: Any) -> tuple[Any, Any, Any]:
     """The likelihoods of the windows, what they cost in one call (None where that is not asked), and those of the other strand (or None)."""
     from dnadiff import likelihood
@@ -188,7 +208,7 @@ def describe_protocol(config: Mapping[str, Any], result: Any) -> str:
     from dnadiff.likelihood.record import COUNT, EXACT
 
     size = used_size(len(result.available), config["block_size"])
-    windows = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    windows = "both strands' probabilities averaged at every call; " * config["conjoin"] + f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if result.protocol == EXACT:
         return f"-log p by the chain rule, exact; {windows}"
     if result.protocol == COUNT:

@@ -164,6 +164,8 @@ class Model:
         content = json.loads((folder / STORED).read_text(encoding="utf-8"))
         if content["model"]["step"] != self.step or Path(content["model"]["checkpoint"]).name != self.path.name:
             raise ValueError(f"{folder / STORED} is of another checkpoint")
+        if content["model"].get("conjoined"):
+            raise ValueError(f"{folder / STORED} is of both strands conjoined, which is another denoiser")
         return content["code_length"]
 
     def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:

@@ -46,6 +46,24 @@ def test_both_strands(evaluate):
     assert "forward" in out and "gap" in out
 
 
+def test_conjoined_strands_are_named_and_cost_no_more_than_the_mean_of_both(evaluate):
+    apart, _, _ = evaluate("num_draws=4", "both_strands=true")
+    content, out, _ = evaluate("num_draws=4", "conjoin=true")
+    assert "both strands' probabilities averaged" in content["protocol"] and content["protocol"] in out
+    assert content["model"]["conjoined"] and not apart["model"]["conjoined"]
+    strands = [apart["both_strands"]["all"][k] for k in ("forward", "reverse")]
+    assert min(strands) - 0.01 < content["groups"]["all"]["nll"] < sum(strands) / 2  # the same masks: Jensen holds draw by draw
+
+
+def test_conjoining_needs_another_strand_and_no_order(cli, train_args, trained):
+    status, _, err = cli("evaluate", f"checkpoint={trained}", "conjoin=true", "both_strands=true")
+    assert status == 1 and "leave one of them out" in err
+    args = [a for a in train_args("mamba") if not a.startswith("backbone.bi")]
+    assert cli("train", *args, "objective=ar")[0] == 0
+    status, _, err = cli("evaluate", "checkpoint=run", "conjoin=true")
+    assert status == 1 and "conjoin=true needs a diffusion model" in err
+
+
 def test_the_code_length_of_k_calls(evaluate):
     content, out, _ = evaluate("num_draws=32")
     rows = content["code_length"]["rows"]

@@ -243,6 +243,23 @@ def test_both_strands_have_a_mean_and_a_gap_and_no_gap_for_a_symmetric_law(stran
             assert found["gap_high"] < 0  # drawn from the law: this strand is the likelier one
 
 
+def test_conjoined_strands_have_one_law_and_a_bound_below_the_mean_of_both(strands):
+    vocab, sequences, joint, make_oracle = strands
+    process = AbsorbingProcess(vocab, LogLinear())
+    oracle = make_oracle(sequences, joint, vocab)
+    conjoined = likelihood.Conjoined(oracle, vocab)
+    xt = torch.where(torch.rand(64, 3, generator=torch.Generator().manual_seed(1)) < 0.5, vocab.mask_id, sequences)
+    here, there = oracle.log_probs(xt), likelihood.OtherStrand(oracle, vocab).log_probs(xt)
+    torch.testing.assert_close(conjoined.log_probs(xt).exp(), (here.exp() + there.exp()) / 2)
+    chosen = xt == vocab.mask_id
+    torch.testing.assert_close(conjoined.log_probs(xt)[chosen], conjoined.log_probs(xt, positions=chosen))
+    forward, reverse, both = (
+        likelihood.exact_nelbo(network, process, sequences) for network in (oracle, likelihood.OtherStrand(oracle, vocab), conjoined)
+    )
+    torch.testing.assert_close(both, likelihood.exact_nelbo(conjoined, process, vocab.reverse_complement(sequences)))
+    assert (both <= (forward + reverse) / 2 + 1e-9).all() and (both < (forward + reverse) / 2 - 1e-3).any()
+
+
 def test_batches_of_the_other_strand_can_be_read_again(strands):
     vocab = strands[0]
     groups = {"all": torch.tensor([[True, True, False]])}

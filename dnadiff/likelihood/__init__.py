@@ -17,11 +17,12 @@ from dnadiff.likelihood.monte_carlo import (
     stratified_counts,
 )
 from dnadiff.likelihood.record import Curve, Likelihood
-from dnadiff.likelihood.strand import OtherStrand, ReverseComplemented, both_strands
+from dnadiff.likelihood.strand import Conjoined, OtherStrand, ReverseComplemented, both_strands
 
 __all__ = [
     "Batch",
     "Batches",
+    "Conjoined",
     "Curve",
     "Likelihood",
     "OtherStrand",
