@@ -49,7 +49,9 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
     """The options that every study has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(output), help="folder of the kept pieces and runs (default: %(default)s)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="this piece, or all whose names begin so; may be given again")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="this piece, or all whose names begin so; may be given again, and the order counts"
+    )
     parser.add_argument("--list", action="store_true", help="show the pieces and what is finished")
     parser.add_argument("--table", action="store_true", help="print the table of what is finished, and run nothing")
     parser.add_argument("--quick", action="store_true", help="everything small, in OUTPUT/quick: shows that it runs, and nothing else")
@@ -57,12 +59,12 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
 
 
 def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
-    """Run what is asked for and not finished, in the order given.
+    """Run what is asked for and not finished: in the order of `--only`, and of the pieces under each.
 
     Raises:
         ValueError: if `--only` names no piece.
     """
-    chosen = [name for name in pieces if not options.only or any(name == o or name.startswith(o) for o in options.only)]
+    chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
         raise ValueError(f"--only {' '.join(options.only)} names no piece; there are {', '.join(pieces)}")
     if options.list:

@@ -7,20 +7,29 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from dnadiff import code_length
+from dnadiff.noise import LogLinear
+from dnadiff.sampler.first_hitting import FirstHitting
+from dnadiff.sampler.grouped import Grouped
+from dnadiff.vocab import Vocab
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def script(name):
+    sys.path.insert(0, str((SCRIPTS / name).parent))  # as for a program: scripts import their neighbours
     spec = importlib.util.spec_from_file_location(Path(name).stem, SCRIPTS / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
     return module
 
 
@@ -74,39 +83,110 @@ def test_relative_variances_of_known_noise():
 
 
 @pytest.fixture(scope="module")
-def sampling():
-    return script("bench/sampling")
+def timing():
+    return script("bench/sampler_timing")
 
 
-def test_the_published_sampler_has_its_law_and_its_calls(sampling, oracle, toy):
-    class Logits(torch.nn.Module):
-        vocab = toy.vocab
+class Logits(torch.nn.Module):
+    """What `ddpm_cache` asks of a denoiser, from an oracle."""
 
-        def logits(self, x):
-            return oracle.log_probs(x).float().clamp(min=-50)
+    def __init__(self, oracle, vocab):
+        super().__init__()
+        self.oracle, self.vocab, self.calls = oracle, vocab, 0
 
+    def logits(self, x):
+        self.calls += 1
+        return self.oracle.log_probs(x).float().clamp(min=-50)
+
+
+def test_the_published_sampler_has_its_law_and_its_calls(timing, oracle, toy):
     torch.manual_seed(0)
-    drawn = sampling.ddpm_cache(Logits(), torch.full((20_000, 3), 3), 64).tokens
-    law = torch.bincount(drawn @ torch.tensor([9, 3, 1]), minlength=27) / len(drawn)
-    assert (law - toy.joint).abs().sum() / 2 < 0.03
+    model = Logits(oracle, toy.vocab)
+    result = timing.ddpm_cache(model, torch.full((6_000, 3), 3), 32)
+    law = torch.bincount(result.tokens @ torch.tensor([9, 3, 1]), minlength=27) / 6_000
+    assert (law - toy.joint).abs().sum() / 2 < 0.05 and result.nfe == model.calls <= 33
     # facts.md 16, with the step that ends at 1e-5 and the call that removes the noise
     for batch, expected in ((1, 641), (16, 1000)):
-        calls = [sampling.ddpm_calls(batch, 1024, 1000, seed) for seed in range(20)]
+        calls = [timing.ddpm_calls(batch, 1024, 1000, seed) for seed in range(20)]
         assert np.mean(calls) == pytest.approx(expected + 1, abs=8)
 
 
-def test_some_steps_of_a_plan_and_equal_loss(sampling, oracle, toy):
-    process = sampling.AbsorbingProcess(toy.vocab, sampling.LogLinear())
-    some = sampling.Some(sampling.FirstHitting(), 2).sample(oracle, process, torch.full((5, 3), 3), sampling.Draws.for_batch(0, 5))
-    assert some.nfe == 2 and some.rows == 10 and ((some.tokens == 3).sum(-1) == 1).all()
+def test_the_published_sampler_keeps_its_answer_while_nothing_changes(timing, oracle, toy):
+    calls = []
+    for _ in range(200):
+        model = Logits(oracle, toy.vocab)
+        calls.append(timing.ddpm_cache(model, torch.full((1, 3), 3), 20).nfe)
+        assert calls[-1] == model.calls
+    assert np.mean(calls) == pytest.approx(np.mean([timing.ddpm_calls(1, 3, 20, seed) for seed in range(400)]), abs=0.2)
+    # one call at first, one for each change but the last step's, and one to end with
+    assert timing.ddpm_seconds((1.0, 0.1), 64, 1024, 8) == pytest.approx(8 * 1.0 + 1.0 - 0.1)
+
+
+def test_calls_and_rows_are_counted_by_the_sampler_itself(timing):
+    process = timing.AbsorbingProcess(Vocab(3, 2, 2, (2,)), LogLinear())
+    found = timing.counted(Grouped(4), process, 3, 8)
+    assert (found.nfe, found.rows) == (4, 1 + 3 * 3)  # three rows of masks are one question
+
+
+def test_some_steps_of_a_plan_begin_where_the_sampler_would_be(timing, oracle, toy):
+    process, draws = timing.AbsorbingProcess(toy.vocab, LogLinear()), timing.Draws.for_batch(0, 5)
+    plan = FirstHitting().plan(torch.ones(5, 3, dtype=torch.bool), process, draws)
+    some = timing.Some(plan, torch.tensor([1]))
+    x = some.template(process)
+    assert torch.equal(x != 3, plan.step == 0) and torch.isin(x, torch.arange(4)).all()
+    found = some.sample(oracle, process, x, draws)
+    assert found.nfe == 1 and torch.equal(found.tokens == 3, plan.step == 2)
+
+
+def test_parts_add_up_to_the_whole(timing, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow(torch.nn.Module):
+        """Takes 3 s for a sequence, on a clock of its own."""
+
+        vocab, time_conditioning = Vocab(3, 2, 2, (2,)), False
+
+        def log_probs(self, x, t, cond, positions, valid):
+            now[0] += 3 * len(x)
+            return timing.Uniform().log_probs(x, t, cond, positions, valid)
+
+        def logits(self, x):
+            now[0] += 3 * len(x)
+            return torch.zeros(*x.shape, 3)
+
+    process = timing.AbsorbingProcess(Slow.vocab, LogLinear())
+    found = timing.time_planned(Grouped(16), Slow(), process, 8, 4, 2, 32, 100.0)
+    assert (found.calls, found.rows, found.ddpm_costs) == (16, 1 + 15 * 8, (3 * 8, 0))
+    assert found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.share < 0.5  # the first call's one row is scaled all the same
+    whole = timing.time_planned(Grouped(16), Slow(), process, 8, 8, 8, 32, 1600.0)
+    assert whole.seconds == 3 * 121 and whole.share == 1
+    published = timing.time_ddpm(Slow(), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0)
+    assert published.seconds == 24 * published.calls == 24 * 6 and published.rows == 8 * 6
+
+
+def test_equal_loss():
+    sampling = script("bench/sampling")
     assert sampling.steps_at([(0.1, 10), (0.01, 100)], 0.0316) == 32 and sampling.steps_at([(0.1, 10), (0.01, 100)], 0.001) is None
+
+
+def test_flips_are_counted_and_the_same_again_has_none(monkeypatch):
+    flips = script("bench/flips")
+    found = flips.flipped(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]))
+    assert (found["flip_rate"], found["sequences_apart"], found["differ_there"]) == (0.25, 1, 0.5)
+    monkeypatch.setattr(flips, "SAMPLERS", {"grouped": lambda: Grouped(4)})
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # two threads on a busy machine wait for each other
+    rows = list(flips.compare(None, 3, 16, "cpu"))
+    assert [r["flip_rate"] for r in rows if r["change"] == "same again"] == [0, 0]
+    assert max(r["flip_rate"] for r in rows) < 0.1  # one network each: two networks would differ in more than half of their tokens
+    assert len(rows) == 5 + 4 and all(r["tokens"] == 48 for r in rows)  # a DiT has one kernel
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shows"),
     [
-        ("bench/sampling", "times faster than ddpm_cache with T = 64"),
+        ("bench/sampling", "slower than ddpm_cache at equal code length"),
         ("bench/objective", "Lowest mean"),
         ("experiments/known_source", "| `sedd` | sum of h(n)"),
         ("experiments/ecoli_objectives", "| mlm, then mdlm |"),

@@ -13,10 +13,9 @@ def options():
 def test_finished_pieces_are_skipped_and_may_be_chosen(tmp_path, options, capsys):
     calls, kept = [], study.Kept(tmp_path / "kept")
     pieces = {name: lambda name=name: calls.append(name) or {"value": len(calls)} for name in ("a-1", "a-2", "b")}
-    study.work(pieces, kept, options("--only", "b"))
-    study.work(pieces, kept, options("--only", "a"))
+    study.work(pieces, kept, options("--only", "b", "--only", "a-2"))
     study.work(pieces, kept, options())
-    assert calls == ["b", "a-1", "a-2"] and kept["a-2"]["value"] == 3
+    assert calls == ["b", "a-2", "a-1"] and kept["a-1"]["value"] == 3  # as they were named, then the rest
     assert sorted(p.name for p in kept.folder.iterdir()) == ["a-1.json", "a-2.json", "b.json"]
     capsys.readouterr()
     study.work(pieces | {"c": None}, kept, options("--list"))

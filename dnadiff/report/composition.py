@@ -18,6 +18,7 @@ from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectr
 Measure = Callable[[np.ndarray, np.ndarray], float]
 _LETTERS = "ACGT"
 _NO_BASE = 255
+_FEWEST_FOR_QUANTILES = 40  # the 2.5 % quantile of 20 values has 4 to 5 % below it
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def word_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool) -> 
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
-    total = counts.sum(0)
+    total = counts.sum(0, dtype=np.float64)  # divergences are small differences of entropies: float32 would eat them up
     return total / max(total.sum(), 1)
 
 
@@ -222,8 +223,17 @@ def distance(
     """
     ours = [measure(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)]
     floor = [measure(real[chosen], real[rest]) for chosen, rest in real_sets]
-    low, high = np.quantile(floor, [0.025, 0.975])
-    return Distance(float(np.mean(ours)), float(np.mean(floor)), float(low), float(high))
+    return Distance(float(np.mean(ours)), float(np.mean(floor)), *_range(np.array(floor)))
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """Where 95 % of such values lie: their quantiles, or where there are too few of them, mean -+ t deviations."""
+    n = len(values)
+    if n < _FEWEST_FOR_QUANTILES:
+        half = student_t(n - 1) * float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
+        return float(values.mean()) - half, float(values.mean()) + half
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def spread(

@@ -7,6 +7,7 @@ for samples that are closer to a set of real windows than other real windows are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -206,7 +207,17 @@ class Judge:
 
     def _value(self, key: str, name: str, unit: str, of: Callable[[np.ndarray], float], samples: np.ndarray, real: np.ndarray) -> Finding:
         """A number of one set."""
-        return self._finding(key, name, unit, lambda a, b: float(of(a)), samples, real, is_distance=False)
+        found = self._finding(key, name, unit, lambda a, b: float(of(a)), samples, real, is_distance=False)
+        return replace(found, distance=self._of_a_new_set(found.distance))
+
+    def _of_a_new_set(self, found: Distance) -> Distance:
+        """The same with the range of a number in a set that is not part of the real windows, as samples are not.
+
+        Sets of n out of N real windows share windows: their numbers vary with 1/n - 1/N, and hold the error of the N in common. A new set
+        differs from the mean of the N with 1/n + 1/N.
+        """
+        wider = math.sqrt((len(self.real) + self.number) / (len(self.real) - self.number))
+        return replace(found, low=found.floor - wider * (found.floor - found.low), high=found.floor + wider * (found.high - found.floor))
 
     def _words(self) -> Iterator[Finding]:
         for k in WORDS:
@@ -245,7 +256,7 @@ class Judge:
         yield self._value("seen", f"{training.k}-mers seen in training", "%", share, *seen)
         yield self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, *match)
         longest = distance(lambda a, b: float(a.max()), *match, self.sample_sets, self.real_sets)  # a maximum has no useful spread
-        yield Finding("longest_match", "longest match with training, of all", "bases", False, longest)
+        yield Finding("longest_match", "longest match with training, of all", "bases", False, self._of_a_new_set(longest))
 
     def _learned(self) -> Iterator[Finding]:
         counts = [word_counts(list(windows), _DISCRIMINATOR_WORDS, self.both_strands) for windows in (self.samples, self.real)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,7 +32,7 @@ class Samples(NamedTuple):
     Attributes:
         tokens: (B, L) ids, without masks but for frozen ones (and those that `noise_removal=none` leaves).
         nfe: network calls made for the batch.
-        rows: sequences evaluated, summed over the calls; with guidance each counts twice.
+        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and with guidance each counts twice.
     """
 
     tokens: Tensor
@@ -55,6 +56,9 @@ class Plan(NamedTuple):
 class Calls:
     """A denoiser that is asked about some sequences of a batch only, and the count of what that took.
 
+    Where all of them are one sequence, as at the beginning, when everything is masked, it is asked about one, and each gets its
+    positions of the answer.
+
     Args:
         denoiser: the network behind its contract.
         cond: (B, C) labels of the whole batch.
@@ -67,6 +71,7 @@ class Calls:
 
     def __init__(self, denoiser: nn.Module, cond: Tensor | None = None, valid: Tensor | None = None) -> None:
         self.denoiser, self.cond, self.valid = denoiser, cond, valid
+        self.reads_time = getattr(denoiser, "time_conditioning", True)
         self.nfe = self.rows = 0
 
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
@@ -80,12 +85,18 @@ class Calls:
         """Log-ratios (M, V), asked for as in `log_probs`."""
         return self._ask(self.denoiser.log_score, x, t, positions)
 
-    def _ask(self, function, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+    def _ask(self, function: Callable[..., Tensor], x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         active = positions.any(-1).nonzero()[:, 0]
+        x, t, cond, valid, asked = (None if whole is None else whole[active] for whole in (x, t, self.cond, self.valid, positions))
+        read = (x, cond, valid, t if self.reads_time else None)
+        alike = len(active) > 1 and all(part is None or bool((part == part[:1]).all()) for part in read)
         self.nfe += 1
-        self.rows += len(active) * getattr(self.denoiser, "rows_per_sequence", 1)
-        cond, valid = (None if whole is None else whole[active] for whole in (self.cond, self.valid))
-        return function(x[active], t[active], cond, positions[active], valid)
+        self.rows += (1 if alike else len(active)) * getattr(self.denoiser, "rows_per_sequence", 1)
+        if not alike:
+            return function(x, t, cond, asked, valid)
+        some = asked.any(0, keepdim=True)  # (1, L)
+        found = function(x[:1], t[:1], None if cond is None else cond[:1], some, None if valid is None else valid[:1])
+        return found[(some.cumsum(-1) - 1).expand(asked.shape)[asked]]
 
 
 def is_whole(value: Any, least: int = 1) -> bool:

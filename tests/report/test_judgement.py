@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dnadiff.kmers import reverse_complement
-from dnadiff.report.composition import as_bases, jensen_shannon
+from dnadiff.report.composition import as_bases, distance, jensen_shannon
 from dnadiff.report.copies import Training
 from dnadiff.report.judgement import Judge
 from dnadiff.report.learned import auroc, taught, told_apart
@@ -26,6 +26,21 @@ def test_jensen_shannon_by_hand():
     # p (1, 0), q (1/2, 1/2), mean (3/4, 1/4): 0.8112781 - (0 + 1)/2
     assert jensen_shannon(a, b) == pytest.approx(0.3112781)
     assert jensen_shannon(a, a) == 0 and jensen_shannon(np.array([[1, 0]]), np.array([[0, 3]])) == pytest.approx(1)
+
+
+def test_divergences_of_large_counts_keep_their_digits():
+    counts = np.array([[30_000_000, 20_000_001], [30_000_010, 20_000_000]])
+    narrow = [row[None].astype(np.float32) for row in counts[:, :] // 8 * 8]  # numbers that float32 holds
+    p, q = (row[0].astype(float) / row.astype(float).sum() for row in narrow)
+    expected = ((p - q) ** 2 / (p + q)).sum() / (4 * np.log(2))  # leading order
+    assert jensen_shannon(*narrow) == pytest.approx(expected, rel=0.3, abs=2e-15)
+
+
+def test_the_range_of_few_sets_is_that_of_a_next_one():
+    numbers = iter(range(40))
+    sets = [[np.array([0]), np.array([0])]] * 20
+    found = distance(lambda a, b: float(next(numbers) % 20), np.zeros(1), np.zeros(1), [np.array([0])] * 20, sets)
+    assert (found.low, found.high) == pytest.approx((9.5 - 12.69, 9.5 + 12.69), abs=0.01)  # t of 19: 2.093; sd 5.916; sqrt(1 + 1/20)
 
 
 def test_a_periodic_sequence_tells_everything_at_every_distance():
@@ -124,6 +139,14 @@ def test_samples_of_the_same_source_lie_within_the_floor(real):
     ]
     assert np.mean(covered) > 0.8 and found.num_compared == 40
     json.dumps(found.content(), allow_nan=False)
+
+
+def test_one_number_in_twenty_lies_outside_by_chance(real):
+    # Against two halves of as few as 2 n windows 27 % did: sets that share windows vary less than a new one does.
+    judge, rng = Judge(random_windows(40, 120, 8), real, order=2), np.random.default_rng(0)
+    found = [judge._value("mean", "mean", "", np.mean, rng.normal(size=40), rng.normal(size=80)).verdict for _ in range(150)]
+    outside = np.mean([verdict != "as real windows" for verdict in found])
+    assert 0.0 < outside < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
 
 
 def test_another_source_is_farther_and_a_copy_of_real_windows_warns(real):

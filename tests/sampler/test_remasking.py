@@ -93,7 +93,8 @@ def test_a_token_taken_back_has_no_confidence_any_more(world):
             return super().log_probs(xt, t, cond, positions, valid)
 
     every, model = Everything(), Recorder(world.joint, world.table().vocab)
-    world.draw(ReMDM(every, 6), model, 200, cond=torch.arange(200.0)[:, None])
+    result = world.draw(ReMDM(every, 6), model, 200, cond=torch.arange(200.0)[:, None])
+    assert (result.tokens < 3).all()  # nothing is taken back at the last step, however strong the remasking
     assert len(every.seen) == len(model.asked) == 6 and not every.seen[0].any()
     for opened, confident in zip(model.asked, every.seen[1:]):  # what opened at the step before, and nothing older
         assert torch.equal(confident, opened) and 0 < confident.double().mean() <= 1

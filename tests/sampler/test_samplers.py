@@ -89,8 +89,20 @@ def test_ancestral_calls_the_network_only_when_something_opens():
     steps, length, batch, uniform = 50, 20, 300, Coins()
     result = run(Ancestral(steps), uniform, BIT, batch, length, eps=0.0)
     expected = steps * (1 - (1 - 1 / steps) ** length)
-    assert result.rows / batch == pytest.approx(expected, rel=0.03)
+    first = batch * (1 - (1 - 1 / steps) ** length) - 1  # all masks: one answer for all
+    assert (result.rows + first) / batch == pytest.approx(expected, rel=0.03)
     assert result.nfe == uniform.calls <= steps
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_sequence_costs_641_rows_of_1000_steps_at_any_batch_size(batch):
+    # facts 16: 1000 (1 - (1 - 1/1000)^1024) = 641
+    process, several = AbsorbingProcess(BIT, LogLinear()), range(32 // batch)
+    plans = [
+        Ancestral(1000).plan(torch.ones(batch, 1024, dtype=torch.bool), process, Draws.for_batch(seed, batch)).step for seed in several
+    ]
+    rows = [len(row.unique()) for plan in plans for row in plan]
+    assert sum(rows) / len(rows) == pytest.approx(641, abs=5 * 10.5 / 32**0.5)
 
 
 def test_grouped_opens_equal_groups_in_random_order():

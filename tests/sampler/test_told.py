@@ -9,6 +9,7 @@ from dnadiff.backbone.base import State
 from dnadiff.config import config_dir
 from dnadiff.denoiser import log_expm1
 from dnadiff.noise import LogLinear
+from dnadiff.sampler.base import Calls
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.remasking import Loop
 from dnadiff.sampler.remdm import ReMDM
@@ -77,6 +78,67 @@ def told(world, sampler, model=None):
         for key, *value in zip(row.tolist(), t.tolist(), share.tolist()):
             rows.setdefault(key, []).append(value)
     return rows
+
+
+class Letters(torch.nn.Module):
+    """A law of its own at every position, for each time, label and padding; it counts the sequences that it reads."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.vocab, self.read = BIT, []
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        self.read.append(len(xt))
+        parts = (xt.cumsum(-1), t[:, None] * 7, 0 if cond is None else cond[:, :1] * 3, 0 if valid is None else valid.sum(-1, True))
+        number = torch.arange(8) + sum(parts)
+        law = torch.stack([torch.sin(number), torch.cos(number), torch.full_like(number, -torch.inf)], -1)
+        return law.log_softmax(-1)[positions]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_equal_sequences_are_one_question(told):
+    # Each gets its own positions of the one answer, as if it had been asked alone.
+    x, model = torch.tensor([[2, 0, 2, 2, 1, 2, 2, 2]]).expand(3, -1), Letters(time_conditioning=told)
+    positions = torch.zeros(3, 8, dtype=torch.bool)
+    positions[0, [0, 5]], positions[2, [2, 5, 7]] = True, True
+    calls, t = Calls(model), torch.tensor([0.3, 0.9, 0.3])
+    alone = torch.cat([model.log_probs(x[i : i + 1], t[i : i + 1], None, positions[i : i + 1]) for i in (0, 2)])
+    assert torch.equal(calls.log_probs(x, t, positions), alone) and (calls.nfe, calls.rows) == (1, 1) and model.read[-1] == 1
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"x": [0, 1]},
+        {"t": torch.tensor([0.3, 0.4])},
+        {"cond": torch.tensor([[1.0], [0.0]])},
+        {"valid": torch.arange(8) < torch.tensor([[8], [6]])},
+    ],
+    ids=lambda d: next(iter(d)),
+)
+def test_sequences_that_differ_in_anything_read_are_asked_one_by_one(differs):
+    x = torch.full((2, 8), 2)
+    x[:, 3] = torch.tensor(differs.get("x", [0, 0]))
+    t, cond, valid = differs.get("t", torch.full((2,), 0.3)), differs.get("cond"), differs.get("valid")
+    positions = torch.zeros(2, 8, dtype=torch.bool)
+    positions[:, [1, 5]] = True
+    model = Letters()
+    calls = Calls(model, cond, valid)
+    found = calls.log_probs(x, t, positions)
+    assert torch.equal(found, model.log_probs(x, t, cond, positions, valid)) and (calls.nfe, calls.rows) == (1, 2)
+    kept = Calls(Letters(time_conditioning=False), cond, valid)
+    kept.log_probs(x, t, positions)
+    assert kept.rows == (1 if "t" in differs else 2)  # a network that is not told the time cannot tell them apart
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "ar"])
+def test_a_batch_of_masks_asks_once_at_first(name, world):
+    model = Letters(time_conditioning=False)
+    model.length = 8
+    result = world.draw(world.make(name), model, 12)
+    assert model.read[0] == 1 and sum(model.read) == result.rows and max(model.read) > 1 and len(result.tokens.unique(dim=0)) > 4
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*GRID, "first_hitting")])
