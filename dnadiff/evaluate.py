@@ -34,6 +34,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     check_strands(config, loaded.denoiser, is_dna)
     data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
     data.expect(loaded.tokenizer)
+    check_length(config["length"] or data.length, loaded.denoiser.backbone.max_length)
     data.prepare()
     tiles = data.test_windows(config["part"], config["length"])
     log.info(
@@ -151,11 +152,23 @@ def check_strands(config: Mapping[str, Any], denoiser: Any, is_dna: bool) -> Non
         if config[key] and not is_dna:
             raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
     if config["conjoin"] and config["both_strands"]:
-        raise ValueError("conjoin=true makes both strands cost the same, so both_strands=true has nothing to compare; leave one of them out")
+        raise ValueError(
+            "conjoin=true makes both strands cost the same, so both_strands=true has nothing to compare; leave one of them out"
+        )
     if config["conjoin"] and hasattr(denoiser, "next_log_probs"):
         raise ValueError(
             "conjoin=true needs a diffusion model: read from the other end an autoregressive one has another order; set both_strands=true"
         )
+
+
+def check_length(length: int, longest: int | None) -> None:
+    """Refuse windows that the network does not take, before Markov models are fitted.
+
+    Raises:
+        ValueError: naming both lengths.
+    """
+    if longest is not None and length > longest:
+        raise ValueError(f"windows of {length} tokens are more than the {longest} that this network takes; set length={longest} or less")
 
 
 def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any, data: Any) -> tuple[Any, Any, Any]:
@@ -208,7 +221,9 @@ def describe_protocol(config: Mapping[str, Any], result: Any) -> str:
     from dnadiff.likelihood.record import COUNT, EXACT
 
     size = used_size(len(result.available), config["block_size"])
-    windows = "both strands' probabilities averaged at every call; " * config["conjoin"] + f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    windows = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    if config["conjoin"]:
+        windows = f"both strands' probabilities averaged at every call; {windows}"
     if result.protocol == EXACT:
         return f"-log p by the chain rule, exact; {windows}"
     if result.protocol == COUNT:

@@ -82,9 +82,18 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
 
 
 def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """`metrics.json` of a training run in `folder`, begun, gone on with, or long finished; `arguments` is added to what it says."""
-    finished = folder / "metrics.json"
+    """`metrics.json` of a training run in `folder`, begun, gone on with, or long finished; `arguments` is added to what it says.
+
+    Raises:
+        ValueError: if the run in `folder` was begun with other arguments: its numbers would pass for those of these.
+    """
+    finished, begun = folder / "metrics.json", folder / "arguments.json"
+    if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(arguments):
+        changed = " ".join(sorted(set(before) ^ set(arguments))) or "their order"
+        raise ValueError(f"{folder} holds a run with other arguments ({changed}); set another --output, or remove that folder")
     if not finished.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(begun, list(arguments))
         how = "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
         command("train", *arguments, how, f"hydra.run.dir={folder}")
     return json.loads(finished.read_text(encoding="utf-8")) | {"arguments": list(arguments)}

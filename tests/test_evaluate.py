@@ -139,6 +139,18 @@ def test_what_the_markov_models_refuse_is_refused_before_the_network_runs(cli, t
     assert status == 1 and "nothing to count" in err
 
 
+def test_windows_longer_than_the_network_takes_are_refused_before_data_is_read(cli, train_args, tmp_path):
+    assert cli("train", *train_args("dit", 1))[0] == 0
+    for args in (["length=128"], ["data=fasta", "data.path=absent.fa", "data.length=128"]):
+        status, _, err = cli("evaluate", "checkpoint=run", *args)
+        assert status == 1 and "windows of 128 tokens are more than the 64 that this network takes; set length=64 or less" in err
+        assert "model:" not in err  # what is said once windows are cut, before Markov models are fitted
+    assert (
+        cli("evaluate", "checkpoint=run", "data=fasta", f"data.path={tmp_path / 'tiny.fa'}", "length=64", "num_draws=2", "orders=[]")[0]
+        == 0
+    )
+
+
 def test_the_blocks_that_were_used_are_reported(evaluate):
     content, out, _ = evaluate("num_draws=2")  # 10 windows side by side: too few for blocks of 16
     assert content["block_size"] == 1 and "blocks of 1 window (not 16, to have 20)" in content["protocol"]

@@ -54,5 +54,15 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert lines == [("train", "seed=2", "overwrite=true", folder), ("train", "seed=2", "resume=true", folder)]
 
 
+def test_a_run_of_other_arguments_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(study, "command", lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}'))
+    study.train(folder, ["seed=2", "trainer.max_steps=10"])
+    with pytest.raises(ValueError, match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another --output"):
+        study.train(folder, ["seed=2", "trainer.max_steps=20"])
+    (folder / "arguments.json").unlink()  # a run that an earlier version made says nothing
+    assert study.train(folder, ["seed=3"])["tokens"] == 1
+
+
 def test_markdown():
     assert study.markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"

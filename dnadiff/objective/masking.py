@@ -67,8 +67,11 @@ class Masking(ABC):
             ValueError: naming what is left out of it.
         """
         low, high = self.ends(noise)
-        remedy = "set objective/masking=importance or count" if high >= 1 - LARGEST_CUT else "set objective/masking=count, or another noise"
-        refuse_cut(noise, low, high, self.cut_by(), remedy)
+        refuse_cut(noise, low, high, self.cut_by(), self.remedy(high >= 1 - LARGEST_CUT))
+
+    def remedy(self, reaches_all: bool) -> str:
+        """What to set instead, for the message: where the schedule masks all in the end, and where it does not."""
+        return "set objective/masking=importance or count" if reaches_all else "set objective/masking=count, or another noise"
 
     def cut_by(self) -> str:
         """The setting that says where the integral begins, for the message."""
@@ -174,6 +177,10 @@ class Steps(Masking):
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         """See `Masking`; the first step reveals everything, so nothing is missing below."""
         return 0.0, noise.mask_probability(1.0)
+
+    def remedy(self, reaches_all: bool) -> str:
+        """See `Masking`; d3pm takes no other masking, and counts are another bound."""
+        return "set another noise"
 
     def evaluation(self) -> Steps:
         """The same steps, stratified by what they reveal."""

@@ -8,6 +8,10 @@ the same learning rates with a quarter of the tokens; the control also dropout a
 they could help. Whatever is chosen, learning rate, checkpoint (early stopping: the best of six validations), dropout and decay, is chosen on the
 validation part. The test part is scored once for each model, at the end: all windows of 512, count form (AR: exact), novel bases apart.
 
+`mdlm` trains on plain cross-entropy; score entropy and D3PM here train on their bounds, and `mdlm_nelbo`, weighted as they are, is what
+they compare with. Each model is one training run, and the intervals are over windows alone: the seeds of scripts/bench/objective.py
+ended up to 0.0034 bits apart with one method, so that smaller differences say nothing of the objectives.
+
 `sedd` is not told the time, so that its network is the others' (its habit, a time input, makes it 311,872 parameters: `sedd_time`). All
 but AR are scored by the same bound, in continuous time with SUBS; "own bound" is what each was trained on, on validation windows.
 """
