@@ -23,9 +23,11 @@ Command = Callable[[dict[str, Any], Path, list[str]], None]
 LIST = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, beside Markov models",
+    "zero_shot": "held-out likelihood on several sets of texts, in one table",
     "score": "the likelihood of each record of a FASTA file, to a table",
     "sample": "write synthetic sequences to FASTA",
     "judge": "samples against held-out windows, in every number beside a floor",
+    "judge_text": "samples of text under a local causal model, with their entropy and repetition",
     "finetune": "fine-tune a trained model into a classifier, beside baselines",
     "genome": "pack and describe a genome, extract regions of it",
     "compress": "a FASTA file as the code that a trained model gives it",
@@ -171,6 +173,14 @@ def compose_again(name: str) -> dict[str, Any]:
 
     GlobalHydra.instance().clear()
     return compose(name, resolve=False)
+
+
+def compose_beside(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration of another command, from inside one."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    return compose(name, overrides)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

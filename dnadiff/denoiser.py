@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.base import Backbone, State
+from dnadiff.kernels import linear_log_sum
 from dnadiff.noise import NoiseSchedule
 from dnadiff.vocab import Vocab
+
+LARGE = 1024  # ids from which losses do without the logits; fewer are a small array, which is not worth computing twice
 
 
 class Parameterization(ABC):
@@ -25,12 +29,14 @@ class Parameterization(ABC):
 
     Attributes:
         normalised: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
+        banned: ids without probability under the law that the objective trains.
     """
 
     normalised: bool = True
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
+        self.banned: tuple[int, ...] = vocab.never_emitted
 
     @abstractmethod
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
@@ -105,6 +111,7 @@ class Softmax(SUBS):
     def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
         super().__init__(vocab)
         self.zero_masking, self.carry_over = zero_masking, carry_over
+        self.banned = vocab.never_emitted if zero_masking else ()
 
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
         """See the class."""
@@ -184,15 +191,38 @@ class Denoiser(nn.Module):
         Returns:
             (M, V) in row-major order of the M chosen positions, or (B, L, V) for None.
         """
+        return self.backbone.head(self._features(xt, t, cond, positions, valid))[..., : self.vocab.size]
+
+    def _features(self, xt: Tensor, t: Tensor | None, cond: Tensor | None, positions: Tensor | None, valid: Tensor | None) -> Tensor:
+        """(M, D) or (B, L, D)."""
         sigma = None
         if self.time_conditioning:
             if t is None:
                 raise ValueError("this denoiser is conditioned on time: pass t (B,)")
             sigma = self.noise.sigma(t)
         features = self.backbone.features(xt.long(), sigma, cond, valid)
-        if positions is not None:
-            features = features[positions]
-        return self.backbone.head(features)[..., : self.vocab.size]
+        return features if positions is None else features[positions]
+
+    @property
+    def wide(self) -> bool:
+        """Whether losses should ask for `sums`: the vocabulary is large, and the head one matrix."""
+        return _wide(self.backbone)
+
+    def sums(
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: Tensor | None = None,
+        cond: Tensor | None = None,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """log sum_v exp(logit_v) without the `banned` ids, (M,), and the logits of `ids (M, K)`, at the M chosen positions.
+
+        No logits are held (`dnadiff.kernels.linear_log_sum`); all that objectives need follows: -log p(x0) is the difference of the two.
+        """
+        return _sums(self.backbone, self._features(xt, t, cond, positions, valid), ids, banned)
 
     def log_probs(
         self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
@@ -307,13 +337,33 @@ class CausalDenoiser(nn.Module):
         Returns:
             (M, V) in row-major order of the M chosen positions, or (B, L, V) for None.
         """
+        features = self._read(x, cond, valid)
+        return self._next(features if positions is None else features[positions])
+
+    def _read(self, x: Tensor, cond: Tensor | None, valid: Tensor | None) -> Tensor:
+        """Features (B, L, D) from which row l predicts token l."""
         start = torch.full_like(x[:, :1], self.vocab.mask_id)
         if valid is not None:
             valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1)
-        features = self.backbone.features(torch.cat([start, x[:, :-1]], 1).long(), None, cond, valid)
-        if positions is not None:
-            features = features[positions]
-        return self._next(features)
+        return self.backbone.features(torch.cat([start, x[:, :-1]], 1).long(), None, cond, valid)
+
+    @property
+    def wide(self) -> bool:
+        """See `Denoiser.wide`."""
+        return _wide(self.backbone)
+
+    def sums(
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        x: Tensor,
+        cond: Tensor | None = None,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Denoiser.sums`, of the logits behind `next_log_probs`."""
+        features = self._read(x, cond, valid)
+        return _sums(self.backbone, features if positions is None else features[positions], ids, banned)
 
     def step(self, token: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
         """One token further: the law of the next token, as `next_log_probs` has it, without reading the earlier ones again.
@@ -339,3 +389,45 @@ class CausalDenoiser(nn.Module):
         raise ValueError(
             "an autoregressive model predicts from left to right (next_log_probs); unmasking needs a diffusion objective such as mdlm"
         )
+
+
+def nll(
+    denoiser: nn.Module,
+    x0: Tensor,
+    xt: Tensor,
+    t: Tensor | None = None,
+    cond: Tensor | None = None,
+    positions: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """-log p(x0) at masked positions: (M,) in row-major order of `positions (B, L)` bool, all of which are masks in xt.
+
+    What losses and likelihoods ask of anything that has `log_probs`; a `Denoiser` over a large vocabulary holds no (M, V) for it.
+    """
+    target = x0[positions].long()[:, None]
+    if not getattr(denoiser, "wide", False):
+        return -denoiser.log_probs(xt, t, cond, positions, valid).gather(-1, target)[:, 0]
+    log_sum, at = denoiser.sums(target, denoiser.vocab.never_emitted, xt, t, cond, positions, valid)
+    return log_sum - at[:, 0]
+
+
+def next_nll(
+    denoiser: nn.Module, x: Tensor, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+) -> Tensor:
+    """-log p of the tokens at the chosen positions given those before each, `(M,)`; all of them for None. As `nll`, for causal models."""
+    positions = torch.ones_like(x, dtype=torch.bool) if positions is None else positions
+    target = x[positions].long()[:, None]
+    if not getattr(denoiser, "wide", False):
+        return -denoiser.next_log_probs(x, cond, positions, valid).gather(-1, target)[:, 0]
+    log_sum, at = denoiser.sums(target, denoiser.vocab.never_emitted, x, cond, positions, valid)
+    return log_sum - at[:, 0]
+
+
+def _wide(backbone: Backbone) -> bool:
+    return backbone.vocab.size >= LARGE and backbone.head_matrix() is not None
+
+
+def _sums(backbone: Backbone, features: Tensor, ids: Tensor, banned: Sequence[int]) -> tuple[Tensor, Tensor]:
+    weight, bias = backbone.head_matrix()
+    size = backbone.vocab.size
+    return linear_log_sum(features, weight[:size], None if bias is None else bias[:size], ids, banned)

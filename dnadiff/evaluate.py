@@ -17,7 +17,15 @@ log = logging.getLogger("dnadiff")
 
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Evaluate and return the contents of the JSON file."""
+    """Evaluate, print the tables, and return the contents of the JSON file."""
+    content = evaluated(config, run_dir)
+    show(content, content["is_dna"])
+    print(f"files are in {config['output'] or run_dir / 'evaluate.json'}")
+    return content
+
+
+def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Evaluate, write the JSON file and return its contents."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
     from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
@@ -79,9 +87,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         scores.parent.mkdir(parents=True, exist_ok=True)
         Scores.of(result, data, tiles).save(scores)
     checkpoint.write_json(output, content)
-    show(content, is_dna)
-    print(f"files are in {output}")
-    return content
+    return content | {"is_dna": is_dna}
 
 
 def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from dnadiff import weights
-from dnadiff.backbone import caduceus, dit
+from dnadiff.backbone import caduceus, dit, gpt2
 from dnadiff.backbone.settings import LARGEST, Key, settings
 from dnadiff.config import build
 from dnadiff.data.files import check_output, replacing
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
 
@@ -108,6 +108,31 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     return Published(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
 
 
+def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
+    """GPT-2 from a folder, in evaluation mode: a judge of samples, with texts beginning at its own token for that.
+
+    Args:
+        folder: holds `config.json` and the weights.
+        vocab: of its tokenizer; ids beyond its own (a mask, padding) may be there and are never emitted.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read`.
+    """
+    path = Path(folder)
+    said = read_config(path / CONFIG, ("gpt2",))
+    try:
+        network = build(gpt2.from_published(said), vocab=vocab)
+    except KeyError as error:
+        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG}: {error}") from None
+    file = find_tensors(path)
+    given, layout = tensors(file), network.published()
+    layout.check(given, file)
+    layout.fill(given, file)
+    return CausalDenoiser(network).eval()
+
+
 def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a Caduceus or a DiT as the published models are: `config.json` and `model.safetensors`, each whole or not at all.
 
@@ -132,12 +157,13 @@ def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwri
     return path
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The contents of a `config.json`.
+def read_config(path: Path, kinds: Sequence[str] | None = None) -> dict[str, Any]:
+    """The contents of a `config.json` of one of these kinds of model; None: those that unmask.
 
     Raises:
         FileNotFoundError, ValueError: if it does not exist, is not JSON, or describes another kind of model.
     """
+    kinds = tuple(_FAMILIES) if kinds is None else kinds
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
     try:
@@ -145,8 +171,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
     kind = said.get("model_type") if isinstance(said, dict) else None
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"{path} describes a model of type {kind!r}; known are {', '.join(_FAMILIES)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{path} describes a model of type {kind!r}; known are {', '.join(kinds)}")
     return said
 
 

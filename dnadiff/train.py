@@ -18,7 +18,7 @@ from dnadiff.progress import duration, table
 # Keys that say how to run, not what: they may differ between a run and its resumption.
 HOW = ("resume", "overwrite", "trust")
 # Keys of a backbone that say how it is computed, not which network it is.
-COMPUTED = ("scan", "activation_checkpointing")
+COMPUTED = ("scan", "activation_checkpointing", "compile")
 # Keys that a resumed run may change: how long, how often it reports, and on what it runs.
 MAY_CHANGE = (
     *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),

@@ -104,7 +104,9 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
     assert {p.name for p in tmp_path.iterdir()} == before and (tmp_path / "old.fa").read_text() == "kept"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "judge", "finetune", "score", "compress", "decompress", "genome"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "sample", "judge", "judge_text", "zero_shot", "finetune", "score", "compress", "decompress", "genome"]
+)
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out

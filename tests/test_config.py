@@ -76,7 +76,10 @@ def test_published_sizes_have_names(backbone):
     assert size("backbone/size=256x8", "backbone.d_model=32") == (32, 8)
 
 
-def test_other_backbones_know_no_sizes():
-    assert config.compose("train", ["backbone=dit"])["backbone"]["d_model"] == 128
-    with pytest.raises(Exception, match="backbone/size"):
-        config.compose("train", ["backbone=dit", "backbone/size=118x4"])
+@pytest.mark.parametrize("backbone", ["dit", "transformer"])
+def test_the_published_sizes_of_the_transformers_by_name(backbone):
+    sizes = {"mini": (128, 4, 4), "tiny": (512, 8, 8), "small": (768, 12, 12), "medium": (1024, 24, 16)}
+    for name, expected in sizes.items():
+        found = config.compose("train", [f"backbone={backbone}", f"backbone/size={name}"])["backbone"]
+        assert (found["d_model"], found["n_layers"], found["n_heads"]) == expected
+    assert config.compose("train", [f"backbone={backbone}"])["backbone"]["d_model"] == 128

@@ -34,6 +34,7 @@ LEVELS = [
     {"report"},
     {"commands", "study"},
     {"train", "evaluate", "score", "compress", "decompress", "sample", "judge", "finetune", "genome", "__main__"},
+    {"zero_shot", "judge_text"},
     {"__init__"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
@@ -89,6 +90,8 @@ def test_heavy_packages_stay_in_their_place():
         "dnadiff.train",
         "dnadiff.sample",
         "dnadiff.judge",
+        "dnadiff.judge_text",
+        "dnadiff.zero_shot",
         "dnadiff.evaluate",
         "dnadiff.finetune",
         "dnadiff.score",

@@ -326,3 +326,28 @@ def test_what_init_from_may_name(tmp_path, trained):
     assert published.read(folder).tokenizer == DNATokenizer()
     with pytest.raises(ValueError, match="reads 33 ids that are not DNA's"):
         _ = published.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer
+
+
+def half(weights):
+    return {key: value if key.endswith("inv_freq") else value.bfloat16() for key, value in weights.items()}
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_mdlm_in_bfloat16_and_with_time_conditioning_goes_out_and_comes_back(told, tmp_path):
+    folder, arrays = folder_of("mdlm_dit", tmp_path / "in", half, {"time_conditioning": told})
+    first = published.load_published(folder)
+    assert all(p.dtype == torch.float32 for p in first.parameters()) and first.time_conditioning == told
+    published.export_published(first, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["time_conditioning"] == told
+    again = published.load_published(tmp_path / "out")
+    t = torch.tensor([0.2, 0.7])
+    ids = torch.where(torch.arange(24) % 3 == 0, 32, arrays["input_ids"])
+    assert torch.equal(again.log_probs(ids, t), first.log_probs(ids, t)) and again.time_conditioning == told
+    changed = (first.log_probs(ids, t) - first.log_probs(ids, t + 0.1)).abs().nan_to_num(
+        0
+    ).max() > 1e-3  # -inf - -inf where nothing is emitted
+    assert changed == told
+    exact = arrays["logits"] if told else arrays["logits_sigma0"]
+    torch.testing.assert_close(again.backbone(arrays["input_ids"], arrays["sigma"] if told else None), exact, rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert again.log_probs(ids, t).dtype == torch.float32

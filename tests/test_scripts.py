@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from dnadiff import code_length
+from dnadiff.config import compose
 from dnadiff.noise import LogLinear
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.train import fits
 from dnadiff.vocab import Vocab
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -180,6 +182,59 @@ def test_flips_are_counted_and_the_same_again_has_none(monkeypatch):
     assert [r["flip_rate"] for r in rows if r["change"] == "same again"] == [0, 0]
     assert max(r["flip_rate"] for r in rows) < 0.1  # one network each: two networks would differ in more than half of their tokens
     assert len(rows) == 5 + 4 and all(r["tokens"] == 48 for r in rows)  # a DiT has one kernel
+
+
+def test_every_model_of_the_text_study_composes_and_fits():
+    study = script("experiments/text_objectives")
+    for arguments in (*study.MODELS.values(), *study.ABLATIONS.values()):
+        config = compose("train", [*arguments, *study.FULL["size"], "data=text", "data.path=book.txt"])
+        fits(config)
+        assert config["backbone"]["dropout"] == 0 and (config["backbone"]["d_model"], config["backbone"]["n_layers"]) == (128, 4)
+    switches = [compose("train", study.ABLATIONS[f"T1000-{n}"])["objective"] for n in ("zero_masking", "carry-over", "neither")]
+    assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [(True, False), (False, True), (False, False)]
+
+
+def test_the_dit_benchmark_compares_gradients():
+    bench = script("bench/dit_step")
+    one = {"loss": 2.0, "gradients": {"a": [3.0, 1.0]}}
+    assert bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.2) == pytest.approx(0.1)
+    with pytest.raises(SystemExit, match=r"differ by 1\.0e-01"):
+        bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.05)
+    shape = bench.argparse.Namespace(size="tiny", n_layers=1, batch=1, length=10, vocab=100)
+    products = 12 * 512**2 * 10 + 3 * 512 * 100  # multiply-adds of the layer and of the head at three positions
+    attention = 2 * 10 * 10 * 512  # of scores and of their use
+    assert bench.model_flops(shape, 3) == 6 * (products + attention)
+
+
+def test_the_book_is_cut_as_the_data_module_cuts_it(tmp_path):
+    book = script("experiments/war_and_peace")
+    (tmp_path / "book.txt").write_text("".join(chr(97 + i % 26) for i in range(1000)))
+    found = book.Book(tmp_path / "book.txt", "cpu")
+    assert [len(found.parts[p][0]) for p in ("train", "test", "valid")] == [800, 100, 100]
+    rows = found.batch(book.Size(length=5, batch=4), step=0, seed=1)
+    assert rows.shape == (4, 5) and ((rows[:, 1:] - rows[:, :-1]) % 26 == 1).all()
+    assert torch.equal(found.windows("valid", 30), found.parts["valid"][0][:90].view(3, 30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments", "shows"),
+    [
+        ("experiments/text_objectives", ["--quick", "--only", "shakespeare", "--output"], "| AR, transformer |"),
+        ("experiments/war_and_peace", ["--quick", "--output"], "test, best of these"),
+        (
+            "bench/dit_step",
+            ["--size", "mini", "--vocab", "2000", "--length", "64", "--repeats", "1", "--json"],
+            "loss and gradients differ by",
+        ),
+    ],
+)
+def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    data = [] if name.startswith("bench") else ["--data", str(shared_data / "text" / ("war_and_peace.txt.gz" if "war" in name else ""))]
+    run = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments, str(tmp_path / "out"), *data]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0 and shows in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow

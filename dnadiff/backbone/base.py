@@ -74,6 +74,13 @@ class Backbone(nn.Module, ABC):
     def head(self, features: Tensor) -> Tensor:
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
 
+    def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
+        """(rows, D) and (rows,) or None: weight and bias of a `head` that is one linear map and nothing else; None for others.
+
+        Losses over large vocabularies then do without the logits (`dnadiff.kernels.linear_log_sum`).
+        """
+        return None
+
     def forward(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))

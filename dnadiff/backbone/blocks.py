@@ -123,3 +123,7 @@ class MambaBackbone(Backbone):
     def head(self, features: Tensor) -> Tensor:
         """Raw logits (..., rows) in float32: products with the embedding's rows."""
         return widened(nn.functional.linear(features, self.embedding.weight))
+
+    def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
+        """See `Backbone.head_matrix`."""
+        return self.embedding.weight, None

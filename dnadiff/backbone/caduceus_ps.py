@@ -52,6 +52,10 @@ class CaduceusPS(Caduceus):
         """Raw logits (..., rows) of features (..., 2D), at least float32; tied to the embedding for both strands."""
         return widened(nn.functional.linear(features, rc.shared_head(self.embedding.weight, self.complement)))
 
+    def head_matrix(self) -> None:
+        """See `Backbone.head_matrix`; here the head's rows are made from the embedding's."""
+        return None
+
     def published(self) -> Layout:
         """See `Backbone.published`."""
         layout, wrapped = super().published(), [".mixer."] if self.swap_strands else [".mixer.", ".norm.", ".norm_f."]

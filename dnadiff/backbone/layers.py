@@ -44,6 +44,24 @@ class Projection(nn.Linear):
         return linear_halves(x, self.weight, scan=scan)
 
 
+class Linear(nn.Linear):
+    """A linear map whose rows may be scaled, by the faster library for its products on this processor (`dnadiff.kernels.linear`)."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """(..., in) -> (..., out); `gate (out,)` multiplies the result.
+
+        The gate goes into the weight: D^2 products, where a result of many positions would take B L D and keep them for the gradient.
+        """
+        weight, bias = self.weight, self.bias
+        if gate is not None:
+            gate = gate.to(weight.dtype)
+            weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
+        if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return nn.functional.linear(x, weight, bias)
+        y = linear(x, weight)
+        return y if bias is None else y + bias
+
+
 class LayerNorm(nn.Module):
     """Layer normalisation with a weight, in float32 under any autocast.
 
@@ -59,11 +77,14 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D) float32 (float64 stays)."""
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """(..., D) -> (..., D) float32 (float64 stays); with `scale` and `shift`, both (D,): times (1 + scale), plus shift."""
         x = x if x.dtype == torch.float64 else x.float()
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), bias, self.eps)
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        if scale is not None:
+            scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
+            weight, bias = weight * scale, shift if bias is None else bias * scale + shift
+        return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
 
 def widened(x: Tensor) -> Tensor:
@@ -96,7 +117,12 @@ class Rotary(nn.Module):
         return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
-        """Rotate (B, heads, L, head_width) by position, the first of which is `first`."""
-        cos, sin = (a.to(x.dtype) for a in self.angles(x.shape[-2], x.device, first))
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-second, first], dim=-1) * sin
+        """Rotate (..., L, head_width) by position, the first of which is `first`."""
+        return rotated(x, self.angles(x.shape[-2], x.device, first))
+
+
+def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """(..., L, head_width) turned by the angles of its positions, `Rotary.angles`."""
+    cos, sin = (a.to(x.dtype) for a in angles)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

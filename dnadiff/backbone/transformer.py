@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from dnadiff.backbone.base import Backbone, State
-from dnadiff.backbone.layers import LayerNorm, Rotary, widened
+from dnadiff.backbone.layers import LayerNorm, Linear, Rotary, rotated, widened
 from dnadiff.vocab import Vocab
 
 _ROOM = 64  # positions whose keys and values a new state has room for
@@ -22,24 +23,23 @@ class Block(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.norm1 = LayerNorm(d_model)
-        self.attn_qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.attn_out = nn.Linear(d_model, d_model, bias=False)
+        self.attn_qkv = Linear(d_model, 3 * d_model, bias=False)
+        self.attn_out = Linear(d_model, d_model, bias=False)
         self.norm2 = LayerNorm(d_model)
-        self.mlp = nn.Sequential(
-            nn.Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * d_model, d_model)
-        )
+        self.mlp = nn.Sequential(Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), Linear(mlp_ratio * d_model, d_model))
         self.dropout = nn.Dropout(dropout)
 
-    def attend(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """(B, L, D) -> (B, L, D); mask (B, 1, L, L) or None for plainly causal."""
         batch, length, width = x.shape
-        q, k, v = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(rotary(q), rotary(k), v, attn_mask=mask, is_causal=mask is None)
+        qkv = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = rotated(qkv[:2], angles)
+        mixed = scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask, is_causal=mask is None)
         return self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
 
-    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        x = x + self.dropout(self.attend(self.norm1(x), rotary, mask))
+        x = x + self.dropout(self.attend(self.norm1(x), angles, mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
     def step(self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, at: int) -> Tensor:
@@ -62,6 +62,7 @@ class Transformer(Backbone):
         mlp_ratio: feed-forward width over D.
         dropout: on both branches of each block.
         max_length: longest sequence; positions beyond those trained on mean nothing to rotary attention.
+        activation_checkpointing, compile: as in `DiT`.
     """
 
     causal = True
@@ -75,19 +76,23 @@ class Transformer(Backbone):
         mlp_ratio: int = 4,
         dropout: float = 0.1,
         max_length: int | None = None,
+        activation_checkpointing: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__(vocab, d_model)
         if d_model % n_heads or (d_model // n_heads) % 2:
             raise ValueError(
                 f"d_model {d_model} must be n_heads {n_heads} times an even head width; change backbone.d_model or backbone.n_heads"
             )
-        self.max_length = max_length
+        self.max_length, self.activation_checkpointing = max_length, activation_checkpointing
         self.embedding = nn.Embedding(vocab.size, d_model)
         self.rotary_emb = Rotary(d_model // n_heads)
         self.blocks = nn.ModuleList(Block(d_model, n_heads, mlp_ratio, dropout) for _ in range(n_layers))
         self.norm_f = LayerNorm(d_model)
-        self.linear = nn.Linear(d_model, vocab.size)
+        self.linear = Linear(d_model, vocab.size)
         self.initialise()
+        for block in self.blocks if compile else ():
+            block.compile()
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -111,9 +116,10 @@ class Transformer(Backbone):
             left = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
             itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # a position of padding sees itself: no row is empty
             mask = ((left & valid[:, None, :]) | itself)[:, None]
-        x = self.embedding(ids)
+        x, angles = self.embedding(ids), self.rotary_emb.angles(ids.shape[1], ids.device)
+        again = self.activation_checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
-            x = block(x, self.rotary_emb, mask)
+            x = checkpoint(block, x, angles, mask, use_reentrant=False) if again else block(x, angles, mask)
         return self.norm_f(x)
 
     def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
@@ -138,3 +144,7 @@ class Transformer(Backbone):
     def head(self, features: Tensor) -> Tensor:
         """Raw logits (..., vocab.size) in float32."""
         return widened(self.linear(features))
+
+    def head_matrix(self) -> tuple[Tensor, Tensor | None]:
+        """See `Backbone.head_matrix`."""
+        return self.linear.weight, self.linear.bias

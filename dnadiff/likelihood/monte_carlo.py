@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from dnadiff.denoiser import next_nll, nll
 from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood.record import COUNT, EXACT, MDLM, Likelihood
 from dnadiff.noise import NoiseSchedule, refuse_cut
@@ -195,8 +196,7 @@ def chain_rule(denoiser: nn.Module, batches: Batches, block_size: int = 16, prog
 
     def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
         ids, counted = batch.ids, batch.groups["all"]
-        log_probs = denoiser.next_log_probs(ids, batch.cond, counted, batch.valid)
-        nll = _scattered(-log_probs.gather(-1, ids[counted][:, None])[:, 0], counted)
+        nll = _scattered(next_nll(denoiser, ids, batch.cond, counted, batch.valid), counted)
         return [(counted.sum(-1), _share(torch.ones(len(ids), device=ids.device), nll, batch.groups))]
 
     return _collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
@@ -267,8 +267,7 @@ def _at_count(denoiser: nn.Module, process: AbsorbingProcess, batch: Batch, avai
 
 def _cross_entropy(denoiser: nn.Module, batch: Batch, xt: Tensor, t: Tensor, positions: Tensor) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
-    log_probs = denoiser.log_probs(xt, t.float(), batch.cond, positions, batch.valid)
-    return _scattered(-log_probs.gather(-1, batch.ids[positions][:, None])[:, 0], positions)
+    return _scattered(nll(denoiser, batch.ids, xt, t.float(), batch.cond, positions, batch.valid), positions)
 
 
 def _scattered(values: Tensor, positions: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dnadiff.denoiser import CausalDenoiser
+from dnadiff.denoiser import CausalDenoiser, next_nll
 from dnadiff.draws import Draws
 from dnadiff.objective.base import FEW, Loss, Objective, check_fit, refuse_unemittable
 
@@ -31,7 +31,6 @@ class AR(Objective):
         x0, weight = x0.long(), weight.float()
         refuse_unemittable(x0, weight, self.process.vocab)
         counted = weight > 0
-        log_probs = denoiser.next_log_probs(x0, cond, counted, valid)  # (M, V)
-        nll = -log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight[counted]
+        nll = next_nll(denoiser, x0, cond, counted, valid) * weight[counted]  # (M,)
         loss = nll.sum() / weight.sum().clamp(min=FEW)
         return Loss(loss, loss.detach(), weight.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dnadiff.denoiser import SUBS, Denoiser, Parameterization
@@ -117,6 +118,31 @@ class MaskedObjective(Objective):
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
         """What to differentiate: the bound, or the plain mean over masked tokens."""
         return Loss(bound, bound.detach(), num_tokens)
+
+
+def x0_nll(
+    denoiser: nn.Module,
+    x0: Tensor,
+    xt: Tensor,
+    t: Tensor,
+    cond: Tensor | None,
+    positions: Tensor,
+    valid: Tensor | None,
+    mask_id: int,
+) -> tuple[Tensor, Tensor]:
+    """-log p(x0) and log p(mask) under the law that the objective trains (`Denoiser.x0_log_probs`), each `(M,)`.
+
+    A visible position is asked about only where that law does not carry it over.
+    """
+    target = x0[positions][:, None]
+    if not getattr(denoiser, "wide", False):
+        log_probs = denoiser.x0_log_probs(xt, t, cond, positions, valid)  # (M, V)
+        return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
+    banned = denoiser.parameterization.banned
+    ids = target if mask_id in banned else torch.cat([target, torch.full_like(target, mask_id)], 1)
+    log_sum, at = denoiser.sums(ids, banned, xt, t, cond, positions, valid)
+    on_mask = torch.full_like(log_sum, -torch.inf) if mask_id in banned else at[:, 1] - log_sum
+    return log_sum - at[:, 0], on_mask
 
 
 def check_fit(objective: type[Objective], backbone: nn.Module) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
-from dnadiff.objective.base import FEW, Loss, MaskedObjective
+from dnadiff.objective.base import FEW, Loss, MaskedObjective, x0_nll
 from dnadiff.objective.masking import Masked, Masking, Steps
 from dnadiff.process import AbsorbingProcess
 
@@ -47,11 +47,11 @@ class D3PM(MaskedObjective):
         self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
     ) -> Tensor:
         """KL / reveal: see `MaskedObjective.token_nll`."""
-        log_probs = denoiser.x0_log_probs(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
-        cross_entropy = -log_probs.gather(-1, x0[positions][:, None])[:, 0]
+        mask_id = self.process.vocab.mask_id
+        cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
         if self.zero_masking:
             return cross_entropy
-        on_mask = log_probs[:, self.process.vocab.mask_id].exp()
+        on_mask = on_mask.exp()
         alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
         # The first step reveals everything (stay = 0); with the odds of t for those of s the difference below vanishes there.
         odds_t = alpha_t / (1 - alpha_t)
@@ -74,8 +74,8 @@ class D3PM(MaskedObjective):
     def reconstruction(self, denoiser: nn.Module, x0: Tensor, weight: Tensor, cond: Tensor | None, valid: Tensor | None) -> Tensor:
         """-log p(x0 | x0) at t = 0, nats per token."""
         counted = weight > 0
-        log_probs = denoiser.x0_log_probs(x0, torch.zeros(len(x0), device=x0.device), cond, counted, valid)
-        nll = -log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight[counted]
+        t = torch.zeros(len(x0), device=x0.device)
+        nll = x0_nll(denoiser, x0, x0, t, cond, counted, valid, self.process.vocab.mask_id)[0] * weight[counted]
         return nll.sum() / weight.sum().clamp(min=FEW)
 
     def evaluation(self) -> D3PM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from dnadiff.denoiser import nll
 from dnadiff.objective.base import Loss, MaskedObjective
 from dnadiff.objective.masking import Masked, Masking
 from dnadiff.process import AbsorbingProcess
@@ -31,8 +32,7 @@ class MDLM(MaskedObjective):
         self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
     ) -> Tensor:
         """-log p(x0): see `MaskedObjective.token_nll`."""
-        log_probs = denoiser.log_probs(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
-        return -log_probs.gather(-1, x0[positions][:, None])[:, 0]
+        return nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid)
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
         """See `MaskedObjective.reduce`."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
-from dnadiff.objective.base import FEW, Loss, Objective, refuse_unemittable
+from dnadiff.objective.base import FEW, Loss, Objective, refuse_unemittable, x0_nll
 from dnadiff.process import AbsorbingProcess
 
 
@@ -56,8 +56,8 @@ class MLM(Objective):
         refuse_unemittable(x0, weight, self.process.vocab)
         xt, chosen = self.corrupt(x0, weight > 0, draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
-        log_probs = denoiser.x0_log_probs(xt, self.process.noise.inverse(alpha), cond, chosen, valid)  # (M, V)
-        nll = -log_probs.gather(-1, x0[chosen][:, None])[:, 0] * weight[chosen]
+        t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
+        nll = x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight[chosen]  # (M,)
         tokens = weight[chosen].sum()
         loss = nll.sum() / tokens.clamp(min=FEW)
         return Loss(loss, loss.detach(), tokens)

@@ -1,7 +1,10 @@
+import copy
+
 import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
+from dnadiff.config import build, compose
 from dnadiff.vocab import Vocab
 
 TEXT = Vocab(33, 32, 32, (32,))
@@ -42,3 +45,98 @@ def test_lengths_beyond_its_training_are_refused():
 def test_widths_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="d_model 15"):
         DiT(TEXT, 15, 1, 2, 8)
+
+
+# Tensors of vocab.size 50,258: GPT-2's 50,257 tokens and a mask.
+SIZES = {"tiny": (512, 8, 8, 80_061_266), "small": (768, 12, 12, 169_627_218), "medium": (1024, 24, 16, 424_477_010)}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes_by_name(name):
+    width, layers, heads, parameters = SIZES[name]
+    vocab = Vocab(50_258, 50_257, 50_257, (50_257,))
+    settings = compose("train", ["backbone=dit", f"backbone/size={name}"])["backbone"]
+    assert (settings["d_model"], settings["n_layers"], settings["n_heads"], settings["cond_dim"]) == (width, layers, heads, 128)
+    assert compose("train", ["backbone=transformer", f"backbone/size={name}"])["backbone"]["n_heads"] == heads
+    with torch.device("meta"):
+        network = build(settings, vocab=vocab)
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    block = 12 * width**2 + 5 * width + 2 * width + (128 + 1) * 6 * width
+    ends = 2 * 50_258 * width + 50_258 + width + (128 + 1) * 2 * width + (256 + 1) * 128 + (128 + 1) * 128
+    assert parameters == layers * block + ends
+
+
+def outcome(network, ids, sigma=None, **how):
+    """Loss and gradients of all parameters."""
+    network.zero_grad()
+    loss = (network(ids, sigma, **how).log_softmax(-1) * torch.linspace(-1, 1, 33)).sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in network.parameters())]
+
+
+def test_constants_folded_into_the_layers_change_nothing(published):
+    network, file = published
+    each_its_own = outcome(network, file["input_ids"], torch.zeros(2))
+    for ours, theirs in zip(outcome(network, file["input_ids"]), each_its_own, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_noise_level_matters_to_a_network_that_is_told(published):
+    network, file = published
+    logits = network(file["input_ids"], file["sigma"])
+    assert (logits - network(file["input_ids"])).abs().max() > 1e-2
+    for row in range(2):  # one sequence at a time is folded too
+        one = network(file["input_ids"][row : row + 1], file["sigma"][row : row + 1])
+        torch.testing.assert_close(one[0], logits[row], rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointed_blocks_have_the_same_gradients_and_the_same_dropout(published):
+    network, file = published
+    network.train()
+    for block in network.blocks:
+        block.dropout.p = 0.5
+    kept, results = [0], []
+
+    def keep(x):
+        kept[-1] += x.numel()
+        return x
+
+    for again in (False, True):
+        network.activation_checkpointing = again
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            results.append(outcome(network, file["input_ids"], file["sigma"]))
+        kept.append(0)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert kept[1] < kept[0] / 2
+    network.eval()
+    assert torch.equal(network(file["input_ids"]), network(file["input_ids"]))
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_bfloat16_stays_close_and_ends_in_float32(published, told):
+    network, file = published
+    sigma = file["sigma"] if told else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = network(file["input_ids"], sigma)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, file["logits" if told else "logits_sigma0"], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+def test_compiling_the_blocks_leaves_names_and_copies_alone():
+    network = DiT(TEXT, 16, 2, 2, 8, compile=True)
+    assert network.state_dict().keys() == DiT(TEXT, 16, 2, 2, 8).state_dict().keys()
+    assert copy.deepcopy(network).blocks[0]._compiled_call_impl is None and network.blocks[0]._compiled_call_impl is not None
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(published):
+    network, file = published
+    compiled = copy.deepcopy(network)
+    for block in compiled.blocks:
+        block.compile()
+    for sigma in (None, file["sigma"]):
+        for ours, theirs in zip(outcome(compiled, file["input_ids"], sigma), outcome(network, file["input_ids"], sigma), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -53,3 +53,27 @@ def test_the_residual_stream_reaches_the_end(network):
                     p.zero_()
     ids = torch.randint(7, 11, (2, 9))
     torch.testing.assert_close(network.features(ids), network.norm_f(network.embedding(ids)))
+
+
+@torch.no_grad()
+def test_remembered_keys_and_values_equal_the_full_pass_over_a_long_sequence():
+    torch.manual_seed(0)
+    network = Transformer(DNA, 16, 2, 2).eval()
+    ids = torch.randint(7, 11, (2, 300))
+    whole, state = network.features(ids), None  # the room for keys and values doubles three times
+    for at in range(300):
+        step, state = network.step(ids[:, at], state)
+        torch.testing.assert_close(step, whole[:, at], rtol=1e-4, atol=1e-4)
+    assert state.tensors[0].shape[2] == 512
+
+
+def test_checkpointed_blocks_have_the_same_gradients(network):
+    ids, found = torch.randint(7, 11, (2, 12)), []
+    torch.nn.init.normal_(network.linear.weight)
+    for again in (False, True):
+        network.activation_checkpointing = again
+        network.zero_grad()
+        network(ids).logsumexp(-1).sum().backward()
+        found.append([p.grad for p in network.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,242 @@
+"""Forward and backward of a DiT over a large vocabulary: the paper's wiring against ours, at equal loss and gradients.
+
+    python scripts/bench/dit_step.py [--size small] [--batch 2] [--length 1024] [--vocab 50258] [--repeats 3] [--device cpu] [--json FILE]
+
+The paper's wiring: logits at all positions in float32, the substitution by boolean indexing, a time embedding for each sequence although
+the network is told nothing, and its scales, shifts and gates applied token by token. Ours: the head where masks are, the cross-entropy without
+logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours" is the paper's wiring with this package's
+choice of library for matrix products (CPU only; on CUDA there is no such choice). Each runs in a process of its own with the same weights and masks; loss
+and gradients are compared. tokens/s: of the fastest of the repeats; *processor*: by the time that the processor
+spent on it, which others on the machine do not lengthen. Memory: what forward and backward add to weights and gradients at their
+peak, and the peak with these. On CUDA in bfloat16 autocast, with model FLOPs utilisation: products that the result needs, of the device's peak.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from dnadiff.allocator import keep_freed_memory
+from dnadiff.backbone.conditioning import modulate
+from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.layers import rotated
+from dnadiff.denoiser import Denoiser
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.objective.masking import Coins
+from dnadiff.objective.mdlm import MDLM
+from dnadiff.process import AbsorbingProcess
+from dnadiff.progress import table
+from dnadiff.vocab import Vocab
+
+SIZES = {"mini": (128, 4, 4), "tiny": (512, 8, 8), "small": (768, 12, 12), "medium": (1024, 24, 16)}
+PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bfloat16, FLOP/s
+KINDS = ("the paper's wiring", "its products by ours", "ours")
+
+
+class Paper:
+    """Loss of the same DiT in the published wiring."""
+
+    def __init__(self, network: DiT, products_by_ours: bool) -> None:
+        self.network = network
+        self.linear = (lambda layer, x: layer(x)) if products_by_ours else (lambda layer, x: F.linear(x, layer.weight, layer.bias))
+
+    def block(self, block, x, condition, angles):
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = block.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)
+        batch, length, width = x.shape
+        h = modulate(block.norm1(x), shift_a, scale_a)
+        q, k, v = self.linear(block.attn_qkv, h).view(batch, length, 3, block.n_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(rotated(q, angles), rotated(k, angles), v)
+        x = x + gate_a * block.dropout(self.linear(block.attn_out, mixed.transpose(1, 2).reshape(batch, length, width)))
+        h = modulate(block.norm2(x), shift_m, scale_m)
+        return x + gate_m * block.dropout(self.linear(block.mlp[2], block.mlp[1](self.linear(block.mlp[0], h))))
+
+    def __call__(self, process, x0, draws):
+        net, vocab = self.network, process.vocab
+        masked = Coins()(process, x0, torch.ones_like(x0, dtype=torch.bool), draws)
+        condition = F.silu(net.sigma_map(torch.zeros(len(x0), device=x0.device)))
+        x, angles = F.embedding(masked.xt, net.vocab_embed["embedding"]), net.rotary_emb.angles(x0.shape[1], x0.device)
+        for block in net.blocks:
+            x = self.block(block, x, condition, angles)
+        last = net.output_layer
+        shift, scale = last.adaLN_modulation(condition)[:, None].chunk(2, dim=-1)
+        logits = self.linear(last.linear, modulate(last.norm_final(x), shift, scale)).float()
+        logits = logits.clone()
+        logits[..., vocab.mask_id] -= 1e6
+        log_probs = logits - logits.logsumexp(-1, keepdim=True)
+        visible = masked.xt != vocab.mask_id
+        log_probs[visible] = -1e6
+        log_probs[visible, masked.xt[visible]] = 0.0
+        nll = -log_probs.gather(-1, x0[..., None])[..., 0]
+        return (nll * masked.weight.float()[:, None]).sum() / x0.numel()
+
+
+class Ours:
+    def __init__(self, network: DiT) -> None:
+        self.network = network
+
+    def __call__(self, process, x0, draws):
+        objective = MDLM(process, weighting="nelbo")
+        return objective(Denoiser(self.network), x0, torch.ones_like(x0), draws).loss
+
+
+def status(key: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+
+
+def build(args: argparse.Namespace) -> DiT:
+    """The network, its zeros replaced: with gates of 0 nothing would reach the blocks."""
+    torch.manual_seed(0)
+    width, layers, heads = SIZES[args.size]
+    vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
+    network = DiT(vocab, width, args.n_layers or layers, heads, dropout=0.0, compile=args.compile)
+    for name, p in network.named_parameters():
+        if "adaLN" in name or "output_layer.linear" in name:
+            torch.nn.init.normal_(p, std=0.02 if "linear" in name else 0.3)
+    return network.to(args.device)
+
+
+def measure(args: argparse.Namespace) -> dict:
+    """One kind: seconds, bytes, loss and what its gradients look like."""
+    keep_freed_memory()
+    network, cuda = build(args), args.device == "cuda"
+    process = AbsorbingProcess(network.vocab, LogLinear())
+    loss_of = Ours(network) if args.only == KINDS[2] else Paper(network, args.only == KINDS[1])
+    x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), generator=torch.Generator().manual_seed(1)).to(args.device)
+    for p in network.parameters():
+        p.grad = torch.zeros_like(p)  # gradients are there before the step that is measured
+    seconds, added, before = [], 0, 0
+    for step in range(1 + args.repeats):
+        torch._foreach_zero_([p.grad for p in network.parameters()])
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        elif step == 0:  # the first step: later ones find its memory kept
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+            before = status("VmRSS")
+        start, used = time.perf_counter(), time.process_time()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=cuda):
+            loss = loss_of(process, x0, Draws.for_batch(0, args.batch, 0, args.device))
+        loss.backward()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - start, time.process_time() - used))
+        if cuda or step == 0:
+            added = (torch.cuda.max_memory_allocated() if cuda else status("VmHWM")) - before
+    state = sum(p.numel() * p.element_size() for p in network.parameters()) * 2
+    masked = int(
+        (
+            Coins()(process, x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(0, args.batch, 0, args.device)).xt == args.vocab - 1
+        ).sum()
+    )
+    torch.manual_seed(2)
+    looks = {
+        name: [float(p.grad.norm()), float((p.grad * torch.randn_like(p)).sum())] for name, p in network.named_parameters() if p.grad.any()
+    }
+    fastest, least = (min(column) for column in zip(*seconds[1:]))
+    return {
+        "seconds": fastest,
+        "processor_seconds": least,
+        "added": added,
+        "state": state,
+        "loss": loss.item(),
+        "masked": masked,
+        "gradients": looks,
+    }
+
+
+def model_flops(args: argparse.Namespace, head_rows: int) -> float:
+    """Multiplications and additions of forward and backward that the result needs: no recomputation."""
+    width, layers, _ = SIZES[args.size]
+    layers, tokens = args.n_layers or layers, args.batch * args.length
+    return 6 * (tokens * layers * 12 * width**2 + head_rows * width * args.vocab) + tokens * layers * 12 * args.length * width
+
+
+def compare(ours: dict, theirs: dict, tolerance: float) -> float:
+    """The largest relative difference of loss and gradients.
+
+    Raises:
+        SystemExit: if it is above the tolerance.
+    """
+    worst = abs(ours["loss"] / theirs["loss"] - 1)
+    assert ours["gradients"].keys() == theirs["gradients"].keys()
+    for name, (norm, product) in ours["gradients"].items():
+        scale = theirs["gradients"][name][0]
+        worst = max(worst, abs(norm - theirs["gradients"][name][0]) / scale, abs(product - theirs["gradients"][name][1]) / scale)
+    if not worst < tolerance:
+        raise SystemExit(f"loss or gradients differ by {worst:.1e} of their size; expected less than {tolerance:.0e}")
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--n_layers", type=int, help="other than the size's")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--vocab", type=int, default=50_258)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--compile", action="store_true", help="compile the blocks of ours")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.only:
+        print(json.dumps(measure(args)))
+        return
+    kinds = [kind for kind in KINDS if args.device == "cpu" or kind != KINDS[1]]
+    results = {}
+    for kind in kinds:
+        done = subprocess.run([sys.executable, *sys.argv, "--only", kind], stdout=subprocess.PIPE, text=True, check=True)
+        results[kind] = json.loads(done.stdout.splitlines()[-1])
+    tolerance = 5e-4 if args.device == "cpu" else 5e-2  # float32 sums in another order; bfloat16 products
+    theirs = results[KINDS[0]]
+    difference = max(compare(results[kind], theirs, tolerance) for kind in kinds[1:])
+    tokens, rows = args.batch * args.length, []
+    for kind, r in results.items():
+        r["tokens_per_second"] = tokens / r["seconds"]
+        r["peak"] = r["added"] + r["state"]
+        row = [kind, f"{r['tokens_per_second']:,.0f}", f"{theirs['seconds'] / r['seconds']:.2f}"]
+        row.append("" if args.device == "cuda" else f"{theirs['processor_seconds'] / r['processor_seconds']:.2f}")
+        row += [
+            f"{r['added'] / 2**20:,.0f}",
+            f"{r['added'] / theirs['added']:.0%}",
+            f"{r['peak'] / 2**20:,.0f}",
+            f"{r['peak'] / (theirs['added'] + theirs['state']):.0%}",
+        ]
+        if args.device == "cuda":
+            peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
+            r["mfu"] = None if peak is None else model_flops(args, r["masked"] if kind == KINDS[2] else tokens) / r["seconds"] / peak
+            row.append("?" if peak is None else f"{r['mfu']:.1%}")
+        rows.append(tuple(row))
+    header = (
+        "wiring",
+        "tokens/s",
+        "times",
+        "times, processor",
+        "step adds, MB",
+        "of",
+        "with weights and gradients, MB",
+        "of",
+        *(("utilisation",) if args.device == "cuda" else ()),
+    )
+    print(table(rows, header))
+    print(
+        f"loss {results[KINDS[2]]['loss']:.4f}; loss and gradients differ by at most {difference:.1e} of their size; {theirs['masked']:,} of {tokens:,} positions are masked"
+    )
+    if args.json:
+        shape = {key: getattr(args, key) for key in ("size", "n_layers", "batch", "length", "vocab", "device", "compile")}
+        for r in results.values():
+            r.pop("gradients")
+        args.json.write_text(json.dumps({"shape": shape, "difference": difference, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""War and Peace by characters in ten minutes on a GPU: bits per character against time, for masked diffusion and its causal twin.
+
+    python scripts/experiments/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9] [--output DIR] [--table] [--quick]
+
+Needs torch and this package alone (no Lightning, no Hydra). A DiT of 512x8, windows of 256 characters, bfloat16, compiled blocks, averaged
+weights; the autoregressive control is the causal transformer of the same size. Each model has `--minutes` of its own: the rate follows the clock, a cosine
+down to 0. 80-90 % of the book is the test part, 90-100 % validation. Every twelfth of the time the averaged weights are scored on
+validation, and the best of them on test at the end: the bound by exact counts (ar: exact). A finished model is a JSON file in the output
+folder and is not trained again; `--quick` is a minute on a processor and shows that it runs.
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.data.files import open_text
+from dnadiff.data.splits import FractionSplit
+from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.draws import Draws
+from dnadiff.likelihood import Batch, Likelihood, chain_rule, estimate
+from dnadiff.noise import LogLinear
+from dnadiff.objective.ar import AR
+from dnadiff.objective.mdlm import MDLM
+from dnadiff.optim import parameter_groups
+from dnadiff.process import AbsorbingProcess
+from dnadiff.progress import table
+
+MODELS = {"mdlm": lambda process: MDLM(process, weighting="cross_entropy"), "mdlm_nelbo": MDLM, "ar": AR}
+SCORES = 12  # validations
+WINDOWS = 384  # validation windows
+DECAY = 0.999  # of the average, with a warm-up
+
+
+@dataclass
+class Size:
+    """What `--quick` makes small."""
+
+    width: int = 512
+    layers: int = 8
+    heads: int = 8
+    length: int = 256
+    batch: int = 256
+    rate: float = 1e-3
+    draws: int = 8
+
+
+class Book:
+    """The text as ids on the device, in three parts."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        with open_text(path) as file:
+            text = file.read()
+        tokenizer = CharTokenizer.from_text(text)
+        ids = torch.from_numpy(tokenizer.encode(text).astype("int64"))
+        self.vocab, self.name = tokenizer.vocab, path.name
+        self.parts = {
+            part: [ids[i.start : i.end].to(device) for i in intervals]
+            for part, intervals in FractionSplit()([self.name], [len(ids)]).items()
+        }
+
+    def batch(self, size: Size, step: int, seed: int) -> torch.Tensor:
+        """Windows of the training part at uniform starts, (batch, length)."""
+        text = self.parts["train"][0]  # 0-80 %: the parts that are held out lie at the end
+        start = (Draws.for_batch(seed, size.batch, step, text.device).uniform("window") * (len(text) - size.length)).long()
+        return text[start[:, None] + torch.arange(size.length, device=text.device)]
+
+    def windows(self, part: str, length: int, most: int | None = None) -> torch.Tensor:
+        """A part side by side, or `most` windows of it spread evenly: (S, length)."""
+        text = self.parts[part][0]
+        rows = text[: len(text) // length * length].view(-1, length)
+        return rows if most is None else rows[torch.linspace(0, len(rows) - 1, min(most, len(rows)), device=rows.device).round().long()]
+
+
+def score(denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool) -> Likelihood:
+    """The bound by counts, or the exact likelihood of a causal model; blocks of 16 windows."""
+    batches = [Batch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
+    with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bf16):
+        return chain_rule(denoiser, batches) if denoiser.causal else estimate(denoiser, process, batches, draws)
+
+
+def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
+    """One model for so many minutes, and its scores."""
+    torch.manual_seed(args.seed)
+    cuda, process = args.device == "cuda", AbsorbingProcess(book.vocab, LogLinear())
+    objective = MODELS[name](process)
+    kind = Transformer if objective.causal else DiT
+    network = kind(book.vocab, size.width, size.layers, size.heads, dropout=args.dropout, compile=cuda and not args.eager).to(args.device)
+    denoiser = objective.denoiser(network)
+    averaged = copy.deepcopy(denoiser).eval()
+    live, mean = list(denoiser.parameters()), list(averaged.parameters())
+    optimizer = torch.optim.AdamW(parameter_groups(denoiser, 0.03), size.rate, betas=(0.9, 0.95), fused=cuda)
+    weight = torch.ones(size.batch, size.length, device=args.device)
+    curve, best, kept = [], math.inf, None
+    total, step, start, scored = 60 * args.minutes, 0, time.perf_counter(), 0
+    while (used := time.perf_counter() - start) < total:
+        for group in optimizer.param_groups:
+            group["lr"] = size.rate * min(1.0, (step + 1) / args.warmup) * 0.5 * (1 + math.cos(math.pi * used / total))
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=cuda):
+            loss = objective(
+                denoiser, book.batch(size, step, args.seed), weight, Draws.for_batch(args.seed, size.batch, step, args.device)
+            ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(live, 1.0)
+        optimizer.step()
+        step += 1
+        with torch.no_grad():
+            torch._foreach_lerp_(mean, live, 1 - min(DECAY, (1 + step) / (10 + step)))
+        if step % 10 == 0 and cuda:
+            torch.cuda.synchronize()  # the clock is read by the host, which runs ahead
+        if (due := int((time.perf_counter() - start) / total * SCORES)) > scored:
+            scored = due
+            bits = score(averaged, process, book.windows("valid", size.length, WINDOWS), 4, cuda).summary()["bits"]
+            minutes = (time.perf_counter() - start) / 60
+            curve.append({"minutes": minutes, "step": step, "characters": step * size.batch * size.length, "valid_bits": bits})
+            print(f"{name}  {minutes:5.2f} min  step {step:,}  loss {loss.item():.4f}  validation {bits:.4f} bits", flush=True)
+            if bits < best:
+                best, kept = bits, copy.deepcopy(averaged.state_dict())
+    if kept is not None:
+        averaged.load_state_dict(kept)
+    found = score(averaged, process, book.windows("test", size.length, args.most), size.draws, cuda)
+    shown = {"parameters": sum(p.numel() for p in live), "device": torch.cuda.get_device_name() if cuda else "cpu", "dropout": args.dropout}
+    return {"model": name, "book": book.name, **shown, "size": vars(size), "curve": curve, "best_valid_bits": best, "test": found.summary()}
+
+
+def tables(rows: list[dict]) -> str:
+    """Bits per character against time, and the test part."""
+    lines = []
+    for number in range(max(len(r["curve"]) for r in rows)):
+        points = [r["curve"][number] if number < len(r["curve"]) else None for r in rows]
+        minutes = next(p["minutes"] for p in points if p)
+        lines.append((f"{minutes:.1f}", *("" if p is None else f"{p['valid_bits']:.4f}  ({p['characters'] / 1e6:,.0f} M)" for p in points)))
+    tests = [f"{r['test']['bits']:.4f} ({r['test']['bits_low']:.4f} to {r['test']['bits_high']:.4f})" for r in rows]
+    lines.append(("test, best of these", *tests))
+    return table(lines, ("minutes", *(f"{r['model']}, {r['parameters'] / 1e6:.1f} M, bits per character" for r in rows)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/text/war_and_peace.txt.gz"))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mdlm", "ar"])
+    parser.add_argument("--minutes", type=float, default=9.0, help="of training for each model; scores are within, the test comes after")
+    parser.add_argument("--output", type=Path, default=Path("runs/war_and_peace"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dropout", type=float, default=0.2, help="the book is read many times (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=200, help="steps")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="do not compile the blocks")
+    parser.add_argument("--table", action="store_true", help="print the tables of what is finished, and train nothing")
+    parser.add_argument("--quick", action="store_true")
+    parser.set_defaults(most=None)
+    args = parser.parse_args()
+    size = Size()
+    if args.quick:
+        size, args.minutes, args.most, args.warmup = Size(32, 1, 2, 64, 8, 3e-3, 2), 0.2, 16, 5
+        args.output = args.output / "quick"
+    torch.set_float32_matmul_precision("high")
+    args.output.mkdir(parents=True, exist_ok=True)
+    files = {name: args.output / f"{name}.json" for name in args.models}
+    if not args.table:
+        book = Book(args.data, args.device)
+        for name, file in files.items():
+            if not file.is_file():
+                row = train(name, book, size, args)
+                part = file.with_suffix(".part")
+                part.write_text(json.dumps(row, indent=2) + "\n")
+                part.rename(file)
+    rows = [json.loads(file.read_text()) for file in files.values() if file.is_file()]
+    if rows:
+        print("\n" + tables(rows))
+
+
+if __name__ == "__main__":
+    main()

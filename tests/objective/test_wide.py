@@ -1,0 +1,89 @@
+"""Over large vocabularies the losses do without logits; what they compute is the same."""
+
+import pytest
+import torch
+
+from dnadiff import denoiser as module
+from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.draws import Draws
+from dnadiff.likelihood import Batch, chain_rule, estimate
+from dnadiff.noise import LogLinear
+from dnadiff.objective.ar import AR
+from dnadiff.objective.d3pm import D3PM
+from dnadiff.objective.mdlm import MDLM
+from dnadiff.objective.mlm import MLM
+from dnadiff.objective.sedd import SEDD
+from dnadiff.process import AbsorbingProcess
+from dnadiff.vocab import Vocab
+
+VOCAB = Vocab(60, 59, 58, (58, 59))
+OBJECTIVES = {
+    "mdlm": MDLM,
+    "sedd": SEDD,
+    "mlm": MLM,
+    "ar": AR,
+    "d3pm": D3PM,
+    "d3pm zero masking": lambda process: D3PM(process, zero_masking=True),
+    "d3pm both": lambda process: D3PM(process, zero_masking=True, carry_over=True),
+}
+
+
+def network(causal):
+    torch.manual_seed(1)
+    net = Transformer(VOCAB, 16, 2, 2, dropout=0.0) if causal else DiT(VOCAB, 16, 2, 2, 8, dropout=0.0)
+    for p in net.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.3)  # a head of zeros would show nothing
+    return net
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
+    results = {}
+    for large in (1024, 1):
+        monkeypatch.setattr(module, "LARGE", large)
+        objective = OBJECTIVES[name](AbsorbingProcess(VOCAB, LogLinear()))
+        denoiser = objective.denoiser(network(objective.causal))
+        assert denoiser.wide == (large == 1)
+        x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
+        weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
+        loss = objective(denoiser, x0, weight, Draws.for_batch(3, 4))
+        loss.loss.backward()
+        results[large] = [loss.loss.detach(), loss.nll, *(p.grad for p in denoiser.parameters() if p.grad is not None)]
+    for ours, theirs in zip(results[1], results[1024], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_likelihoods_are_the_same_without_logits(causal, monkeypatch):
+    process = AbsorbingProcess(VOCAB, LogLinear())
+    denoiser = (AR if causal else MDLM)(process).denoiser(network(causal)).eval()
+    ids = torch.randint(0, 58, (3, 10))
+    batch, nats = Batch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)}), []
+    for large in (1024, 1):
+        monkeypatch.setattr(module, "LARGE", large)
+        result = chain_rule(denoiser, [batch]) if causal else estimate(denoiser, process, [batch], 4)
+        nats.append(torch.from_numpy(result.nats["all"]))
+    torch.testing.assert_close(*nats, rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch):
+    monkeypatch.setattr(module, "LARGE", 1)
+    objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
+    denoiser = objective.denoiser(network(False))
+    x0 = torch.full((2, 6), 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert objective(denoiser, x0, torch.ones(2, 6), Draws.for_batch(0, 2)).loss.dtype == torch.float32
+    empty = objective(denoiser, x0, torch.zeros(2, 6), Draws.for_batch(0, 2)).loss
+    empty.backward()
+    assert empty == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
+
+
+def test_log_probs_of_the_network_add_up_to_the_same(monkeypatch):
+    objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
+    denoiser = objective.denoiser(network(False)).eval()
+    xt = torch.tensor([[1, 59, 2, 59]])
+    x0, positions = torch.tensor([[1, 5, 2, 7]]), torch.tensor([[False, True, False, True]])
+    expected = -denoiser.log_probs(xt)[0, [1, 3], [5, 7]]
+    monkeypatch.setattr(module, "LARGE", 1)
+    torch.testing.assert_close(module.nll(denoiser, x0, xt, positions=positions), expected)

@@ -1,0 +1,101 @@
+"""`python -m dnadiff.judge_text` and `zero_shot`, from a run to the table."""
+
+import json
+import math
+
+import pytest
+
+from dnadiff.config import compose
+from dnadiff.zero_shot import rows_of
+
+SMALL = ["data.length=32", "data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=2", "trainer.val_check_interval=2"]
+SMALL += ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A DiT and a causal transformer trained for two steps on the same text."""
+    from dnadiff.train import run
+
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "book.txt").write_text("Sphinx of black quartz, judge my vow. " * 60)
+    for name, args in (("dit", ["backbone=dit"]), ("ar", ["objective=ar", "backbone=transformer"])):
+        args = ["data=text", f"data.path={folder / 'book.txt'}", *args, *SMALL]
+        run(compose("train", args), folder / name, args)
+    return folder
+
+
+def test_samples_under_a_causal_model_beside_real_text(cli, runs, tmp_path):
+    args = [f"checkpoint={runs / 'dit'}", f"judge={runs / 'ar'}", "num_samples=6", "sampler.num_groups=4", "output=j.json"]
+    status, out, err = cli("judge_text", *args)
+    assert status == 0, err
+    found = json.loads((tmp_path / "j.json").read_text())
+    ours, real = found["rows"]["samples"], found["rows"]["real text"]
+    assert ours["texts"] == 6 and ours["tokens"] == 6 * 32 and ours["perplexity"] > 1 and 0 < ours["entropy"] <= math.log(32)
+    assert real["repetition"] < 1 and [r["start"] for r in found["by_position"]] == [0, 8, 16, 24]
+    assert "generative perplexity" in out and "real text" in out
+
+
+def test_four_times_the_training_length_by_stride(cli, runs, tmp_path):
+    args = [f"checkpoint={runs / 'dit'}", f"judge={runs / 'ar'}", "num_samples=2", "sampler=semi_ar", "sampler.sampler.num_groups=2"]
+    status, _, err = cli("judge_text", *args, "length=136", "output=j.json")
+    assert status == 0, err
+    rows = json.loads((tmp_path / "j.json").read_text())["by_position"]
+    assert [(r["start"], r["end"]) for r in rows] == [*((s, s + 16) for s in range(0, 128, 16)), (128, 136)]
+    assert all({"perplexity", "entropy", "repetition"} <= r.keys() for r in rows)
+
+
+def test_texts_of_a_file(cli, runs, tmp_path):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("judge my vow", "black quartz, black quartz")))
+    (tmp_path / "x.txt").write_text("judge my vow\n\nblack quartz, black quartz\n\n")
+    found = []
+    for name in ("x.jsonl", "x.txt"):
+        status, _, err = cli("judge_text", f"samples={name}", f"judge={runs / 'ar'}", "words=3", f"output={name}.json")
+        assert status == 0, err
+        found.append(json.loads((tmp_path / f"{name}.json").read_text()))
+    assert found[0]["rows"] == found[1]["rows"] and found[0]["by_position"] == []
+    assert found[0]["rows"]["samples"]["tokens"] == 38 and found[0]["rows"]["samples"]["repetition"] == pytest.approx(10 / 24 / 2)
+
+
+def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
+    (tmp_path / "other.txt").write_text("my black vow, judge of quartz. " * 60)
+    for run, protocols in (("dit", ["mdlm", "count"]), ("ar", ["exact"])):
+        args = [f"checkpoint={runs / run}", "sets=[text]", "paths={text: other.txt}", "num_draws=2", "output=z.json", "overwrite=true"]
+        status, out, err = cli("zero_shot", *args)
+        assert status == 0, err
+        found = json.loads((tmp_path / "z.json").read_text())
+        assert [r["protocol"] for r in found["rows"]] == protocols and all(r["set"] == "text" for r in found["rows"])
+        assert found["rows"][0]["perplexity"] > 1 and all(p in out for p in protocols)
+
+
+def test_specials_are_counted_and_left_out():
+    groups = {"all": {"bits": 1.0}, "without specials": {"bits": 2.0}}
+    rows = rows_of("ptb", "count", {"groups": groups, "protocol": "words"})
+    assert [(r["specials"], r["bits"]) for r in rows] == [("counted", 1.0), ("left out", 2.0)]
+    assert rows_of("ptb", "count", {"groups": {"all": {"bits": 1.0}}, "protocol": "words"})[0]["specials"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "message"),
+    [
+        ("judge_text", ["judge={ar}"], "give either checkpoint=RUN, which is sampled, or samples=FILE"),
+        ("judge_text", ["checkpoint={dit}", "judge={dit}"], "must be an autoregressive model of text"),
+        ("judge_text", ["samples=x.fa", "judge={ar}"], "must be a .jsonl or a .txt file"),
+        ("judge_text", ["samples=bad.jsonl", "judge={ar}"], "each line must be a JSON object with a field text"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of names"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[text]"], "name a file"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[text]", "protocols=[all]"], "protocols 'all' is not known"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[text]", "paths={ptb: x}"], "must name files by set"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[nothing]"], "data=nothing does not exist"),
+        ("zero_shot", ["checkpoint={dna}", "sets=[text]"], "was trained on DNA"),
+    ],
+)
+def test_wrong_input_gets_one_line(cli, runs, trained, tmp_path, command, args, message):
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    (tmp_path / "bad.jsonl").write_text('["text"]\n')
+    before = {p.name for p in tmp_path.iterdir()}
+    status, _, err = cli(
+        command, *(a.replace("{dit}", str(runs / "dit")).replace("{ar}", str(runs / "ar")).replace("{dna}", str(trained)) for a in args)
+    )
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err, err
+    assert {p.name for p in tmp_path.iterdir()} == before
