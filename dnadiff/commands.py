@@ -28,6 +28,7 @@ LIST = {
     "sample": "write synthetic sequences to FASTA",
     "judge": "samples against held-out windows, in every number beside a floor",
     "judge_text": "samples of text under a local causal model, with their entropy and repetition",
+    "copies": "the longest match of each record of a FASTA file with the training part",
     "finetune": "fine-tune a trained model into a classifier, beside baselines",
     "genome": "pack and describe a genome, extract regions of it",
     "compress": "a FASTA file as the code that a trained model gives it",

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff import checkpoint, code_length, likelihood
+from dnadiff import checkpoint, code_length, likelihood, tilt
 from dnadiff.denoiser import Guided
-from dnadiff.draws import Draws, hash64
+from dnadiff.draws import hash64
+from dnadiff.filling import Design, Filler
+from dnadiff.request import Request, Templates, check_request, from_text, opened, window_around
 from dnadiff.sampler.ar import AR
-from dnadiff.sampler.base import Sampler, Samples, whole
+from dnadiff.sampler.base import Sampler, whole
 from dnadiff.sampler.grouped import Grouped
 
 STORED = "evaluate.json"
@@ -52,8 +54,13 @@ class Model:
         batch_size: int = 32,
         label: str | Sequence[str] | None = None,
         guidance: float = 1.0,
-    ) -> list[str]:
-        """New sequences as strings.
+        template: str | None = None,
+        motif: str | Sequence[str] | None = None,
+        prompt: str = "",
+        gc: float | None = None,
+        num_draws: int | None = None,
+    ) -> list[Design]:
+        """New sequences as strings, with their likelihoods where something was asked of them.
 
         Args:
             num_samples: how many.
@@ -63,38 +70,120 @@ class Model:
             batch_size: sequences at a time.
             label: what the sequences shall be, one or several of `labels`.
             guidance: weight of the label; 1 is the model's law given it.
+            template: what each holds, in IUPAC letters for DNA (`ACGTNNNRY`), with `[MASK]` for text; it says the length.
+            motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top.
+            prompt: what each begins with.
+            gc: mean share of G and C; see `dnadiff.tilt`.
+            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the four above is given, else 0.
 
         Raises:
-            ValueError: for a length that the network cannot take, a label that it does not know, or a sampler that does not fit it.
+            ValueError: for a length that the network cannot take, a label that it does not know, a sampler that does not fit it, or
+                constraints that cannot be kept.
         """
-        length = self.length if length is None else length
-        sampler = sampler or self.default_sampler(length)
-        return [
-            self.tokenizer.decode(row)
-            for batch in self.batches(sampler, num_samples, length, seed, batch_size, label, guidance)
-            for row in batch.tokens.cpu().numpy()
-        ]
+        check_request(None, num_samples, 1 if length is None else length)
+        request = from_text(self.tokenizer, num_samples, length, self.length, seed, template, motif, prompt)
+        asked = template is not None or motif or prompt or gc is not None
+        draws = (8 if asked else 0) if num_draws is None else num_draws
+        return self._fill(request, sampler, seed, batch_size, label, guidance, gc, draws)
 
-    def batches(
+    def infill(
         self,
-        sampler: Sampler,
-        num_samples: int,
-        length: int,
+        sequence: str,
+        start: int,
+        end: int,
+        n: int = 1,
+        length: int | None = None,
+        sampler: Sampler | None = None,
         seed: int = 1,
         batch_size: int = 32,
         label: str | Sequence[str] | None = None,
         guidance: float = 1.0,
-    ) -> Iterator[Samples]:
-        """Samples batch by batch, never more than one in memory; the arguments are those of `sample`."""
-        sampler = self.check_sampler(sampler, num_samples, length)
+        gc: float | None = None,
+        num_draws: int = 8,
+    ) -> list[Design]:
+        """The sequence with [start, end) designed anew, `n` times; everything else is as it was.
+
+        Args:
+            sequence: letters, in either case; N is seen and stays.
+            start: first position, counted from 0.
+            end: one past the last.
+            n: how many designs.
+            length: what the network reads, with the interval in its middle; None is the training window.
+            sampler, seed, batch_size, label, guidance: see `sample`.
+            gc: mean share of G and C in the designs.
+            num_draws: network calls for the bound on log p(design | flanks); 0 leaves it out.
+
+        Raises:
+            ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
+        """
+        if not 0 <= start < end <= len(sequence):
+            raise ValueError(f"start {start} and end {end} do not lie in a sequence of {len(sequence)} letters, one before the other")
+        length = self.length if length is None else length
+        if end - start > length:
+            raise ValueError(f"[{start}, {end}) is wider than the {length} tokens that are read at once; set length to that and its flanks")
+        self.refuse_causal("infill")
+        check_request(None, n, length)
+        low, high = window_around(start, end, len(sequence), length)
+        ids = self.tokenizer.encode(sequence[low:high]).astype(np.int64)
+        pattern = opened(self.tokenizer, ids, np.zeros(len(ids)), start - low, end - low)
+        request = Templates([("infill", pattern)], n, self._mask_id, (start - low, end - low))
+        designs = self._fill(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
+        return [
+            Design(sequence[:start] + design[start - low : end - low] + sequence[end:], design.log_prob, design.log_weight)
+            for design in designs
+        ]
+
+    def refuse_causal(self, what: str) -> None:
+        """Refuse what needs a look to the right.
+
+        Raises:
+            ValueError: for an autoregressive model.
+        """
+        if getattr(self.denoiser, "causal", False):
+            raise ValueError(f"{what}: an autoregressive model does not see the right flank; use a model trained to unmask, objective=mdlm")
+
+    @property
+    def _mask_id(self) -> int:
+        return self.tokenizer.vocab.mask_id
+
+    def _fill(
+        self,
+        request: Request,
+        sampler: Sampler | None,
+        seed: int,
+        batch_size: int,
+        label: str | Sequence[str] | None,
+        guidance: float,
+        gc: float | None,
+        num_draws: int,
+    ) -> list[Design]:
         if batch_size < 1:
             raise ValueError(f"batch_size {batch_size} must be at least 1")
+        filler = self.filler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+        if gc is not None:
+            filler = filler.tilted(tilt.fit(filler, request, tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
+        designs, done, none = [], 0, None if filler.weighs(request) is None else 0.0
+        for batch in filler.batches(request, seed, batch_size):
+            numbers = range(done, done + len(batch.targets))
+            bounds = filler.bounds(batch, numbers, num_draws, seed) if num_draws else [None] * len(numbers)
+            weights = batch.log_weight if batch.log_weight is not None else [none] * len(numbers)
+            designs += [
+                Design(filler.text(target, tokens), *(None if x is None else float(x) for x in (bound, weight)))
+                for target, tokens, bound, weight in zip(batch.targets, batch.tokens, bounds, weights)
+            ]
+            done += len(numbers)
+        return designs
+
+    def filler(self, sampler: Sampler, request: Request, label: str | Sequence[str] | None = None, guidance: float = 1.0) -> Filler:
+        """What fills the request with this model; what cannot be is refused before anything is computed.
+
+        Raises:
+            ValueError: as `check_sampler` and `conditioned`.
+        """
+        for length in sorted(set(request.lengths)):
+            sampler = self.check_sampler(sampler, len(request), length)
         denoiser, told = self.conditioned(label, guidance)
-        for first in range(0, num_samples, batch_size):
-            rows = torch.arange(first, min(first + batch_size, num_samples), device=self.device)
-            x_init = self.process.prior(len(rows), length, self.device)
-            cond = None if told is None else told.expand(len(rows), -1)
-            yield sampler.sample(denoiser, self.process, x_init, Draws(hash64(seed, "sample"), rows), cond=cond)
+        return Filler(denoiser, self.process, self.tokenizer, sampler, told)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
         """The sampler as it fits this model (its window); what it cannot do is refused before anything is computed.
@@ -268,28 +357,6 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
-
-
-def check_request(max_length: int | None, num_samples: int, length: int, otherwise: str = "") -> None:
-    """Refuse numbers and lengths that cannot be served, before anything is computed.
-
-    Args:
-        max_length: longest sequence that the network takes, None for any.
-        num_samples: asked for.
-        length: asked for.
-        otherwise: what else can be done about a length, ending in a comma.
-
-    Raises:
-        ValueError: naming the value and the limit.
-    """
-    if num_samples < 1:
-        raise ValueError(f"num_samples {num_samples} must be at least 1")
-    if length < 1:
-        raise ValueError(f"length {length} must be at least 1 token")
-    if max_length is not None and length > max_length:
-        raise ValueError(
-            f"length {length} is more than this network takes; use at most {max_length}, {otherwise}or train with a larger data.length"
-        )
 
 
 def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model:

@@ -1,82 +1,223 @@
-"""`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text."""
+"""`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text: free, by templates and motifs, or within a genome."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import commands, requested
 from dnadiff.config import build
 from dnadiff.progress import Progress, duration, table
 
+FASTA = (".fa", ".fasta", ".fna")
+TEXT = (".txt", ".jsonl")
 log = logging.getLogger("dnadiff")
 
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff.data.fasta import synthetic_record, write_fasta
-    from dnadiff.data.files import check_output, replacing
+    from dnadiff.data.stream import Stream, beside
     from dnadiff.model import load
+    from dnadiff.provenance import is_complete
 
-    for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0)):
-        config[key] = commands.whole(key, config[key], least)
+    check_numbers(config)
     check_settings(config["sampler"])
     model = load(config["checkpoint"], commands.pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
-    output = check_output(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"), config["overwrite"])
+    output = Path(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt")).expanduser()
     check_suffix(output, is_dna)
-    length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
+    if config["resume"] and config["output"] is None:
+        raise ValueError("resume=true goes on with a file: give output=, the one that was begun")
     model.conditioned(config["label"], config["guidance"])
-    sampler = build(settled(config["sampler"], model, length), trust=None)
-    sampler = model.check_sampler(sampler, config["num_samples"], length)
-    how, most = described(sampler, config), sampler.num_steps_for(length)
-    log.info(
-        f"model: {model.path}; {config['num_samples']} sequences of {length} tokens by {how['sampler']}, at most {most} network calls a batch"
-    )
+    request = requested.request(config, model)
+    low, high = request.lengths
+    settings = requested.settled(config["sampler"], model, high, low)
+    filler = model.filler(build(settings, trust=None), request, config["label"], config["guidance"])
+    if config["gc"] is not None:
+        from dnadiff import tilt
 
-    total = {"nfe": 0, "rows": 0}
-    bar = Progress(config["num_samples"], "sample")
-
-    def texts() -> Iterator[tuple[str, int]]:
-        told = {"label": config["label"], "guidance": config["guidance"]}
-        for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"], **told):
-            total["nfe"] += batch.nfe
-            total["rows"] += batch.rows
-            bar.update(len(batch.tokens), batch.tokens.numel())
-            for row in batch.tokens.cpu().numpy():
-                yield model.tokenizer.decode(row), batch.nfe
-
-    start = time.monotonic()
-    if is_dna:
-        records = (synthetic_record(f"sample_{i}", text, **how | {"calls": calls}) for i, (text, calls) in enumerate(texts(), 1))
-        write_fasta(output, records, overwrite=config["overwrite"])
-    else:
-        with replacing(output, config["overwrite"]) as file:
-            for text, _ in texts():
-                file.write(text.encode() + b"\n\n")
-    bar.close()
-    seconds = time.monotonic() - start
-    rows = [
-        ("sequences", f"{config['num_samples']:,} of {length:,} tokens"),
-        ("sampler", f"{how['sampler']}, seed {config['seed']}"),
-        ("network calls", f"{total['nfe']:,} ({total['rows']:,} sequences in them)"),
-        ("time", duration(seconds)),
-        ("sequences/s", f"{config['num_samples'] / max(seconds, 1e-9):.2f}"),
-    ]
-    print(table(rows))
-    print(f"files are in {output}")
+        config["gc"] = tilt.check(config["gc"], request, model.tokenizer)
+        filler = filler.tilted(1.0)  # how much is calibrated when everything else is known to be possible
+    weighed = requested.check_weights(config, filler, request, is_dna)
+    training = requested.training(config, model)
+    kept = requested.depends_on(config, model, request, settings)
+    if config["resume"] and not beside(output, "journal").is_file():
+        if is_complete(output, kept):
+            print(f"{output} is complete already")
+            return output
+        log.info(f"{output}: there is nothing to go on with; a new file begins")
+    stream = Stream(output, kept, config["resume"], config["overwrite"])
+    fill(config, model, request, filler, stream, weighed)
+    finish(config, model, request, stream, training)
     return output
+
+
+def check_numbers(config: dict[str, Any]) -> None:
+    """Whole numbers, whatever the notation, and words that must be known; raises ValueError naming the key."""
+    for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0), ("proposals", 1)):
+        if config[key] is not None:
+            config[key] = commands.whole(key, config[key], least)
+    if config["proposals"] is not None and not config["resample"]:
+        raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
+    if config["write"] not in ("window", "designed"):
+        raise ValueError(f"write {config['write']!r} is not known; choose window or designed")
+    for one, other in (("template", "prompt"), ("infill", "template"), ("infill", "prompt"), ("infill", "motif")):
+        if config[one] is not None and config[other] not in (None, "", []):
+            raise ValueError(f"{one} and {other} exclude each other; leave one out")
+    if (config["infill"] is None) != (config["genome"] is None):
+        raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
+
+
+def fill(config: Mapping[str, Any], model: Any, request: Any, filler: Any, stream: Any, weighed: bool) -> None:
+    """Write the batches that are not written yet."""
+    how = described(filler.sampler, config)
+    low, high = request.lengths
+    most = filler.sampler.num_steps_for(high)
+    span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
+    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {how['sampler']}, at most {most} network calls a batch")
+    totals = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0} | stream.notes
+    totals["sessions"] += 1
+    start, before = time.monotonic(), totals["seconds"]
+    if stream.done:
+        log.info(f"going on after {stream.done:,} sequences")
+    if config["gc"] is not None and not stream.complete:
+        filler = tilted(config, request, filler, totals)
+    bar = Progress(len(request), "sample", stream.done)
+    written = writer(stream.output, filler, how, weighed)
+    try:
+        for batch in filler.batches(request, config["seed"], config["batch_size"], stream.done):
+            totals["nfe"] += batch.nfe
+            totals["rows"] += batch.rows
+            tokens = sum(len(x) for x in batch.tokens)
+            totals["tokens"] += tokens
+            if config["gc"] is not None:
+                totals["gc"] = [a + b for a, b in zip(totals["gc"], filler.gc(batch))]
+            totals["seconds"] = before + time.monotonic() - start
+            stream.append(b"".join(written(batch)), len(batch.targets), **totals)
+            rate = (stream.done - bar.initial) / max(time.monotonic() - start, 1e-9)
+            bar.update(len(batch.targets), tokens, **{"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"})
+    finally:
+        bar.close()
+        stream.close()
+
+
+def tilted(config: Mapping[str, Any], request: Any, filler: Any, totals: dict[str, Any]) -> Any:
+    """The filler with the tilt for the GC that is asked for, calibrated now or when the file was begun."""
+    from dnadiff import tilt
+
+    if totals["tilt"] is None:
+        found = tilt.fit(filler, request, config["gc"], config["seed"], config["batch_size"])
+        totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
+        log.info(f"gc: the pilot comes to {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
+    return filler.tilted(totals["tilt"]["log_odds"])
+
+
+def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> Any:
+    """What turns a batch into the bytes of its records, by the name of the file."""
+    from dnadiff.data.fasta import as_bytes, synthetic_record
+
+    name = output.name.removesuffix(".gz")
+
+    def records(batch: Any) -> Iterator[bytes]:
+        for i, (target, tokens) in enumerate(zip(batch.targets, batch.tokens)):
+            text = filler.text(target, tokens)
+            about = how | {"calls": batch.nfe} | target.about
+            if weighed:
+                about["log_weight"] = f"{batch.log_weight[i]:.6f}"
+            if name.endswith(FASTA):
+                yield as_bytes(synthetic_record(target.name, text, **about))
+            elif name.endswith(".jsonl"):
+                yield json.dumps({"name": target.name, "synthetic": True, **about, "text": text}, ensure_ascii=False).encode() + b"\n"
+            else:
+                yield text.encode() + b"\n\n"
+
+    return records
+
+
+def finish(config: Mapping[str, Any], model: Any, request: Any, stream: Any, training: Any) -> None:
+    """Resample if asked, give the file its name, and write the JSON beside it; then the closing table."""
+    from dnadiff import provenance
+
+    output, totals = stream.output, stream.notes
+    written, weighed = len(request), {}
+    part = stream.part if stream.part.exists() else output
+    if stream.output.name.removesuffix(".gz").endswith(FASTA) and provenance.has_weights(part, output.suffix == ".gz"):
+        weighed = {"weights": provenance.of_weights(provenance.weights(part, output.suffix == ".gz"), request.each)}
+    if config["resample"]:
+        provenance.resample(stream.part, output, request.each, config["num_samples"], config["seed"])
+        written = request.num_groups * config["num_samples"]
+        weighed["weights"] |= {"resampled": config["num_samples"]}
+    else:
+        stream.finish()
+    gc = totals["gc"]
+    tilt = {} if config["gc"] is None else {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}}
+    copies = {} if training is None else memorised(output, training)
+    content = {
+        "records": written,
+        "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
+        "sampler": described(build(stream.settings["sampler"], trust=None), config)["sampler"],
+        "network_calls": totals["nfe"],
+        "rows": totals["rows"],
+        "tokens": totals["tokens"],
+        "seconds": round(totals["seconds"], 3),
+        "sessions": totals["sessions"],
+        "seed": config["seed"],
+        **tilt,
+        **weighed,
+        **copies,
+        "inputs": {key: config[key] for key in ("template", "motif", "prompt", "infill", "genome", "label") if config[key] is not None},
+        "settings": stream.settings,
+    }
+    provenance.write(output, content)
+    stream.discard_journal()
+    show(config, content, len(request))
+    print(f"files are in {output} and {provenance.json_path(output)}")
+
+
+def memorised(output: Path, training: Any) -> dict[str, Any]:
+    """The longest exact match of each record with the training part, either strand."""
+    from dnadiff.report import copies
+
+    return {"copies": copies.summary(copies.of_file(output, copies.indexed(training)))}
+
+
+def show(config: Mapping[str, Any], content: Mapping[str, Any], made: int) -> None:
+    """The closing table."""
+    seconds = content["seconds"]
+    rows = [
+        ("sequences", f"{content['records']:,} of {content['tokens'] / made:,.0f} tokens"),
+        ("sampler", f"{content['sampler']}, seed {config['seed']}"),
+        ("network calls", f"{content['network_calls']:,} ({content['rows']:,} sequences in them)"),
+        ("time", duration(seconds)),
+        ("sequences/s", f"{made / max(seconds, 1e-9):.2f}"),
+    ]
+    if "gc" in content:
+        rows.append(("GC", f"{content['gc']['reached']:.4f}, asked for {content['gc']['target']:g}"))
+    if "weights" in content:
+        w = content["weights"]
+        size = w["effective_size"]
+        rows.append(("effective sample size", f"{size['mean']:.1f} of {w['proposals']:,}" + (", resampled" if "resampled" in w else "")))
+        rows.append(("log mass of the constraints", f"{w['log_mass']['mean']:.2f} nats"))
+    if "copies" in content:
+        rows.append(
+            (
+                "longest match with training",
+                f"{content['copies']['longest']['max']} bases, {content['copies']['longest']['mean']:.1f} on average",
+            )
+        )
+    print(table(rows))
 
 
 def described(sampler: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a header says of how a sequence was made: the sampler's word on the command line, and what is not as usual."""
     how: dict[str, Any] = {"sampler": type(sampler).__module__.rpartition(".")[2], "calls": 0}  # of the batch, known afterwards
     settings = {name: getattr(sampler, name) for name in ("temperature", "top_k", "nucleus")}
-    settings |= {"label": config["label"], "guidance": config["guidance"]}
-    usual = {"temperature": 1, "top_k": None, "nucleus": 1, "label": None, "guidance": 1}
+    settings |= {"label": config["label"], "guidance": config["guidance"], "gc": config["gc"]}
+    usual = {"temperature": 1, "top_k": None, "nucleus": 1, "label": None, "guidance": 1, "gc": None}
     how |= {name: value for name, value in settings.items() if value != usual[name]}
     if isinstance(how.get("label"), list):
         how["label"] = ",".join(map(str, how["label"]))
@@ -99,37 +240,14 @@ def without_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: without_sizes(value) if isinstance(value, Mapping) else value for key, value in settings.items() if key != "sizes"}
 
 
-def settled(settings: Mapping[str, Any], model: Any, length: int) -> dict[str, Any]:
-    """A sampler's settings with what only the model can say: its window, and groups from its h(n).
-
-    Raises:
-        ValueError: if it cannot say it.
-    """
-    settings = dict(settings)
-    if "window" in settings:
-        settings["window"] = model.length if settings["window"] is None else commands.whole("sampler.window", settings["window"], 1)
-        settings["sampler"] = settled(settings["sampler"], model, min(settings["window"], length))
-    if "sizes" in settings:
-        chosen = model.groups(length, settings["num_groups"], settings["sizes"])
-        if settings["num_groups"] is None and settings["sizes"] in (None, "optimal") and chosen != {"num_groups": None, "sizes": None}:
-            kind = "groups of best sizes" if chosen["sizes"] else "equal groups"
-            measured = model.measured_length()
-            assumed = "" if measured == length else f" of {measured} tokens, if h(n) depends on the visible share alone"
-            log.info(
-                f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"
-            )
-        settings |= chosen
-    return settings
-
-
 def check_suffix(output: Path, is_dna: bool) -> None:
-    """DNA goes to FASTA, text to .txt.
+    """DNA goes to FASTA, text to .txt or .jsonl.
 
     Raises:
         ValueError: if the name says otherwise.
     """
-    wanted = (".fa", ".fasta", ".fna", ".fa.gz", ".fasta.gz", ".fna.gz") if is_dna else (".txt", ".txt.gz")
-    if not output.name.endswith(wanted):
+    wanted = [end + packed for packed in ("", ".gz") for end in (FASTA if is_dna else TEXT)]
+    if not output.name.endswith(tuple(wanted)):
         raise ValueError(f"output {output} has a name for another kind of file; this model writes {', '.join(wanted)}")
 
 

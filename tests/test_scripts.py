@@ -237,6 +237,32 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
     assert done.returncode == 0 and shows in done.stdout, done.stdout + done.stderr
 
 
+def test_two_sided_laws_are_posteriors_of_the_chain():
+    from dnadiff.markov import BackoffMarkov
+
+    infilling = script("experiments/infilling")
+    rng = np.random.default_rng(1)
+    model = BackoffMarkov.fit(
+        [rng.choice(4, 200, p=[0.1, 0.2, 0.3, 0.4]).astype(np.uint8), np.tile([0, 2, 1, 1, 3], 40).astype(np.uint8)], 2, 1.0
+    )
+    window = np.array([0, 2, 1, 1, 3, 0, 2, 2], np.uint8)
+    mask = np.array([0, 0, 1, 1, 0, 1, 0, 0], bool)
+    fills = np.array(list(itertools.product(range(4), repeat=3)), np.uint8)
+    whole = np.tile(window, (64, 1))
+    whole[:, mask] = fills
+    weight = np.exp([model.log_probs(x).sum() for x in whole])
+    expected = np.stack([[weight[fills[:, i] == b].sum() for b in range(4)] for i in range(3)]) / weight.sum()
+    found = infilling.two_sided(model, np.tile(window, (40, 1)), np.tile(mask, (40, 1)), sweeps=60, burn=5)
+    np.testing.assert_allclose(found[:, mask].mean(0), expected, atol=0.03)
+    seen = np.where(mask, 4, window).astype(np.uint8)[None]
+    left = infilling.one_sided(model, seen)[0]
+    np.testing.assert_allclose(left[2], np.exp(model.log_prob_rows(window))[2])
+    both = infilling.neighbours(model, seen)[0, 5]
+    other = np.exp(model.log_prob_rows(np.array([1, 1, 4], np.uint8)))[2][::-1]  # GG to the right is CC to the left on the other strand
+    expected = np.exp(model.log_prob_rows(seen[0]))[5] * other / np.exp(model.log_prob_rows(np.array([4], np.uint8)))[0]
+    np.testing.assert_allclose(both, expected / expected.sum())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shows"),
@@ -245,6 +271,7 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
         ("bench/objective", "Lowest mean"),
         ("experiments/known_source", "| `sedd` | sum of h(n)"),
         ("experiments/ecoli_objectives", "| mlm, then mdlm |"),
+        ("experiments/infilling", "| ecoli | random | most frequent base |"),
     ],
 )
 def test_scripts_run_and_go_on(name, shows, tmp_path):

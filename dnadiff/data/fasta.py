@@ -89,11 +89,16 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
             if problem is not None:
                 raise ValueError(f"{path}: record {name}: {problem}")
             names.add(name)
-            handle.write(f">{name} {description}".rstrip().encode() + b"\n")
-            handle.writelines(sequence[i : i + LINE_WIDTH] + b"\n" for i in range(0, len(sequence), LINE_WIDTH))
+            handle.write(as_bytes(record))
         if not names:
             raise ValueError(f"{path}: there is no record to write; ask for at least one sequence")
     return len(names)
+
+
+def as_bytes(record: Record) -> bytes:
+    """A record as it stands in a file, wrapped at 60 letters."""
+    lines = [record.sequence[i : i + LINE_WIDTH] for i in range(0, len(record.sequence), LINE_WIDTH)]
+    return b"\n".join([f">{record.name} {record.description}".rstrip().encode(), *lines, b""])
 
 
 def synthetic_record(name: str, sequence: str, **how: object) -> Record:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dnadiff.config import build
+from dnadiff.data.fasta import read_fasta
+from dnadiff.held_out import MOST_WORDS, offline
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
 
 _SEED = 11  # matches begin with a word of so many bases, looked up in a table of 4^11
@@ -70,3 +75,61 @@ class Training:
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a == b) & (a < UNKNOWN)
+
+
+class Match(NamedTuple):
+    """What a record shares with the training part: its bases, the longest exact match, and the share of its words that were seen."""
+
+    name: str
+    length: int
+    longest: int
+    seen: float
+
+
+def training_data(model: Any, trust: Sequence[str] = ()) -> Any:
+    """The data that a model was trained on, ready to be read (`model` has its `config`, `path` and `tokenizer`).
+
+    Raises:
+        ValueError: if it is a model of text, or its training part would fill the memory.
+    """
+    if model.tokenizer.vocab.complement is None:
+        raise ValueError(f"copies are looked for in DNA, and {model.path} was trained on text")
+    data = build(offline(model.config["data"]), trust=("dnadiff", *trust))
+    data.prepare()
+    tokens = sum(i.end - i.start for i in data.intervals["train"])
+    if tokens > MOST_WORDS // 4:
+        raise ValueError(f"copies: the training part of {data.name} has {tokens:,} bases, more than fit into memory as an index")
+    return data
+
+
+def indexed(data: Any) -> Training:
+    """The training part of data, ready to be searched."""
+    return Training([data.tokenizer.bases(ids) for ids in data.sequences("train")])
+
+
+def of_file(path: str | Path, training: Training) -> list[Match]:
+    """The matches of each record of a FASTA file; of a record whose header says `designed=first-last`, of that part."""
+    from dnadiff.report.composition import as_bases
+
+    found = []
+    for record in read_fasta(path):
+        bases = as_bases(record.sequence)
+        said = dict(word.split("=", 1) for word in record.description.split() if "=" in word)
+        if "designed" in said:
+            first, _, last = said["designed"].partition("-")
+            bases = bases[int(first) - 1 : int(last)]
+        hits, words = training.seen([bases])[0]
+        longest = int(training.longest_match([bases])[0])
+        found.append(Match(record.name, len(bases), longest, float(hits) / words if words else float("nan")))
+    return found
+
+
+def summary(found: Sequence[Match]) -> dict[str, Any]:
+    """Numbers over all records: the longest match (mean and greatest, with the record's name) and the share of 24-mers seen."""
+    most = max(found, key=lambda match: match.longest)
+    seen = [match.seen for match in found if match.seen == match.seen]
+    return {
+        "records": len(found),
+        "longest": {"mean": float(np.mean([match.longest for match in found])), "max": most.longest, "record": most.name},
+        "seen": float(np.mean(seen)) if seen else None,
+    }

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, Samples, to_fill
+from dnadiff.sampler.base import Sampler, Samples, part_of, to_fill
 
 
 class AR(Sampler):
@@ -47,7 +47,8 @@ class AR(Sampler):
         for at in range(int(ends.max())):
             if not (going := ends[active] > at).all():
                 active, token, state = active[going], token[going], state.select(going)
-            log_probs, state = denoiser.step(token, state, None if cond is None else cond[active])
+            reader = part_of(denoiser, active, slice(at, at + 1))
+            log_probs, state = reader.step(token, state, None if cond is None else cond[active])
             rows += len(active)
             drawn = self.reveal(at, log_probs, uniform[active.to(uniform.device), at])
             token = torch.where(masked[active, at], drawn, x[active, at])

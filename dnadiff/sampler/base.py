@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
@@ -53,6 +52,11 @@ class Plan(NamedTuple):
     left: Tensor | None = None
 
 
+def part_of(denoiser: nn.Module, rows: Tensor | None = None, columns: slice | None = None) -> nn.Module:
+    """The denoiser for some rows or columns of the batch, where it holds something for each (`Constrained.part`); else itself."""
+    return denoiser.part(rows, columns) if hasattr(denoiser, "part") else denoiser
+
+
 class Calls:
     """A denoiser that is asked about some sequences of a batch only, and the count of what that took.
 
@@ -79,23 +83,25 @@ class Calls:
 
         A sequence without a position to ask about is not evaluated.
         """
-        return self._ask(self.denoiser.log_probs, x, t, positions)
+        return self._ask("log_probs", x, t, positions)
 
     def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-ratios (M, V), asked for as in `log_probs`."""
-        return self._ask(self.denoiser.log_score, x, t, positions)
+        return self._ask("log_score", x, t, positions)
 
-    def _ask(self, function: Callable[..., Tensor], x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+    def _ask(self, question: str, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         active = positions.any(-1).nonzero()[:, 0]
         x, t, cond, valid, asked = (None if whole is None else whole[active] for whole in (x, t, self.cond, self.valid, positions))
+        ask = getattr(part_of(self.denoiser, active), question)
         read = (x, cond, valid, t if self.reads_time else None)
-        alike = len(active) > 1 and all(part is None or bool((part == part[:1]).all()) for part in read)
+        one_law = not hasattr(self.denoiser, "part")  # one that holds something for each row answers differently for equal ones
+        alike = one_law and len(active) > 1 and all(part is None or bool((part == part[:1]).all()) for part in read)
         self.nfe += 1
         self.rows += (1 if alike else len(active)) * getattr(self.denoiser, "rows_per_sequence", 1)
         if not alike:
-            return function(x, t, cond, asked, valid)
+            return ask(x, t, cond, asked, valid)
         some = asked.any(0, keepdim=True)  # (1, L)
-        found = function(x[:1], t[:1], None if cond is None else cond[:1], some, None if valid is None else valid[:1])
+        found = ask(x[:1], t[:1], None if cond is None else cond[:1], some, None if valid is None else valid[:1])
         return found[(some.cumsum(-1) - 1).expand(asked.shape)[asked]]
 
 
@@ -138,12 +144,15 @@ class Sampler(ABC):
     Attributes:
         exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut, no guidance).
         causal: which models fit: True for autoregressive ones, False for those that unmask.
+        weighs: whether the tokens of a sample are draws of the chain rule, each from the law that the network gave: what a constraint
+            left out of these laws is then the sample's importance weight.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     exact: bool = True
     causal: bool = False
+    weighs: bool = True
 
     def __init__(self, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
         self.temperature, self.nucleus = finite("temperature", temperature), finite("nucleus", nucleus)
@@ -162,6 +171,11 @@ class Sampler(ABC):
         size = len(wide) if wide.device.type == "cuda" else max(1, _AT_ONCE // wide.shape[-1])
         parts = zip(wide.split(max(1, size)), uniform.split(max(1, size)))
         return torch.cat([categorical.draw(self.shape(part), u) for part, u in parts]).to(log_probs.device)
+
+    @property
+    def weighable(self) -> bool:
+        """Whether samples have importance weights: `weighs`, at temperature 1 and with nothing cut."""
+        return self.weighs and self.temperature == 1 and self.top_k is None and self.nucleus == 1
 
     def check_length(self, length: int) -> None:
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
@@ -301,6 +315,11 @@ class GridSampler(Sampler):
     def num_steps_for(self, length: int) -> int:
         """See `Sampler.num_steps_for`."""
         return self.num_steps
+
+    @property
+    def weighable(self) -> bool:
+        """See `Sampler.weighable`; the likeliest token is no draw."""
+        return super().weighable and self.noise_removal != "argmax"
 
     def times(self, device: torch.device | str = "cpu") -> Tensor:
         """The grid, (T + 1,) float64 from 1 to 0."""

@@ -17,6 +17,7 @@ class DrawnToken(StepsSampler):
 
     exact = False
     tokens_first = True
+    weighs = False
 
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
         """See `AdaptiveSampler.score`: the model's own probability of the token, whatever temperature drew it."""

@@ -61,7 +61,9 @@ class Gibbs(Sampler):
         self.check_model(denoiser)
         refined, length = self._refined(x_init, process, frozen, valid), x_init.shape[1]
         first = self.groups.sample(denoiser, process, x_init, draws, frozen, cond, valid)
-        x, calls = first.tokens, Calls(denoiser, cond, valid)
+        # A sweep leaves the constrained law as it is, so a sample goes on with the weight of its first filling.
+        law = denoiser.unnoted() if hasattr(denoiser, "unnoted") else denoiser
+        x, calls = first.tokens, Calls(law, cond, valid)
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
             step, uniform = self.groups.plan(refined, process, noise).step, noise.uniform("token", length)

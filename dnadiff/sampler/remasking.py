@@ -121,6 +121,8 @@ class RemaskingSampler(GridSampler):
         num_steps, temperature, top_k, nucleus, noise_removal: see `GridSampler`.
     """
 
+    weighs = False  # a token taken back was drawn for nothing, which a weight would have to know
+
     def __init__(
         self,
         remasking: Remasking,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, Samples, whole
+from dnadiff.sampler.base import Sampler, Samples, part_of, whole
 
 
 class SemiAR(Sampler):
@@ -62,6 +62,11 @@ class SemiAR(Sampler):
         window = self.window_for(length)
         return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
 
+    @property
+    def weighable(self) -> bool:
+        """See `Sampler.weighable`: as the sampler inside."""
+        return self.sampler.weighable
+
     def starts(self, length: int, window: int) -> list[int]:
         """First position of each window."""
         stride = self.stride or max(1, window // 2)
@@ -85,7 +90,8 @@ class SemiAR(Sampler):
             noise = draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
             # What is visible is given or of an earlier window: nothing here to refine for a sampler that would (`Gibbs`).
             settled = (x != process.vocab.mask_id if frozen is None else frozen | (x != process.vocab.mask_id))[:, part]
-            result = self.sampler.sample(denoiser, process, x[:, part], noise, settled, cond, None if valid is None else valid[:, part])
+            law = part_of(denoiser, columns=part)
+            result = self.sampler.sample(law, process, x[:, part], noise, settled, cond, None if valid is None else valid[:, part])
             x = torch.cat([x[:, :start], result.tokens, x[:, start + window :]], 1)
             nfe, rows = nfe + result.nfe, rows + result.rows
         return Samples(x, nfe, rows)

@@ -1,0 +1,45 @@
+"""`python -m dnadiff.copies`: the longest exact match of each record of a FASTA file with a model's training part, on either strand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dnadiff import commands
+from dnadiff.progress import table
+
+COLUMNS = ("name", "length", "longest_match", "seen_24mers")
+
+
+def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Search and return the summary."""
+    from dnadiff import checkpoint
+    from dnadiff.data.files import check_output, replacing
+    from dnadiff.report import copies
+
+    output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
+    data = copies.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
+    found = copies.of_file(config["input"], copies.indexed(data))
+    with replacing(output, config["overwrite"]) as file:
+        file.write(("\t".join(COLUMNS) + "\n").encode())
+        file.writelines(f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found)
+    content = copies.summary(found)
+    rows = [
+        ("records", f"{content['records']:,}"),
+        ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),
+        ("longest match of all", f"{content['longest']['max']} bases, in {content['longest']['record']}"),
+        ("24-mers seen in training", "none to ask" if content["seen"] is None else f"{100 * content['seen']:.3f} %"),
+    ]
+    print(table(rows))
+    print(f"files are in {output}")
+    return content
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("copies", run)
+
+
+if __name__ == "__main__":
+    main()
