@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,35 +26,64 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
+    from dnadiff.downstream import seen
+    from dnadiff.report.suite import write_suite
 
     output = Path(config["output"]) if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
-    for key, least in (("seed", 0), ("seeds", 1), ("batch_size", 1), ("kmer", 1)):
-        config[key] = commands.whole(key, config[key], least)
-    for key in ("epochs", "patience"):
-        config[key] = None if config[key] is None else commands.whole(key, config[key], 1)
-    if config["kmer"] > 8:
-        raise ValueError(f"kmer {config['kmer']} is too long for a table of counts; set kmer to 8 or less")
+    check_settings(config)
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(
             f"{loaded.path} was trained on text, and the task {config['task'].get('name') or 'csv'} is DNA; name a run trained on DNA"
         )
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
-    several = config["task"].get("tasks")
-    if several is None:
-        result = study_of(config, config["task"], loaded, overrides)
-    else:
-        result = {"tasks": {name: study_of(config, task, loaded, overrides) for name, task in present(several).items()}}
+    several, kept = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
+    tasks = {"": config["task"]} if several is None else present(several)
+    words = seen.pretraining_words(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
+    found = {name: study_of(config, task, loaded, overrides, kept, words) for name, task in tasks.items()}
+    result = found[""] if several is None else {"tasks": found}
+    studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "finetune.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(output, result)
-    for number, one in enumerate([result] if several is None else result["tasks"].values()):
-        print("\n" * bool(number), end="")
-        show(one)
-    print(f"files are in {run_dir}" if output.parent == run_dir else f"result in {output}")
+    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {' '.join(overrides)}"])
+    show(studies, several is not None)
+    print(f"files are in {run_dir}" if output.parent == run_dir else f"result in {output}, report in {run_dir}")
     return result
+
+
+def check_settings(config: dict[str, Any]) -> None:
+    """Put whole numbers where they must be, in place.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key, least in (("seed", 0), ("seeds", 1), ("kmer", 1)):
+        config[key] = commands.whole(key, config[key], least)
+    for key in ("epochs", "patience", "layer"):
+        config[key] = None if config[key] is None else commands.whole(key, config[key], 1)
+    config["batch_size"] = [commands.whole("batch_size", size, 1) for size in listed(config["batch_size"])]
+    for key in ("lr", "lr_scratch"):
+        config[key] = listed(config[key])
+        for rate in config[key]:
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
+                raise ValueError(f"{key} {rate!r} must be a number above 0, or a list of such to choose from on validation")
+    if config["kmer"] > 8:
+        raise ValueError(f"kmer {config['kmer']} is too long for a table of counts; set kmer to 8 or less")
+
+
+def listed(value: Any) -> list[Any]:
+    """A value, or several to choose from, as a list.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    several = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not several:
+        raise ValueError("lr, lr_scratch and batch_size need at least one value each")
+    return several
 
 
 def present(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -70,17 +100,41 @@ def present(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, An
     return there
 
 
-def study_of(config: Mapping[str, Any], task: Mapping[str, Any], loaded: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """Every model on one task."""
+def study_of(
+    config: Mapping[str, Any], task: Mapping[str, Any], loaded: Any, overrides: Sequence[str], folder: Path, words: Any | None
+) -> dict[str, Any]:
+    """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
     from dnadiff import __version__
-    from dnadiff.downstream import protocol
-    from dnadiff.downstream.results import ResultsFolder, Unkept
+    from dnadiff.downstream import protocol, seen
+    from dnadiff.downstream.classifier import check_length, first_layers
+    from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.run import runs_of, study
 
     reader = build(task, trust=None)
     how = protocol.named(reader.protocol, loaded.tokenizer.vocab.pad_id)
     data = reader.load(loaded.tokenizer)
     models = contenders(config, loaded, how)
+    check_length(first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"]), data)  # now, not after the baselines
+    announce(data)
+    subsets = None if words is None else seen.subsets(how.tested(data), words, loaded.tokenizer)
+    seeds = [config["seed"] + i for i in range(config["seeds"])]
+    provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
+    kept = ResultsFolder(folder, provenance, __version__)
+    rounds = how.rounds(data, seeds[0])
+    steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(runs_of(m, seeds, how)) for m in models.values())
+    baseline = f"{config['kmer']}-mer logistic regression"
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
+    pairs = [pair for pair in pairs if pair[0] in models and pair[1] in models]
+    progress = Progress(steps, "finetune")
+    result = study(data, models, seeds, pairs, progress.update, how, kept, subsets)
+    progress.close()
+    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, **result}
+    kept.summarise(data.name, result)
+    return result
+
+
+def announce(data: Any) -> None:
+    """Say what the task holds, and what of its test part is in training too."""
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
     log.info(f"task: {data.name}, {' against '.join(data.classes)}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
     if left_out := data.notes.get("left_out_for_a_shared_word"):
@@ -88,20 +142,6 @@ def study_of(config: Mapping[str, Any], task: Mapping[str, Any], loaded: Any, ov
         log.info(f"left out of test for a {data.notes['shared_word']}-mer that the training part holds on either strand: {words}")
     if copies := data.notes.get("test_sequences_also_in_training"):
         log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training part, on either strand")
-    seeds = [config["seed"] + i for i in range(config["seeds"])]
-    provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
-    kept = ResultsFolder(config["results"], provenance, __version__) if config["results"] else Unkept()
-    rounds = how.rounds(data, seeds[0])
-    steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(runs_of(m, seeds, how)) for m in models.values())
-    baseline = f"{config['kmer']}-mer logistic regression"
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, baseline), (FINE_TUNED, "CNN")]
-    pairs = [pair for pair in pairs if pair[0] in models and pair[1] in models]
-    progress = Progress(steps, "finetune")
-    result = study(data, models, seeds, pairs, progress.update, how, kept)
-    progress.close()
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, **result}
-    kept.summarise(data.name, result)
-    return result
 
 
 def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, Any]:
@@ -110,40 +150,53 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
-    from dnadiff.downstream.classifier import Network
+    from dnadiff.downstream.classifier import first_layers
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbours
     from dnadiff.draws import hash64
 
     def trained(seed: int) -> Any:
-        return copy.deepcopy(loaded.denoiser.backbone)
+        return first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"])
 
     def untrained(seed: int) -> Any:
         torch.manual_seed(hash64(seed, "scratch") % 2**63)
-        return build_denoiser(loaded.config, loaded.tokenizer, ("dnadiff", *config["trust"]))[0].backbone
+        return first_layers(build_denoiser(loaded.config, loaded.tokenizer, ("dnadiff", *config["trust"]))[0].backbone, config["layer"])
+
+    cut = {} if config["layer"] is None else {"layer": config["layer"]}
+    known, unknown = {"weights": weights_digest(loaded), "step": loaded.step, **cut}, {"untrained": loaded.config["backbone"], **cut}
+    on_gpu = config["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    models: dict[str, Any] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(loaded.tokenizer, config["kmer"])}
+    for name, baseline in (config.get("baselines") or {}).items():
+        models.setdefault(name, build(baseline, loaded.tokenizer, trust=None))
+    if config["neighbours"]:
+        models[NEIGHBOURS] = NearestNeighbours(trained, about=known, device=device)
+    if config["probe"]:
+        models[PROBE] = LinearProbe(trained, about=known, device=device)
+        models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about=unknown, device=device)
+    if config["fine_tune"]:
+        models[FINE_TUNED] = networks(config, how, trained, config["lr"], known)
+    if config["scratch"]:
+        models[SCRATCH] = networks(config, how, untrained, config["lr_scratch"], unknown)
+    return models
+
+
+def networks(config: Mapping[str, Any], how: Any, backbone: Any, rates: Sequence[float], about: Mapping[str, Any]) -> Any:
+    """A network trained as a whole; with several rates or batch sizes, those that validation chooses."""
+    from dnadiff.downstream.classifier import Network
+    from dnadiff.downstream.grid import Grid
 
     alike = {
         "epochs": config["epochs"] or how.epochs,
-        "batch_size": config["batch_size"],
         "weight_decay": config["weight_decay"],
         "warmup": how.warmup if config["warmup"] is None else config["warmup"],
         "trainer": {"accelerator": config["accelerator"], "devices": 1},
         "patience": config["patience"],
     }
-    on_gpu = config["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    frozen = {"about": {"weights": weights_digest(loaded), "step": loaded.step}, "device": "cuda" if on_gpu else "cpu"}
-    models: dict[str, Any] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(loaded.tokenizer, config["kmer"])}
-    for name, baseline in (config.get("baselines") or {}).items():
-        models.setdefault(name, build(baseline, loaded.tokenizer, trust=None))
-    if config["neighbours"]:
-        models[NEIGHBOURS] = NearestNeighbours(trained, **frozen)
-    if config["probe"]:
-        models[PROBE] = LinearProbe(trained, **frozen)
-        models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about={"untrained": loaded.config["backbone"]}, device=frozen["device"])
-    if config["fine_tune"]:
-        models[FINE_TUNED] = Network(trained, config["lr"], about=frozen["about"], **alike)
-    if config["scratch"]:
-        models[SCRATCH] = Network(untrained, config["lr_scratch"], about={"untrained": loaded.config["backbone"]}, **alike)
-    return models
+    grid = [
+        ({"lr": rate, "batch_size": size}, Network(backbone, rate, about=about, batch_size=size, **alike))
+        for rate, size in itertools.product(rates, config["batch_size"])
+    ]
+    return Grid(grid) if len(grid) > 1 else grid[0][1]
 
 
 def weights_digest(loaded: Any) -> str:
@@ -156,19 +209,28 @@ def weights_digest(loaded: Any) -> str:
     return whole.hexdigest()[:12]
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the closing tables."""
-    from dnadiff.downstream.run import rows_for_table
+def show(studies: Sequence[Mapping[str, Any]], together: bool) -> None:
+    """Print the closing tables: of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
+    from dnadiff.downstream.comparison import HEADER, rows_of_suite
+    from dnadiff.downstream.run import rows_for_table, rows_of_subsets
 
-    models, differences = rows_for_table(result)
-    print(
-        f"accuracy on {result['task']['tested']:,} test sequences of {result['task']['name']}, chance {result['task']['chance']:.3f}; "
-        f"{duration(result['seconds'])} in all"
-    )
-    print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC")))
-    if differences:
-        print()
-        print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))
+    for number, result in enumerate(studies):
+        models, differences = rows_for_table(result)
+        task = result["task"]
+        print(
+            f"{chr(10) * bool(number)}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
+            f"{duration(result['seconds'])} in all"
+        )
+        print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))
+        if differences:
+            print()
+            print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))
+        if parts := list(next(iter(result["models"].values()))["subsets"]):
+            print()
+            print(table(rows_of_subsets(result), ("accuracy (items)", *parts)))
+    if together:
+        print("\nall tasks; a published number rests on the training sequences in brackets, and is no rival of one with fewer")
+        print(table(rows_of_suite(studies), HEADER))
 
 
 def main() -> None:

@@ -11,14 +11,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dnadiff.checkpoint import write_json
+from dnadiff.data.cache import locked
 from dnadiff.progress import duration
 
 Piece = Callable[[], Mapping[str, Any]]
+_WAIT = 5.0  # seconds between two looks at what other processes have in hand
+
+
+class NotYet(ValueError):
+    """A piece needs another one that is not finished."""
 
 
 class Kept:
@@ -36,8 +43,20 @@ class Kept:
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name not in self:
-            raise ValueError(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
+            raise NotYet(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
         return json.loads(self.path(name).read_text(encoding="utf-8"))
+
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[bool]:
+        """Hold a piece against other processes; yields False where one of them has it in hand."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = self.folder / f".{name}.lock"
+        with locked(lock, wait=False) as held:
+            try:
+                yield held is not False
+            finally:
+                if held:
+                    lock.unlink(missing_ok=True)
 
     def keep(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a piece, all of it or nothing."""
@@ -61,8 +80,12 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
 def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
     """Run what is asked for and not finished: in the order of `--only`, and of the pieces under each.
 
+    Several processes may work in one folder: a piece that another one has in hand is passed over, and waited for at the end, for others
+    may need it.
+
     Raises:
         ValueError: if `--only` names no piece.
+        NotYet: if a piece needs one that nobody is at.
     """
     chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
@@ -72,13 +95,29 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
             print(f"{'finished' if name in kept else '-':<10}{name}")
     if options.list or options.table:
         return
-    for number, name in enumerate(chosen, 1):
-        if name in kept:
-            continue
-        print(f"\n== {name} ({number} of {len(chosen)})", flush=True)
-        start = time.monotonic()
-        kept.keep(name, {**pieces[name](), "piece_seconds": round(time.monotonic() - start, 1)})
-        print(f"== {name}: {duration(time.monotonic() - start)}", flush=True)
+    while left := [name for name in chosen if name not in kept]:
+        made, held, needs = False, False, None
+        for name in left:
+            with kept.claimed(name) as mine:
+                if not mine:
+                    held = True
+                elif name not in kept:
+                    try:
+                        _run(name, f"{chosen.index(name) + 1} of {len(chosen)}", pieces[name], kept)
+                        made = True
+                    except NotYet as error:
+                        needs = needs or error
+        if needs and not (made or held):
+            raise needs
+        if held and not made:
+            time.sleep(_WAIT)
+
+
+def _run(name: str, place: str, piece: Piece, kept: Kept) -> None:
+    print(f"\n== {name} ({place})", flush=True)
+    start = time.monotonic()
+    kept.keep(name, {**piece(), "piece_seconds": round(time.monotonic() - start, 1)})
+    print(f"== {name}: {duration(time.monotonic() - start)}", flush=True)
 
 
 def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:

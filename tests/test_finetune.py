@@ -123,7 +123,9 @@ def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, ta
     assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBOURS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 2 for m in result["models"].values())
     assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
-    assert [(d["a"], d["b"]) for d in result["differences"]] == [(finetune.PROBE, "2-mer logistic regression")]
+    pairs = [(finetune.PROBE, finetune.RANDOM_PROBE), (finetune.PROBE, "2-mer logistic regression")]
+    assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
+    assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
     assert 0 < result["differences"][0]["p_value"] <= 1
     rows = list(csv.DictReader((tmp_path / "kept" / "results.csv").open()))
     assert len(rows) == 2 * len(result["models"])
@@ -143,9 +145,34 @@ def test_a_suite_runs_the_tasks_that_are_there(tmp_path, table, capsys):
                 (folder / f"{number}.txt").write_text("".join(random.choice(list("ACGT"), 30, p=share)))
     settings = ["fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
     suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={tmp_path / 'gb'}", "task.protocol=paper"]
-    result = json.loads((call(tmp_path, *suite, *settings) / "finetune.json").read_text())
+    run_dir = call(tmp_path, *suite, *settings)
+    result = json.loads((run_dir / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
     one = result["tasks"]["human_ocr_ensembl"]
     assert (one["task"]["protocol"], one["task"]["tested"]) == ("paper", 16)
     assert one["notes"]["differs_from_the_known_counts"]["test"] == {"found": 16, "known": 34952}
-    assert "human_ocr_ensembl" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "all tasks; a published number rests on the training sequences in brackets" in printed
+    assert (run_dir / "report.html").is_file() and (run_dir / "results" / "results.csv").is_file()
+
+
+def test_validation_chooses_rate_and_batch_size_and_the_layer_is_cut(tmp_path, table):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    overrides = [f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=2", "scratch=false", "layer=1"]
+    run_dir = call(tmp_path, *overrides, "lr=[1e-7,2e-2]", "batch_size=[16,64]", "epochs=2", "pretraining_overlap=true")
+    model = json.loads((run_dir / "finetune.json").read_text())["models"]["fine-tuned"]
+    (found,), parts = model["found"][0], model["subsets"]
+    assert parts["inside pretraining"]["items"] == 0 and parts["outside pretraining"]["accuracy"] == model["accuracy"]
+    assert [(one["lr"], one["batch_size"]) for one in found["tried"]] == [(1e-7, 16), (1e-7, 64), (2e-2, 16), (2e-2, 64)]
+    best = max(found["tried"], key=lambda one: (one["valid_accuracy"], -one["valid_loss"]))
+    assert found["chosen"] == {"lr": best["lr"], "batch_size": best["batch_size"]}
+    assert (run_dir / "results" / "table").is_dir()
+
+
+def test_a_bad_rate_or_layer_gets_one_line(tmp_path, table, capsys):
+    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
+    csv_task = ["task=csv", f"task.path={table}", "kmer=2"]
+    assert "lr 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
+    assert "need at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
+    assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
+    assert "batch_size 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")

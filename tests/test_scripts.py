@@ -272,6 +272,8 @@ def test_two_sided_laws_are_posteriors_of_the_chain():
         ("experiments/known_source", "| `sedd` | sum of h(n)"),
         ("experiments/ecoli_objectives", "| mlm, then mdlm |"),
         ("experiments/infilling", "| ecoli | random | most frequent base |"),
+        ("experiments/downstream", "# Linear probes"),
+        ("experiments/pretraining", "| fine-tuned, mlm_mdlm |"),
     ],
 )
 def test_scripts_run_and_go_on(name, shows, tmp_path):
@@ -281,3 +283,10 @@ def test_scripts_run_and_go_on(name, shows, tmp_path):
     assert first.returncode == 0 and shows in first.stdout, first.stdout + first.stderr
     again = subprocess.run([*run, "--table"], capture_output=True, text=True, check=True, env=environment)
     assert shows in again.stdout and "$ python" not in again.stdout
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_timed():
+    run = [sys.executable, str(SCRIPTS / "bench" / "finetune.py"), "--quick"]
+    shown = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
+    assert "sequences/s" in shown and "wait" in shown.splitlines()[-1]

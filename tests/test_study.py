@@ -1,4 +1,6 @@
 import json
+import multiprocessing
+import time
 
 import pytest
 
@@ -66,3 +68,37 @@ def test_a_run_of_other_arguments_is_not_taken_for_this_one(tmp_path, monkeypatc
 
 def test_markdown():
     assert study.markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+def test_a_piece_whose_need_comes_later_is_run_then_and_one_whose_need_nobody_runs_is_an_error(tmp_path, options):
+    kept = study.Kept(tmp_path)
+    pieces = {"late": lambda: {"twice": 2 * kept["early"]["value"]}, "early": lambda: {"value": 4}}
+    study.work(pieces, kept, options())
+    assert kept["late"]["twice"] == 8
+    with pytest.raises(study.NotYet, match="piece x is not finished"):
+        study.work({"y": lambda: kept["x"]}, kept, options())
+
+
+def work(folder):
+    kept = study.Kept(folder)
+
+    def piece(name):
+        with (folder / "calls.txt").open("a") as file:
+            file.write(f"{name}\n")
+        time.sleep(0.1)
+        return {}
+
+    pieces = {name: lambda name=name: piece(name) for name in "abcdef"}
+    study._WAIT, no_options = 0.05, study.arguments("what", "unused").parse_args([])
+    study.work({**pieces, "sum": lambda: {"needed": [kept[name]["piece_seconds"] for name in "abcdef"]} | piece("sum")}, kept, no_options)
+
+
+def test_two_processes_share_the_pieces_and_wait_for_what_they_need(tmp_path):
+    processes = [multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted((tmp_path / "calls.txt").read_text().split()) == ["a", "b", "c", "d", "e", "f", "sum"]
+    assert not list(tmp_path.glob(".*.lock"))

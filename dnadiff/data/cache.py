@@ -134,24 +134,48 @@ def unique(path: Path) -> Path:
 
 
 @contextmanager
-def locked(path: Path, waiting: str) -> Iterator[bool]:
+def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | None]:
     """Hold an exclusive lock between processes; the system gives it back even when the holder is killed.
 
-    Yields whether the lock is held. On a file system without locks it is not: several processes may then do the same work,
-    under names from `unique`, and a rename decides.
+    Yields True if the lock is held, False if another process holds it (only without `wait`), and None on a file system without
+    locks: several processes may then do the same work, under names from `unique`, and a rename decides.
 
     Args:
-        path: a file beside what is protected; it stays.
-        waiting: said when another process holds the lock.
+        path: a file beside what is protected; its holder may remove it.
+        waiting: said when another process holds the lock and this one waits.
+        wait: until it is free; otherwise the answer comes at once.
     """
-    with path.open("a") as handle:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            held = _flock(handle, waiting, wait)
+            # Its last holder may have removed the file while this one waited: a lock on a file without a name protects nothing.
+            if held and not _is_at(handle, path):
+                continue
+            yield held
+            return
+        finally:
+            os.close(handle)
+
+
+def _flock(handle: int, waiting: str, wait: bool) -> bool | None:
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                return False
+            if waiting:
                 log.info(waiting)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            held = True
-        except OSError:
-            held = False
-        yield held
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

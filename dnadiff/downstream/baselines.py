@@ -7,7 +7,7 @@ ones (`configs/baselines/`) are called with a tokenizer first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,24 +23,27 @@ class Fitted(ABC):
 
     Args:
         tokenizer: knows which base a token id is.
+
+    Attributes:
+        found: of the last call: accuracy on the validation items of every setting, and which was chosen.
     """
 
     random = False
 
     def __init__(self, tokenizer: Any) -> None:
-        self.bases = tokenizer.bases
+        self.bases, self.found = tokenizer.bases, {}
 
     @abstractmethod
     def features(self, items: Items, stranded: bool) -> Any:
         """(S, F), dense or sparse."""
 
     @abstractmethod
-    def candidates(self) -> Sequence[Any]:
-        """Unfitted models, of which the most accurate on the validation items is taken; the first among equals."""
+    def candidates(self) -> Mapping[str, Any]:
+        """Unfitted models under their setting, of which the most accurate on the validation items is taken; the first among equals."""
 
     def describe(self) -> dict[str, Any]:
         """What the result depends on, besides the task."""
-        return {"kind": type(self).__name__, **{key: value for key, value in vars(self).items() if key != "bases"}}
+        return {"kind": type(self).__name__, **{key: value for key, value in vars(self).items() if key not in ("bases", "found")}}
 
     def num_steps(self, data: TaskData) -> int:
         """None that are worth counting."""
@@ -49,14 +52,18 @@ class Fitted(ABC):
     def __call__(self, data: TaskData, seed: int = 0, report: Callable[..., None] | None = None) -> Tensor:
         """Log-probabilities of the test items, (S, C)."""
         train, valid, test = (self.features(items, data.stranded) for items in (data.train, data.valid, data.test))
-        best = most_accurate(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        best, self.found = most_accurate(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
         return log_probs_of(best, test, len(data.classes))
 
 
-def most_accurate(candidates: Sequence[Any], train: Any, labels: np.ndarray, valid: Any, valid_labels: np.ndarray) -> Any:
-    """Fit every candidate, and the one that is most often right on the validation items."""
-    models = [model.fit(train, labels) for model in candidates]
-    return models[int(np.argmax([model.score(valid, valid_labels) for model in models]))] if len(models) > 1 else models[0]
+def most_accurate(
+    candidates: Mapping[str, Any], train: Any, labels: np.ndarray, valid: Any, valid_labels: np.ndarray
+) -> tuple[Any, dict[str, Any]]:
+    """Fit every candidate; the one that is most often right on the validation items (the first among equals), and how often each was."""
+    models = {name: model.fit(train, labels) for name, model in candidates.items()}
+    tried = {name: float(model.score(valid, valid_labels)) for name, model in models.items()}
+    best = max(tried, key=lambda name: tried[name])
+    return models[best], {"tried": tried, "chosen": best, "valid_accuracy": tried[best]}
 
 
 def log_probs_of(model: Any, features: Any, num_classes: int) -> Tensor:
@@ -66,13 +73,13 @@ def log_probs_of(model: Any, features: Any, num_classes: int) -> Tensor:
     return torch.from_numpy(np.log(found / found.sum(1, keepdims=True)))
 
 
-def logistic(scaler: Any, strengths: Sequence[float]) -> list[Any]:
+def logistic(scaler: Any, strengths: Sequence[float]) -> dict[str, Any]:
     """Logistic regressions on scaled features, one for each value of scikit-learn's C."""
     from sklearn.base import clone
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    return [make_pipeline(clone(scaler), LogisticRegression(C=strength, max_iter=1000)) for strength in strengths]
+    return {f"C = {strength:g}": make_pipeline(clone(scaler), LogisticRegression(C=strength, max_iter=1000)) for strength in strengths}
 
 
 class KmerLogistic(Fitted):
@@ -95,7 +102,7 @@ class KmerLogistic(Fitted):
         """Sparse (S, 4**k), the square roots of counts."""
         return kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded).sqrt()
 
-    def candidates(self) -> list[Any]:
+    def candidates(self) -> dict[str, Any]:
         """See `Fitted`."""
         from sklearn.preprocessing import Normalizer
 
@@ -125,14 +132,16 @@ class KmerBoosting(Fitted):
         dense = counts.toarray().astype(np.float32)
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
-    def candidates(self) -> list[Any]:
+    def candidates(self) -> dict[str, Any]:
         """See `Fitted`."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        return [
-            HistGradientBoostingClassifier(max_iter=number, learning_rate=self.rate, early_stopping=False, random_state=0)
+        return {
+            f"{number} trees": HistGradientBoostingClassifier(
+                max_iter=number, learning_rate=self.rate, early_stopping=False, random_state=0
+            )
             for number in self.rounds
-        ]
+        }
 
 
 class LengthAlone(Fitted):
@@ -142,7 +151,7 @@ class LengthAlone(Fitted):
         """(S, 1) bases."""
         return items.lengths.numpy()[:, None].astype(np.float32)
 
-    def candidates(self) -> list[Any]:
+    def candidates(self) -> dict[str, Any]:
         """See `Fitted`."""
         return _small_trees()
 
@@ -156,15 +165,18 @@ class GCAlone(Fitted):
         known, strong = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, strong / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
-    def candidates(self) -> list[Any]:
+    def candidates(self) -> dict[str, Any]:
         """See `Fitted`."""
         return _small_trees()
 
 
-def _small_trees() -> list[Any]:
+def _small_trees() -> dict[str, Any]:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    return [HistGradientBoostingClassifier(max_iter=n, max_leaf_nodes=7, early_stopping=False, random_state=0) for n in (10, 30, 100)]
+    return {
+        f"{number} trees": HistGradientBoostingClassifier(max_iter=number, max_leaf_nodes=7, early_stopping=False, random_state=0)
+        for number in (10, 30, 100)
+    }
 
 
 def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> Any:

@@ -32,6 +32,10 @@ class GenomicBenchmark(LabelledTask):
         """See `LabelledTask`."""
         return self.reader().read(tokenizer)
 
+    def sources(self) -> list[Path]:
+        """See `LabelledTask`."""
+        return self.reader().sources()
+
     def reader(self) -> LabelledTask:
         """The reader of what lies at `path`.
 

@@ -7,6 +7,7 @@ compared on which task is decided in `run`.
 from __future__ import annotations
 
 import copy
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,7 +101,7 @@ class FineTuning(lightning.LightningModule):
         warmup: share of all steps.
         batch_size: items in a step.
         seed: of order, strands and dropout.
-        report: called after each step as `report(1, tokens)`.
+        report: called after each step as `report(1, tokens)`, with the sequences per second so far.
         patience: stop after so many epochs without a better one; None runs all. The rate falls as if none were left out.
     """
 
@@ -122,11 +123,31 @@ class FineTuning(lightning.LightningModule):
         self.seed, self.report, self.patience, self.waited = seed, report, patience, 0
         self.best: tuple[float, float] = (-1.0, 0.0)  # accuracy, -loss
         self.best_weights: dict[str, Tensor] = {}
+        self.best_epoch = self.num_epochs = self.sequences = 0
+        self.loaders: list[ShuffledBatches] = []
+        self.seconds = self.since = 0.0  # of training steps with the wait for their data; when the running epoch began
 
     def train_dataloader(self) -> ShuffledBatches:
         """The epoch's own order; Lightning asks anew each epoch."""
         both_strands = not self.data.stranded
-        return ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
+        self.loaders.append(
+            ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
+        )
+        return self.loaders[-1]
+
+    def on_train_epoch_start(self) -> None:
+        """Start the clock."""
+        self.since = time.perf_counter()
+
+    @property
+    def sequences_per_second(self) -> float:
+        """Of training alone, the wait for data included."""
+        return self.sequences / max(self.seconds, 1e-9)
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the training time in which the next batch was not there yet."""
+        return sum(loader.seconds for loader in self.loaders) / max(self.seconds, 1e-9)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Lightning's hook."""
@@ -136,16 +157,24 @@ class FineTuning(lightning.LightningModule):
         """Mean cross-entropy of one batch, nats."""
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
         loss = nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
-        self.report(1, batch.ids.numel())
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Count."""
+        now = time.perf_counter()
+        self.seconds, self.since = self.seconds + now - self.since, now
+        self.sequences += len(batch.labels)
+        self.report(1, batch.ids.numel(), **{"sequences/s": f"{self.sequences_per_second:,.0f}"})
 
     def on_train_epoch_end(self) -> None:
         """Score the validation items and keep the weights if they are the best so far."""
+        self.num_epochs += 1
         log_probs = self.classifier.log_probs(self.data.valid, 4 * self.batch_size, not self.data.stranded)
         labels = self.data.valid.labels
         score = (float((log_probs.argmax(-1) == labels).float().mean()), -float(nn.functional.nll_loss(log_probs, labels)))
         if not self.best_weights or score > self.best:
             self.best, self.best_weights, self.waited = score, copy.deepcopy(self.classifier.state_dict()), 0
+            self.best_epoch = self.num_epochs
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
@@ -162,6 +191,10 @@ class Trained(ABC):
     """A way to classify: some network, trained on the task as a whole.
 
     Called with a task and a seed it gives the log-probabilities of the test items; the same call gives the same numbers.
+
+    Attributes:
+        score: of the last fit, on the validation items: accuracy and minus the loss. The larger, the better.
+        found: of the last fit, see `run.Model`.
 
     Args:
         lr: see `FineTuning`.
@@ -191,6 +224,7 @@ class Trained(ABC):
         self.epochs, self.batch_size = epochs, batch_size
         self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size, "patience": patience}
         self.trainer = trainer or {}
+        self.score, self.found = (-1.0, 0.0), {}
 
     @abstractmethod
     def untrained(self, data: TaskData, seed: int) -> SequenceClassifier:
@@ -220,11 +254,23 @@ class Trained(ABC):
         training.train()  # a loaded network arrives in evaluation mode, which Lightning would keep
         trainer.fit(training)
         training.classifier.load_state_dict(training.best_weights)
+        self.score = training.best
+        self.found = {
+            "valid_accuracy": training.best[0],
+            "best_epoch": training.best_epoch,
+            "epochs": training.num_epochs,
+            "sequences_per_second": round(training.sequences_per_second, 1),
+            "waiting_share": round(training.waiting_share, 5),
+        }
         return training.classifier.eval()
 
     def __call__(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Tensor:
         """Log-probabilities of the test items, (S, C)."""
-        return self.fit(data, seed, report).log_probs(data.test, 4 * self.batch_size, not data.stranded)
+        return self.predict(self.fit(data, seed, report), data)
+
+    def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
+        """What a classifier that `fit` gave says of the test items: log-probabilities (S, C)."""
+        return classifier.log_probs(data.test, 4 * self.batch_size, not data.stranded)
 
 
 class Network(Trained):
@@ -255,6 +301,24 @@ class Network(Trained):
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
         return Classifier(backbone, len(data.classes))
+
+
+def first_layers(backbone: Backbone, number: int | None) -> Backbone:
+    """The network cut off after its first `number` layers, in place; the final norm follows them. None cuts nothing.
+
+    Raises:
+        ValueError: if it has fewer layers, or no list of layers.
+    """
+    if number is None:
+        return backbone
+    name = next((name for name in ("layers", "blocks") if isinstance(getattr(backbone, name, None), nn.ModuleList)), None)
+    if name is None:
+        raise ValueError(f"a {type(backbone).__name__} has no list of layers to cut; leave layer at null")
+    layers = getattr(backbone, name)
+    if not 0 < number <= len(layers):
+        raise ValueError(f"layer {number} is not one of this network's {len(layers)}; set layer to 1..{len(layers)}, or to null for all")
+    setattr(backbone, name, layers[:number])
+    return backbone
 
 
 def check_length(backbone: Backbone, data: TaskData) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dnadiff.data.fasta import read_fasta
+from dnadiff.data.files import resolve
 from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
 
 
@@ -38,3 +40,7 @@ class FastaTask(LabelledTask):
                     text = sequence.decode("latin-1") if isinstance(sequence, bytes) else str(sequence)
                     found.add(tokenizer, text, str(name), PART_OF_WORD[part], f"{file}: record {record.name}")
         return found
+
+    def sources(self) -> list[Path]:
+        """See `LabelledTask`."""
+        return [resolve(file) for files in self.files.values() for file in files.values()]

@@ -32,6 +32,10 @@ class FolderTask(LabelledTask):
                 found.add(tokenizer, "".join(file.read_text(encoding="utf-8", errors="replace").split()), name, part, str(file))
         return found
 
+    def sources(self) -> list[Path]:
+        """See `LabelledTask`."""
+        return [file for _, _, folder in class_places(self.path, "") for file in sorted(folder.glob("*.txt"))]
+
 
 def class_places(path: str, ending: str) -> list[tuple[str, str, Path]]:
     """(part, class, place) of what lies at `path/PART/CLASS<ending>`: folders if `ending` is empty, else files.

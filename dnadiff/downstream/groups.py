@@ -44,7 +44,7 @@ def of_shared_words(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
     words, owners = words[order], owners[order]
     same = np.flatnonzero(words[1:] == words[:-1])
     size = len(first)
-    links = coo_matrix((np.ones(len(same), np.int8), (owners[same], owners[same + 1])), shape=(size, size))
+    links = coo_matrix((np.ones(len(same), bool), (owners[same], owners[same + 1])), shape=(size, size))
     return connected_components(links, directed=False)[1].astype(np.int64)[copies]
 
 

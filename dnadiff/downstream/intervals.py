@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from dnadiff.data.files import resolve
 from dnadiff.data.genome import Genome
 from dnadiff.downstream.folders import class_places
 from dnadiff.downstream.labelled import Labelled, LabelledTask
@@ -70,10 +71,15 @@ class IntervalTask(LabelledTask):
         found.notes = {"genome": self.genome, "genome_digest": genome.digest, "intervals_on_missing_records": skipped}
         return found
 
+    def sources(self) -> list[Path]:
+        """See `LabelledTask`."""
+        described = Path(self.path).expanduser() / METADATA
+        if not described.is_file():
+            raise FileNotFoundError(f"{described} does not exist; set task.path to a folder of the benchmark's datasets/")
+        return [described, resolve(self.genome), *(file for _, _, file in class_places(self.path, ".csv.gz"))]
+
     def _check_classes(self, there: set[str]) -> None:
         path = Path(self.path).expanduser() / METADATA
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; set task.path to a folder of the benchmark's datasets/")
         described = yaml.safe_load(path.read_text(encoding="utf-8"))
         named = set(described.get("classes", {})) if isinstance(described, dict) else set()
         if named != there:

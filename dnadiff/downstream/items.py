@@ -5,6 +5,7 @@ Whatever a task reads (`tasks`), classifier and baselines see only what is here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -154,23 +155,30 @@ class ShuffledBatches:
         seed: of order and strands.
         epoch: its number.
         both_strands: read half of the items, by a coin, from the other strand.
+
+    Attributes:
+        seconds: that cutting batches took so far: as long did whoever iterates wait.
     """
+
+    nearby = 32
 
     def __init__(self, items: Items, batch_size: int, vocab: Vocab, seed: int, epoch: int, both_strands: bool) -> None:
         self.items, self.batch_size, self.vocab, self.both_strands = items, batch_size, vocab, both_strands
-        self.key = hash64(seed, "batches", epoch)
+        self.key, self.seconds = hash64(seed, "batches", epoch), 0.0
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
+        start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
         coins = torch.rand(len(self.items), generator=generator) < 0.5
         for index in self._batches(order, generator):
-            yield batch(self.items, index, self.vocab, coins[index] if self.both_strands else None)
-
-    nearby = 32
+            cut = batch(self.items, index, self.vocab, coins[index] if self.both_strands else None)
+            self.seconds += time.perf_counter() - start
+            yield cut
+            start = time.perf_counter()
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> list[Tensor]:
         lengths = self.items.lengths

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dnadiff.data.splits import PARTS
-from dnadiff.downstream import groups
+from dnadiff.downstream import encoded, groups
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 
@@ -105,9 +106,30 @@ class LabelledTask(ABC):
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
         self.cluster_word, self.redivide, self.expected = cluster_word, redivide, dict(expected or {})
 
+    _of_division = frozenset(
+        ("name", "stranded", "max_length", "seed", "protocol", "test_fraction", "valid_fraction", "cluster_word", "redivide", "expected")
+    )
+
     @abstractmethod
     def read(self, tokenizer: Any) -> Labelled:
         """What is in the files, encoded; FileNotFoundError or ValueError in one line for bad input."""
+
+    @abstractmethod
+    def sources(self) -> list[Path]:
+        """The files that `read` reads; FileNotFoundError if one that must be there is not."""
+
+    def encoded(self, tokenizer: Any) -> Labelled:
+        """What `read` gives, from the cache if these files were read before with the same settings (not those of the division)."""
+        own = {key: value for key, value in vars(self).items() if key not in self._of_division}
+        files = self.sources()
+        key = encoded.key_of({"reader": type(self).__name__, **own}, tokenizer, files)
+        if key is not None and (kept := encoded.load(key)) is not None:
+            return Labelled(**kept)
+        found = self.read(tokenizer)
+        if key is not None:
+            more = {name: getattr(found, name) for name in ("source", "divided", "place", "part_place", "notes")}
+            encoded.save(key, found.sequences, found.labels, found.parts, more)
+        return found
 
     def load(self, tokenizer: Any) -> TaskData:
         """See `Task`.
@@ -116,7 +138,7 @@ class LabelledTask(ABC):
             FileNotFoundError: if a file is missing.
             ValueError: for what `read` refuses, fewer than two classes, or a part without rows or with a class that training has not.
         """
-        found = self.read(tokenizer)
+        found = self.encoded(tokenizer)
         cut = self._cut(found)
         classes = sorted(set(found.labels))
         if len(classes) < 2:

@@ -5,7 +5,7 @@ Shapes: `S` items, `C` classes, `W` worlds. A metric takes weights (W, S) and gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,23 @@ import numpy as np
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
 _TOGETHER = 50  # worlds at once: bounds the memory
+
+
+def worlds(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
+    """Item weights of bootstrap worlds, (W, S) a few at a time; the same arguments give the same worlds to every model.
+
+    Args:
+        size: S.
+        num_resamples: worlds in all.
+        seed: of the draws.
+        groups: (S,) numbers of groups that are drawn as a whole, such as overlapping sequences; None: each item is drawn by itself.
+    """
+    random = np.random.default_rng(seed)
+    place = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
+    number = int(place.max()) + 1
+    for first in range(0, num_resamples, _TOGETHER):
+        drawn = random.multinomial(number, np.full(number, 1 / number), size=min(_TOGETHER, num_resamples - first))
+        yield drawn[:, place].astype(np.float64)
 
 
 class Scored:
@@ -128,26 +145,24 @@ def values(scored: Scored) -> dict[str, float]:
     return {name: float(metric(scored, ones)[0]) for name, metric in METRICS.items()}
 
 
-def summary(runs: Sequence[Scored], num_resamples: int = 500, seed: int = 0) -> dict[str, dict[str, Any]]:
+def summary(runs: Sequence[Scored], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None) -> dict[str, dict[str, Any]]:
     """Mean of each metric over runs on the same items, `per_seed`, `spread` (max - min), and its 95 % interval over other test items.
 
     Args:
         runs: one for each seed.
         num_resamples: bootstrap worlds, the same for every model.
         seed: of the worlds.
+        groups: see `worlds`.
     """
-    random, size = np.random.default_rng(seed), len(runs[0].labels)
     drawn: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
-    for first in range(0, num_resamples, _TOGETHER):
-        count = min(_TOGETHER, num_resamples - first)
-        weights = random.multinomial(size, np.full(size, 1 / size), size=count).astype(np.float64)
+    for weights in worlds(len(runs[0].labels), num_resamples, seed, groups):
         for name, metric in METRICS.items():
             drawn[name].append(np.mean([metric(run, weights) for run in runs], 0))
     result = {}
     per_seed = [values(run) for run in runs]
-    for name, worlds in drawn.items():
+    for name, of_worlds in drawn.items():
         here = [one[name] for one in per_seed]
-        low, high = np.nanquantile(np.concatenate(worlds), [0.025, 0.975]) if np.isfinite(here).all() else (np.nan, np.nan)
+        low, high = np.nanquantile(np.concatenate(of_worlds), [0.025, 0.975]) if np.isfinite(here).all() else (np.nan, np.nan)
         result[name] = {
             "value": float(np.mean(here)),
             "low": float(low),
@@ -158,12 +173,29 @@ def summary(runs: Sequence[Scored], num_resamples: int = 500, seed: int = 0) -> 
     return result
 
 
+def roc_curves(scored: Scored, most: int = 101) -> list[dict[str, list[float]]]:
+    """Share of true positives against that of false ones: for each class against the rest, for two classes only the second.
+
+    Args:
+        scored: the predictions.
+        most: points of a curve; with more thresholds, those at even steps of the number of items passed.
+    """
+    curves = []
+    for positive, negative in scored.ranked_weights(np.ones((1, len(scored.labels)))):
+        found, wrong = (np.concatenate([[0.0], np.cumsum(weight[0])]) for weight in (positive, negative))
+        steps = np.searchsorted(found + wrong, np.linspace(0, len(scored.labels), most))
+        kept = np.arange(len(found)) if len(found) <= most else np.unique(steps)
+        share = [(x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist() for x in (wrong, found)]
+        curves.append({"false": share[0], "true": share[1]})
+    return curves
+
+
 def confusion_matrix(runs: Sequence[Scored]) -> list[list[float]]:
     """Items of each true class (row) by predicted class (column), averaged over runs."""
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
 
 
-def sign_flip(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed: int = 0) -> float:
+def sign_flip(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed: int = 0, groups: np.ndarray | None = None) -> float:
     """Two-sided p-value of the paired test that two models are right equally often on the same items.
 
     Under the null either model could have given either result, item by item; with one run each it is McNemar's test by permutation.
@@ -173,8 +205,11 @@ def sign_flip(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed
         second: (R', S) of the other model.
         num_flips: random signs drawn.
         seed: of the draws.
+        groups: (S,) numbers of groups whose signs are drawn together; None: each item has its own.
     """
     difference = first.mean(0) - second.mean(0)
+    if groups is not None:
+        difference = np.bincount(np.unique(groups, return_inverse=True)[1], difference)
     difference = difference[difference != 0]
     if not len(difference):
         return 1.0

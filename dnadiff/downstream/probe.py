@@ -53,6 +53,9 @@ class Frozen(ABC):
         batch_size: items at once.
         about: names the network in `describe`, such as its checkpoint.
         device: where the network runs.
+
+    Attributes:
+        found: of the last call: accuracy on the validation items of every setting, and which was chosen.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Frozen(ABC):
         device: str = "cpu",
     ) -> None:
         self.backbone, self.random, self.batch_size, self.about, self.device = backbone, random, batch_size, dict(about or {}), device
+        self.found: dict[str, Any] = {}
         self._known: dict[tuple[bool, bytes], np.ndarray] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -75,8 +79,8 @@ class Frozen(ABC):
         return 0
 
     @abstractmethod
-    def candidates(self, size: int) -> list[Any]:
-        """Unfitted models for `size` training items; the most accurate on the validation items is taken."""
+    def candidates(self, size: int) -> dict[str, Any]:
+        """Unfitted models for `size` training items under their setting; the most accurate on the validation items is taken."""
 
     def __call__(self, data: TaskData, seed: int, report: Callable[..., None] | None = None) -> Tensor:
         """Log-probabilities of the test items, (S, C)."""
@@ -85,7 +89,7 @@ class Frozen(ABC):
         if self.random:
             self._known.clear()
         train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
-        best = most_accurate(self.candidates(len(train)), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        best, self.found = most_accurate(self.candidates(len(train)), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
         return log_probs_of(best, test, len(data.classes))
 
     def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Callable[..., None] | None) -> np.ndarray:
@@ -103,7 +107,7 @@ class LinearProbe(Frozen):
 
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
-    def candidates(self, size: int) -> list[Any]:
+    def candidates(self, size: int) -> dict[str, Any]:
         """See `Frozen`."""
         from sklearn.preprocessing import StandardScaler
 
@@ -115,10 +119,14 @@ class NearestNeighbours(Frozen):
 
     numbers: Sequence[int] = (1, 5, 15, 45)
 
-    def candidates(self, size: int) -> list[Any]:
+    def candidates(self, size: int) -> dict[str, Any]:
         """See `Frozen`."""
         from sklearn.neighbors import KNeighborsClassifier
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 
-        return [make_pipeline(StandardScaler(), Normalizer(), KNeighborsClassifier(number)) for number in self.numbers if number <= size]
+        return {
+            f"{number} neighbours": make_pipeline(StandardScaler(), Normalizer(), KNeighborsClassifier(number))
+            for number in self.numbers
+            if number <= size
+        }

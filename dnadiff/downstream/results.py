@@ -14,37 +14,49 @@ import datetime
 import hashlib
 import io
 import json
-import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dnadiff.checkpoint import write_json
+from dnadiff.data.cache import locked
 from dnadiff.data.files import replacing
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, Scored, values
 
 COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host", "dnadiff", "torch")
-Compute = Callable[[], Tensor]
+Compute = Callable[[], "tuple[Tensor, list[dict[str, Any]]]"]
+
+
+class Prediction(NamedTuple):
+    """What one model predicts with one seed.
+
+    Attributes:
+        log_probs: (S, C) of the tested items.
+        seconds: that learning and predicting took.
+        found: for each round what the model reports of itself, such as settings tried on validation.
+    """
+
+    log_probs: Tensor
+    seconds: float
+    found: list[dict[str, Any]]
 
 
 class Unkept:
     """No folder: every prediction is computed, none is kept."""
 
-    def get(
-        self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute
-    ) -> tuple[Tensor, float]:
-        """Log-probabilities and seconds."""
+    def get(self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute) -> Prediction:
+        """Computed now."""
         start = time.monotonic()
-        return compute(), time.monotonic() - start
+        log_probs, found = compute()
+        return Prediction(log_probs, time.monotonic() - start, found)
 
     def summarise(self, task: str, result: Mapping[str, Any]) -> None:
         """Nothing."""
@@ -62,10 +74,8 @@ class ResultsFolder:
     def __init__(self, folder: Path, provenance: Mapping[str, Any], version: str) -> None:
         self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), version
 
-    def get(
-        self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute
-    ) -> tuple[Tensor, float] | None:
-        """Log-probabilities and seconds: kept ones, or computed and kept now; None while another process computes them.
+    def get(self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute) -> Prediction | None:
+        """Kept before, or computed and kept now; None while another process computes it.
 
         Args:
             data: the task; its items are part of the digest.
@@ -73,29 +83,27 @@ class ResultsFolder:
             seed: of the run.
             about: all that the predictions depend on besides.
             labels: of the tested items (S,).
-            compute: makes them, (S, C).
+            compute: gives log-probabilities (S, C) and what was found on the way.
         """
         digest = digest_of(data, {"model": model, "seed": seed, "version": self.version, **about})
         path = self.folder / slug(data.name) / f"{slug(model)}-s{seed}-{digest}.npz"
         if path.is_file():
-            return _read(path)
+            return load(path)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock"), wait=False) as mine:
-            if not mine:
+        lock = path.with_suffix(".lock")
+        with locked(lock, wait=False) as mine:
+            if mine is False:
                 return None
-            if path.is_file():  # finished between the look and the lock
-                return _read(path)
-            start = time.monotonic()
-            log_probs = compute()
-            seconds = time.monotonic() - start
-            about = {**about, **self.provenance, "model": model, "seed": seed}
-            with replacing(path, overwrite=True) as file:
-                np.savez_compressed(
-                    file, log_probs=log_probs.numpy(), labels=labels.numpy(), seconds=seconds, about=json.dumps(about, default=str)
-                )
-            self._append(data, model, seed, about, log_probs, labels, seconds, digest)
-        path.with_suffix(".lock").unlink(missing_ok=True)
-        return log_probs, seconds
+            try:
+                if path.is_file():  # finished between the look and the lock
+                    return load(path)[0]
+                new = Unkept().get(data, model, seed, about, labels, compute)
+                save(path, new, labels, {**about, **self.provenance, "model": model, "seed": seed})
+                self._append(data, model, seed, about, new, labels, digest)
+            finally:
+                if mine:
+                    lock.unlink(missing_ok=True)
+        return new
 
     def _append(
         self,
@@ -103,9 +111,8 @@ class ResultsFolder:
         model: str,
         seed: int,
         about: Mapping[str, Any],
-        log_probs: Tensor,
+        new: Prediction,
         labels: Tensor,
-        seconds: float,
         digest: str,
     ) -> None:
         extra = tuple(self.provenance)
@@ -116,8 +123,8 @@ class ResultsFolder:
             "protocol": about.get("protocol", ""),
             "train": len(data.train),
             "test": len(labels),
-            **{name: f"{value:.6g}" for name, value in values(Scored(log_probs.numpy(), labels.numpy())).items()},
-            "seconds": f"{seconds:.1f}",
+            **{name: f"{value:.6g}" for name, value in values(Scored(new.log_probs.numpy(), labels.numpy())).items()},
+            "seconds": f"{new.seconds:.1f}",
             "digest": digest,
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
@@ -125,28 +132,53 @@ class ResultsFolder:
             "torch": torch.__version__,
             **self.provenance,
         }
-        with locked(self.folder / ".results.lock", wait=True):
-            table = self.folder / "results.csv"
-            text = io.StringIO()
-            writer = csv.DictWriter(text, (*COLUMNS, *extra), lineterminator="\n")
-            if not table.is_file():
-                writer.writeheader()
-            writer.writerow(row)
-            with table.open("a", encoding="utf-8", newline="") as file:
-                file.write(text.getvalue())
+        with locked(self.folder / ".results.lock"):
+            append_row(self.folder / "results.csv", row, (*COLUMNS, *extra))
 
     def summarise(self, task: str, result: Mapping[str, Any]) -> None:
         """Put the summary of a task into `results.json`, beside those of others."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / ".results.lock", wait=True):
+        with locked(self.folder / ".results.lock"):
             path = self.folder / "results.json"
             known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             write_json(path, known | {task: {**self.provenance, **result}})
 
 
-def _read(path: Path) -> tuple[Tensor, float]:
+def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Add a line to a table that the caller has locked; one that has other columns is written anew with those of both."""
+    known: list[dict[str, str]] = []
+    header = list(columns)
+    if path.is_file():
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            header = list(reader.fieldnames or ())
+            missing = [name for name in columns if name not in header]
+            known = list(reader) if missing else []
+            header += missing
+        if not missing:
+            with path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, header, lineterminator="\n").writerow(row)
+            return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*known, row])
+    with replacing(path, overwrite=True) as file:
+        file.write(text.getvalue().encode())
+
+
+def save(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, Any]) -> None:
+    """Write a prediction, wholly or not at all."""
+    whole = json.dumps({**about, "found": prediction.found}, default=str)
+    with replacing(path, overwrite=True) as file:
+        np.savez_compressed(file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=whole)
+
+
+def load(path: Path) -> tuple[Prediction, Tensor]:
+    """What `save` wrote: the prediction and the labels of its items."""
     with np.load(path) as kept:
-        return torch.from_numpy(kept["log_probs"]), float(kept["seconds"])
+        found = json.loads(str(kept["about"])).get("found", [])
+        return Prediction(torch.from_numpy(kept["log_probs"]), float(kept["seconds"]), found), torch.from_numpy(kept["labels"])
 
 
 def digest_of(data: TaskData, about: Mapping[str, Any]) -> str:
@@ -165,27 +197,3 @@ def slug(name: str) -> str:
     '6-mer_logistic_regression'
     """
     return re.sub(r"[^\w.-]+", "_", name)
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock file; the system frees it if this process dies. Yields whether it is held (always, with `wait`)."""
-    import fcntl  # like the cache's: Unix only
-
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:  # a file system without locks: two processes may do the same work, and a rename decides
-                yield True
-                return
-            # Its last holder may have removed the file while this one waited: a lock on a file without a name protects nothing.
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                yield True
-                return
-        finally:
-            os.close(handle)

@@ -58,6 +58,12 @@ class CsvTask(LabelledTask):
             self._rows(table, part, None, found, tokenizer)
         return found
 
+    def sources(self) -> list[Path]:
+        """See `LabelledTask`."""
+        if Path(self.path).expanduser().is_dir():
+            return [Path(table).expanduser() for table, _ in tables_in(self.path)]
+        return [resolve(self.path)]
+
     def _rows(self, path: str, part: str, split_column: str | None, found: Labelled, tokenizer: Any) -> None:
         columns = {"sequence_column": self.sequence_column, "label_column": self.label_column, "split_column": split_column}
         columns = {key: name for key, name in columns.items() if name is not None}

@@ -41,7 +41,7 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
         axes.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.12 * (high - low) + 1e-3)
     axes.set(title="Loss", xlabel=label, ylabel=f"bits per {unit}", xlim=(0, None))
     axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
-    _legend(axes)
+    legend_below(axes)
 
 
 def held_out_bits(axes: Axes, evaluation: Mapping[str, Any], group: str = "all", unit: str = "base") -> None:
@@ -54,7 +54,7 @@ def held_out_bits(axes: Axes, evaluation: Mapping[str, Any], group: str = "all",
         axes.plot([low, high], [0, 0], color=MODEL, lw=2)
     axes.plot(ours["bits"], 0, "o", color=MODEL, ms=6)
     axes.plot([bits for _, bits in markov], range(1, len(markov) + 1), "s", color=REAL, mfc="white", ms=5)
-    _rows(axes, ["this model", *(name for name, _ in markov)], [f"{bits:.4f}" for bits in (ours["bits"], *(b for _, b in markov))])
+    label_rows(axes, ["this model", *(name for name, _ in markov)], [f"{bits:.4f}" for bits in (ours["bits"], *(b for _, b in markov))])
     axes.set(title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (fewer is better)")
 
 
@@ -78,7 +78,7 @@ def visibility_curve(axes: Axes, evaluation: Mapping[str, Any], unit: str = "bas
     )
     axes.set(title="What context is worth", xlabel=f"visible {unit}s n", ylabel=f"bits per masked {unit}", xlim=(0, None))
     axes.margins(y=0.12)
-    _legend(axes)
+    legend_below(axes)
 
 
 def word_frequencies(axes: Axes, composition: Composition) -> None:
@@ -101,7 +101,7 @@ def word_frequencies(axes: Axes, composition: Composition) -> None:
         ylim=limits,
     )
     _label_outliers(axes, c)
-    _legend(axes)
+    legend_below(axes)
 
 
 def gc_content(axes: Axes, composition: Composition) -> None:
@@ -115,7 +115,7 @@ def gc_content(axes: Axes, composition: Composition) -> None:
     axes.stairs(_share(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows")
     axes.stairs(_share(100 * c.sample_gc, edges), edges, color=MODEL, lw=1.8, label="samples")
     axes.set(title=f"GC content, {c.length} bases", xlabel="% G and C", ylabel="% of sequences", ylim=(0, None))
-    _legend(axes)
+    legend_below(axes)
 
 
 def word_distances(axes: Axes, judgement: Judgement) -> None:
@@ -129,7 +129,7 @@ def word_distances(axes: Axes, judgement: Judgement) -> None:
     )
     axes.set(title="Words, distance from real windows", xlabel="bases in a word", ylabel="Jensen-Shannon, bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
-    _legend(axes)
+    legend_below(axes)
 
 
 def mutual_information(axes: Axes, judgement: Judgement) -> None:
@@ -140,7 +140,7 @@ def mutual_information(axes: Axes, judgement: Judgement) -> None:
     axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
     axes.set(title="Mutual information", xlabel="distance, bases", ylabel="bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
-    _legend(axes)
+    legend_below(axes)
 
 
 def accuracies(axes: Axes, finetune: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ def accuracies(axes: Axes, finetune: Mapping[str, Any]) -> None:
         if is_number(result.get("low")) and is_number(result.get("high")):
             axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=colour, lw=2)
         axes.plot(100 * result["accuracy"], row, "o", color=colour, ms=6)
-    _rows(axes, list(models), [f"{100 * result['accuracy']:.1f}" for result in models.values()])
+    label_rows(axes, list(models), [f"{100 * result['accuracy']:.1f}" for result in models.values()])
     chance = chance_level(finetune)
     if chance is not None:
         axes.axvline(100 * chance, color=REAL, lw=1, ls=(0, (1, 1.5)))
@@ -178,13 +178,15 @@ def _forest(axes: Axes, rows: Sequence[tuple[str, Any, Any, Any]], form: str, be
             axes.plot([low, high], [y, y], color=colour, lw=2)
         if is_number(value):
             axes.plot(value, y, "D", color=colour, ms=5, mfc="white" if sign == 0 else colour)
-    _rows(axes, [name for name, *_ in rows], [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows])
+    label_rows(
+        axes, [name for name, *_ in rows], [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows]
+    )
     axes.margins(x=0.08)
 
 
-def _rows(axes: Axes, names: Sequence[str], values: Sequence[str]) -> None:
+def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: int = 17) -> None:
     """Names of the rows on the left, their values on the right, the first row on top."""
-    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axes.set_yticks(range(len(names)), [_plain(name, width) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
@@ -199,7 +201,7 @@ def _plain(text: str, width: int = 17, most: int = 3) -> str:
     return "\n".join(lines[:most] + ["…"] * (len(lines) > most))
 
 
-def _legend(axes: Axes) -> None:
+def legend_below(axes: Axes) -> None:
     """Below the label of the x axis, where it covers nothing."""
     from matplotlib.transforms import ScaledTranslation
 

@@ -1,4 +1,5 @@
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.classifier import Classifier, FineTuning, Network
+from dnadiff.downstream.classifier import Classifier, FineTuning, Network, first_layers
 from dnadiff.downstream.items import Items, TaskData, batch, other_strand
 
 DNA = DNATokenizer()
@@ -79,7 +80,7 @@ def learner() -> Network:
 
 def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(learner):
     data, steps = task(), []
-    first = learner(data, 1, lambda n, tokens: steps.append(n))
+    first = learner(data, 1, lambda n, tokens, **_: steps.append(n))
     assert (first.argmax(-1) == data.test.labels).float().mean() > 0.9
     assert sum(steps) == learner.num_steps(data) == 30
     torch.manual_seed(99)
@@ -97,7 +98,7 @@ def test_fine_tuning_leaves_the_loaded_network_as_it_was():
 def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
     data = task()
     classifier = Classifier(network("caduceus"), 2)
-    training = FineTuning(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=lambda *_: None)
+    training = FineTuning(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=lambda *_, **__: None)
     right = data.valid.labels.float()[:, None] * torch.tensor([-2.0, 2.0]) + torch.tensor([1.0, -1.0])
     for epoch, log_probs in enumerate([right * 0, right, right * 2, -right]):
         classifier.head.bias.data.fill_(epoch)
@@ -116,7 +117,7 @@ def test_a_sequence_longer_than_the_network_takes_is_refused():
 def test_training_stops_when_validation_no_longer_improves():
     start, steps = network("caduceus"), []
     patient = Network(lambda seed: copy.deepcopy(start), lr=0.0, epochs=9, batch_size=40, patience=2, trainer={"accelerator": "cpu"})
-    patient(task(), 0, lambda n, tokens: steps.append(n))
+    patient(task(), 0, lambda n, tokens, **_: steps.append(n))
     assert len(steps) == 3 * 4  # the first epoch is the best, two more are waited for
 
 
@@ -125,3 +126,36 @@ def test_a_parameter_shared_network_gives_both_strands_one_prediction():
     items = rich_or_poor(7, 4)
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert torch.allclose(classifier.log_probs(items, 3, True), classifier.log_probs(other, 3, True), atol=1e-6)
+
+
+def test_training_says_what_it_found_and_how_fast_it_was(learner):
+    learner(task(), 1)
+    found = learner.found
+    assert found["epochs"] == 3 and 1 <= found["best_epoch"] <= 3
+    assert found["valid_accuracy"] == learner.score[0] > 0.8
+    assert found["sequences_per_second"] > 0 and 0 < found["waiting_share"] < 0.5
+
+
+def test_the_wait_for_data_is_what_cutting_batches_takes(monkeypatch):
+    from dnadiff.downstream import items as module
+
+    start, cut = network("caduceus"), module.batch
+    model = Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "cpu"})
+    model(task(), 0)
+    quick = model.found["waiting_share"]
+    monkeypatch.setattr(module, "batch", lambda *args: time.sleep(0.2) or cut(*args))
+    model(task(), 0)
+    assert model.found["waiting_share"] > max(0.3, quick)
+
+
+def test_only_the_first_layers_of_a_network_are_used_if_asked():
+    whole = network("caduceus")
+    ids = rich_or_poor(3, 5).ids.long()
+    cut = first_layers(copy.deepcopy(whole), 1)
+    assert len(cut.layers) == 1 and not torch.allclose(cut.features(ids), whole.features(ids), atol=1e-3)
+    twice = copy.deepcopy(whole)
+    twice.layers = whole.layers[:1]
+    assert torch.equal(cut.features(ids), twice.features(ids))
+    assert first_layers(whole, None) is whole and first_layers(network("dit"), 1).features(ids).shape[:2] == ids.shape
+    with pytest.raises(ValueError, match="layer 3 is not one of this network's 2"):
+        first_layers(whole, 3)

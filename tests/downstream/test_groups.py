@@ -44,3 +44,12 @@ def test_folds_keep_groups_whole_and_classes_even():
     assert [np.bincount(labels[fold == f]).tolist() for f in range(5)] == [[10, 10]] * 5
     with pytest.raises(ValueError, match="2 groups of items cannot fill 3 folds"):
         groups.folds(np.array([0, 1]), np.array([0, 1]), 3, np.random.default_rng(0))
+
+
+def test_any_number_of_common_words_joins():
+    random = np.random.default_rng(1)
+    for common in (255, 256, 257, 512):
+        shared = "".join(random.choice(list("ACGT"), common + 23))
+        ends = ["".join(random.choice(list("ACGT"), 40)) for _ in range(2)]
+        found = groups.of_shared_words(bases(shared + ends[0], ends[1] + shared, ends[0][:30]), 24)
+        assert found[0] == found[1] == found[2]

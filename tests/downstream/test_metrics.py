@@ -3,7 +3,7 @@ import pytest
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
-from dnadiff.downstream.metrics import Scored
+from dnadiff.downstream.metrics import Scored, roc_curves, sign_flip, summary, values, worlds
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -63,3 +63,41 @@ def test_the_paired_test_agrees_with_mcnemar():
     first[0, :3], second[0, 3:17] = False, False  # 3 against 14 items: exact two-sided binomial p = 0.0127
     assert metrics.sign_flip(first, second, num_flips=40_000) == pytest.approx(0.0127, abs=0.002)
     assert metrics.sign_flip(first, first) == 1.0
+
+
+def test_worlds_draw_whole_groups_and_are_the_same_for_every_model():
+    groups = np.array([3, 3, 3, 9, 9, 5])
+    drawn = np.concatenate(list(worlds(6, 130, seed=1, groups=groups)))
+    assert drawn.shape == (130, 6) and (drawn[:, 0] == drawn[:, 2]).all() and (drawn[:, 3] == drawn[:, 4]).all()
+    assert (drawn[:, [0, 3, 5]].sum(1) == 3).all() and (drawn == np.concatenate(list(worlds(6, 130, 1, groups)))).all()
+    alone = np.concatenate(list(worlds(6, 130, seed=1)))
+    assert (alone.sum(1) == 6).all() and (alone == np.concatenate(list(worlds(6, 130, 1, np.arange(6)[::-1].copy())))[:, ::-1]).all()
+
+
+def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
+    draws = np.random.default_rng(0)
+    labels = draws.integers(0, 2, 100)
+    log_probs = np.log(draws.dirichlet([1, 1], 100))
+    once = summary([Scored(log_probs, labels)], 400)["accuracy"]
+    copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
+    grouped = summary([Scored(log_probs[copies], labels[copies])], 400, groups=groups)["accuracy"]
+    apart = summary([Scored(log_probs[copies], labels[copies])], 400)["accuracy"]
+    assert grouped["value"] == pytest.approx(once["value"])
+    assert (grouped["low"], grouped["high"]) == pytest.approx((once["low"], once["high"]))
+    assert apart["high"] - apart["low"] < 0.5 * (once["high"] - once["low"])
+    right = Scored(log_probs, labels).predicted == labels
+    other = np.roll(right, 3)
+    assert sign_flip(right[None], other[None]) == pytest.approx(
+        sign_flip(right[copies][None], other[copies][None], groups=groups), abs=0.03
+    )
+
+
+def test_roc_curves_have_the_area_that_auroc_says():
+    draws = np.random.default_rng(2)
+    for classes in (2, 3):
+        scored = Scored(np.log(draws.dirichlet(np.ones(classes), 400)), draws.integers(0, classes, 400))
+        curves = roc_curves(scored, most=500)
+        assert len(curves) == (1 if classes == 2 else 3)
+        areas = [np.trapezoid(curve["true"], curve["false"]) for curve in curves]
+        assert np.mean(areas) == pytest.approx(values(scored)["auroc"], abs=1e-4)
+        assert all(len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1 for curve in roc_curves(scored))

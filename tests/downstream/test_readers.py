@@ -165,20 +165,34 @@ def test_overlapping_items_stay_in_one_part_with_a_cluster_word(tmp_path):
     assert len(data.test) == 24
 
 
-def test_parquet_needs_pyarrow_or_is_read(tmp_path):
+def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     path = tmp_path / "t.parquet"
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        path.write_bytes(b"PAR1")
-        with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow"):
-            CsvTask(path).load(DNA)
-        return
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow"):
+        CsvTask(path).load(DNA)
+
+
+def test_parquet_as_the_hub_keeps_it_is_read_like_the_table(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
     random = np.random.default_rng(5)
-    table = {"seq": [random_letters(random, 9) for _ in range(20)], "label": [i % 2 for i in range(20)]}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    assert len(GenomicBenchmark(path, "t").load(DNA).test) == 4
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "plain").mkdir()
+    for part, size in (("train", 20), ("test", 6)):
+        table = {"seq": [random_letters(random, 9 + i % 3) for i in range(size)], "label": [i % 2 for i in range(size)]}
+        parquet.write_table(pyarrow.table(table), tmp_path / "hub" / "data" / f"{part}-00000-of-00001.parquet")
+        rows = "".join(f"{text},{label}\n" for text, label in zip(table["seq"], table["label"]))
+        (tmp_path / "plain" / f"{part}.csv").write_text("seq,label\n" + rows)
+    hub = GenomicBenchmark(tmp_path / "hub", "t").load(DNA)
+    assert hub.counts()["test"] == {"0": 3, "1": 3}
+    assert everything(hub) == everything(GenomicBenchmark(tmp_path / "plain", "t").load(DNA))
+    with pytest.raises(ValueError, match=r"has no column 'sequence'; its columns are seq, label"):
+        CsvTask(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")).load(DNA)
+    parquet.write_table(pyarrow.table({"seq": ["ACGT", None], "label": [0, 1]}), tmp_path / "hub" / "data" / "test-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match="line 2 has nothing in column 'seq'"):
+        GenomicBenchmark(tmp_path / "hub", "t").load(DNA)
 
 
 def load(name: str, path: Path, *overrides: str):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.cache import locked
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import KFold, PaperSplit
-from dnadiff.downstream.results import ResultsFolder, digest_of, locked
+from dnadiff.downstream.results import ResultsFolder, append_row, digest_of
 from dnadiff.downstream.run import study
 
 
@@ -131,3 +132,51 @@ def test_under_the_papers_protocol_every_seed_counts_also_for_a_model_without_ch
     result = study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
     assert model.seeds == [1, 2, 3]
     assert result["models"]["m"]["metrics"]["accuracy"]["spread"] == pytest.approx(2 / 40)
+
+
+def test_what_was_found_is_kept_with_the_predictions(tmp_path):
+    model = Counted()
+    model.found = {"chosen": {"lr": 0.1}}
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    first = study(data(), {"m": model}, [1], [], kept=folder)
+    again = study(data(), {"m": Counted()}, [1], [], kept=folder)
+    assert first["models"]["m"]["found"] == again["models"]["m"]["found"] == [[{"chosen": {"lr": 0.1}}]]
+
+
+def hold(path: Path, ready) -> None:
+    with locked(path):
+        ready.set()
+        time.sleep(60)
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "x.lock", ready))
+    process.start()
+    assert ready.wait(30)
+    with locked(tmp_path / "x.lock", wait=False) as mine:
+        assert mine is False
+    process.kill()
+    process.join(30)
+    with locked(tmp_path / "x.lock", wait=False) as mine:
+        assert mine is True
+
+
+def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path):
+    append_row(tmp_path / "t.csv", {"a": 1, "b": 2}, ("a", "b"))
+    append_row(tmp_path / "t.csv", {"a": 3, "b": 4}, ("a", "b"))
+    append_row(tmp_path / "t.csv", {"a": 5, "c": "x,y"}, ("a", "c"))
+    append_row(tmp_path / "t.csv", {"b": 6}, ("b",))
+    assert (tmp_path / "t.csv").read_text() == 'a,b,c\n1,2,\n3,4,\n5,,"x,y"\n,6,\n'
+
+
+def test_a_piece_that_fails_leaves_no_lock(tmp_path):
+    class Broken(Counted):
+        def __call__(self, task, seed, report):
+            raise RuntimeError("once")
+
+    folder = ResultsFolder(tmp_path, {}, "1")
+    with pytest.raises(RuntimeError):
+        study(data(), {"m": Broken()}, [1], [], kept=folder)
+    assert not list((tmp_path / "toy_task").iterdir())

@@ -82,3 +82,44 @@ def test_the_tables_show_each_model_and_each_difference():
     assert models[0][:2] == ("good", "0.900")
     assert differences[0][:2] == ("good - fixed", "+0.200")
     assert differences[0][3] == "better"
+
+
+def test_an_interval_of_accuracy_stays_within_what_an_accuracy_can_be():
+    class Nearly(Oracle):
+        def __call__(self, task, seed, report):
+            labels = task.test.labels.clone()
+            labels[: 6 * (seed - 1)] = 1 - labels[: 6 * (seed - 1)]
+            return torch.nn.functional.one_hot(labels, 2).float()
+
+    few = study(data(20), {"m": Nearly(0)}, [1, 2], [])["models"]["m"]
+    assert few["per_seed"] == pytest.approx([1, 0.7]) and 0 <= few["low"] < few["high"] == 1
+    low, high = mean_interval(np.array([[True] * 20, [False] * 6 + [True] * 14]))[2:]
+    assert high > 1 > low  # what the cut is for
+
+
+def test_what_a_model_found_out_stands_in_its_report():
+    model = Oracle(90)
+    model.found = {"sequences_per_second": 120.0, "chosen": {"lr": 0.1}}
+    result = study(data(), {"m": model, "n": Oracle(80)}, [1, 2], [])
+    assert result["models"]["m"]["found"] == [[model.found]] * 2 and result["models"]["n"]["found"] == [[{}]] * 2
+    rows, _ = rows_for_table(result)
+    assert [row[-1] for row in rows] == ["120", "-"]
+
+
+def test_overlapping_items_widen_the_interval_of_a_difference():
+    groups = torch.arange(200) // 20
+    labels = torch.arange(200) % 2
+    overlapping = Items(torch.full((200, 4), 7, dtype=torch.uint8), torch.full((200,), 4), labels, groups)
+    alone = Items(overlapping.ids, overlapping.lengths, labels)
+
+    class Blocks(Oracle):
+        def __call__(self, task, seed, report):
+            wrong = (torch.arange(200) // 20) % 3 == self.right
+            return torch.nn.functional.one_hot(torch.where(wrong, 1 - labels, labels), 2).float()
+
+    widths = []
+    for items in (alone, overlapping):
+        task = TaskData("t", ["a", "b"], items, items, items)
+        (d,) = study(task, {"x": Blocks(0, False), "y": Blocks(1, False)}, [1], [("x", "y")])["differences"]
+        widths.append(d["high"] - d["low"])
+    assert widths[1] > 3 * widths[0]

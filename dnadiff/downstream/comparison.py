@@ -1,0 +1,102 @@
+"""Published numbers of the tasks, for standing beside ours; never without the number of training sequences they rest on.
+
+The table is `genomic_benchmarks/published.csv`, which ships with the package.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HEADER = ("task", "train", "tested", "model", "accuracy", "95 % interval", "spread", "MCC", "AUROC", "published", "minus published")
+
+
+class Published(NamedTuple):
+    """A published accuracy.
+
+    Attributes:
+        model: as its source calls it.
+        accuracy: mean over seeds.
+        spread: max - min over seeds, where printed.
+        train: training sequences.
+        source: paper and table.
+    """
+
+    model: str
+    accuracy: float
+    spread: float | None
+    train: int
+    source: str
+
+
+def table() -> Path:
+    """The file: inside the installed package, or beside it in a checkout.
+
+    Raises:
+        FileNotFoundError: if it is missing.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package, package.parent):
+        if (found := folder / "genomic_benchmarks" / "published.csv").is_file():
+            return found
+    raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing beside {package}; reinstall dnadiff")
+
+
+def published(task: str) -> list[Published]:
+    """What is published for a task of that name; nothing for one of your own."""
+    with table().open(encoding="utf-8", newline="") as file:
+        return [
+            Published(
+                row["model"], float(row["accuracy"]), float(row["spread"]) if row["spread"] else None, int(row["train"]), row["source"]
+            )
+            for row in csv.DictReader(file)
+            if row["task"] == task
+        ]
+
+
+def like(ours: str) -> str | None:
+    """The published model that a model of ours is held against; None for those that nobody published."""
+    if ours == "CNN":
+        return "CNN"
+    return "Caduceus MDLM" if ours.startswith("fine-tuned") else None
+
+
+def beside(task: str, ours: str) -> Published | None:
+    """The published number that one of ours is held against, if there is one."""
+    name = like(ours)
+    return next((row for row in published(task) if row.model == name), None)
+
+
+def trained_on(result: Mapping[str, Any]) -> int:
+    """Sequences for training and validation of a study; what a published number counts as training."""
+    items = result["task"]["items"]
+    if result["task"]["protocol"] == "kfold":
+        return sum(sum(of_class.values()) for of_class in items.values())
+    return sum(sum(items[part].values()) for part in ("train", "valid"))
+
+
+def rows_of_suite(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for each model on each task, under `HEADER`; a published number always with its training sequences."""
+    rows = []
+    for result in studies:
+        task = result["task"]
+        for name, m in result["models"].items():
+            known, accuracy = beside(task["name"], name), m["accuracy"]
+            rows.append(
+                (
+                    task["name"],
+                    f"{trained_on(result):,}",
+                    f"{task['tested']:,}",
+                    name,
+                    f"{accuracy:.3f}",
+                    f"{m['low']:.3f} .. {m['high']:.3f}",
+                    f"{max(m['per_seed']) - min(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
+                    f"{m['metrics']['mcc']['value']:.3f}",
+                    f"{m['metrics']['auroc']['value']:.3f}",
+                    f"{known.model} {known.accuracy:.3f} ({known.train:,})" if known else "-",
+                    f"{accuracy - known.accuracy:+.3f}" if known else "-",
+                )
+            )
+    return rows

@@ -1,0 +1,77 @@
+"""Panels of a classification study: accuracies beside published ones, ROC curves, confusion matrices. Drawn from plain results, as in `panels`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnadiff.downstream.comparison import Published, trained_on
+from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
+from dnadiff.report.results import is_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Results = Mapping[str, Any]
+_COLOURS = (MODEL, OTHER, "#009E73", "#CC79A7", REAL)  # Okabe and Ito
+_LINES = ("-", "--", "-.", ":", (0, (5, 1)))
+NETWORKS = ("fine-tuned", "scratch")
+
+
+def in_order(result: Results) -> list[str]:
+    """The models: the networks that were trained as a whole first, then the others from the most accurate down."""
+    models = result["models"]
+    first = [name for name in NETWORKS if name in models]
+    return first + sorted((name for name in models if name not in first), key=lambda name: -models[name]["accuracy"])
+
+
+def accuracy_bars(axes: Axes, result: Results, published: Sequence[Published] = ()) -> None:
+    """Accuracy of each model with its 95 % interval; below, in grey, published ones, each with the training sequences it rests on."""
+    models, names = result["models"], in_order(result)
+    for row, name in enumerate(names):
+        one = models[name]
+        axes.barh(row, 100 * one["accuracy"], height=0.62, color=MODEL if name in NETWORKS else OTHER, alpha=0.85, lw=0)
+        if is_number(one.get("low")) and is_number(one.get("high")):
+            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=REAL, lw=1.6)
+    for row, known in enumerate(published, len(names)):
+        axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
+    labels = names + [f"{known.model}, published ({known.train:,})" for known in published]
+    values = [models[name]["accuracy"] for name in names] + [known.accuracy for known in published]
+    label_rows(axes, labels, [f"{100 * value:.1f}" for value in values], width=30)
+    axes.axvline(100 * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
+    axes.set(title=f"Trained on {trained_on(result):,} sequences", xlabel="% of test sequences right (dotted: chance)", xlim=(0, 100))
+
+
+def roc(axes: Axes, result: Results, most: int = 5) -> None:
+    """ROC curves: with two classes one for each model, with more one for each class against the rest, of the first model."""
+    names = [name for name in in_order(result) if result["models"][name].get("roc")][:most]
+    classes = result["task"]["classes"]
+    if len(classes) == 2:
+        curves = [(name, result["models"][name]["roc"][0]) for name in names]
+        title = f"ROC: {classes[1]} told from {classes[0]}"
+    else:
+        curves = list(zip(classes, result["models"][names[0]]["roc"]))[:most] if names else []
+        title = f"ROC: {names[0]}, each class against the rest" if names else "ROC"
+    axes.plot([0, 100], [0, 100], color=FAINT, lw=1)
+    for number, (name, curve) in enumerate(curves):
+        x, y = (100 * np.asarray(curve[key]) for key in ("false", "true"))
+        axes.plot(x, y, ls=_LINES[number % len(_LINES)], color=_COLOURS[number % len(_COLOURS)], lw=1.5, label=name)
+    axes.set(title=title, xlabel="% of the others called so", ylabel="% found", xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    legend_below(axes)
+
+
+def confusion(axes: Axes, result: Results, name: str) -> None:
+    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the shade is the share of the row."""
+    counts, classes = np.asarray(result["models"][name]["confusion"]), result["task"]["classes"]
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), share in np.ndenumerate(shares):
+        text = f"{counts[row, column]:,.0f}\n{100 * share:.0f} %"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if share > 0.55 else REAL)
+    axes.set_xticks(range(len(classes)), classes)
+    axes.set_yticks(range(len(classes)), classes)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.set(title=name, xlabel="predicted", ylabel="true")

@@ -1,0 +1,186 @@
+"""The tables of `downstream.py`, in Markdown: beside each number how far it is from the published one, and why."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dnadiff import study
+from dnadiff.downstream.comparison import beside, published
+from dnadiff.downstream.items import TaskData
+
+COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
+Compared = tuple[TaskData, Mapping[str, Any]]
+
+
+class Titles:
+    """What models are called, and which are held against each other."""
+
+    PAIRS = frozenset(
+        {
+            ("fine-tuned, chr20", "scratch"),
+            ("fine-tuned, yeast", "scratch"),
+            ("fine-tuned, chr20", "fine-tuned, yeast"),
+            ("fine-tuned, chr20", "CNN"),
+            ("fine-tuned, chr20", "6-mer logistic regression"),
+            ("probe, chr20", "probe, untrained"),
+            ("probe, yeast", "probe, untrained"),
+            ("probe, chr20", "probe, yeast"),
+            ("probe, chr20", "6-mer logistic regression"),
+        }
+    )
+
+    @staticmethod
+    def tuned(network: str) -> str:
+        """A network trained as a whole."""
+        return network if network.startswith("scratch") else f"fine-tuned, {network}"
+
+    @staticmethod
+    def probe(network: str) -> str:
+        """Its frozen features under a logistic regression."""
+        return f"probe, {'untrained' if network == 'scratch' else network}"
+
+
+def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapping[str, Any], shuffled: Mapping[str, Any]) -> str:
+    """Everything on one task, in full."""
+    train, test = len(data.train) + len(data.valid), len(data.test)
+    rows = []
+    for name, m in result["models"].items():
+        outside = m["subsets"].get("outside chr20", {}).get("accuracy")
+        inside = m["subsets"].get("inside chr20", {})
+        rows.append(
+            [
+                name,
+                with_interval(m),
+                seeds(m),
+                number(m["metrics"]["mcc"]["value"]),
+                number(m["metrics"]["auroc"]["value"]),
+                f"{number(inside.get('accuracy'))} ({inside.get('items', 0):,}) / {number(outside)}",
+                distance(task, name, m["accuracy"]),
+            ]
+        )
+    header = ["model", "accuracy (95 %)", "over seeds", "MCC", "AUROC", "items inside / outside chr20's training part", "minus published"]
+    text = [f"# {task}", f"`{COMMAND}`", f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."]
+    text += [study.markdown(header, rows)]
+    if result["differences"]:
+        text += [
+            study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "first is"], [difference(d) for d in result["differences"]])
+        ]
+    text += [why(task, train, test)]
+    if tried:
+        lines = [f"{name}: " + ", ".join(f"{rate} {accuracy:.3f}" for rate, accuracy in of.items()) for name, of in tried.items()]
+        text += ["Learning rates tried, with their accuracy on the validation items: " + "; ".join(lines) + "."]
+    if shuffled:
+        chance = max(data.counts()["test"].values()) / test
+        lines = [f"{'words' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()]
+        text += [f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."]
+    text += [f"Test sequences that are also in training, on either strand: {shared(data)}."]
+    return "\n\n".join(text)
+
+
+def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
+    """Frozen features on every task."""
+    rows = []
+    for task, (data, result) in results.items():
+        models = result["models"]
+        probes = [name for name in ("probe, untrained", "probe, yeast", "probe, chr20") if name in models]
+        if not probes:
+            continue
+        cells = [with_interval(models[name]) if name in models else "" for name in ("probe, untrained", "probe, yeast", "probe, chr20")]
+        words = next((with_interval(m) for name, m in models.items() if "mer logistic" in name), "")
+        best = models[probes[-1]]["metrics"]
+        said = {(d["a"], d["b"]): signed(d) for d in result["differences"]}
+        gains = [said.get((f"probe, {n}", "probe, untrained"), "") for n in ("yeast", "chr20")]
+        rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data)])
+    header = ["task", "train / tested", "untrained", "yeast", "chr20", "longest words", "yeast - untrained", "chr20 - untrained"]
+    lines = [
+        "# Linear probes",
+        f"`{COMMAND}`",
+        "Accuracy of a logistic regression on the frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
+        "with 95 % intervals over items and seeds. MCC is that of chr20.",
+        study.markdown([*header, "MCC", "test also in training"], rows),
+    ]
+    return "\n\n".join(lines)
+
+
+def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
+    """Full fine-tuning with one seed, beside baselines, on every other task."""
+    names = ("scratch", "fine-tuned, yeast", "fine-tuned, chr20", "CNN", "6-mer logistic regression", "4-mer gradient boosting", "GC alone")
+    rows, reasons = [], []
+    for task, (data, result) in results.items():
+        models = result["models"]
+        if not models:
+            continue
+        gain = next((signed(d) for d in result["differences"] if (d["a"], d["b"]) == ("fine-tuned, chr20", "scratch")), "")
+        cells = [number(models[name]["accuracy"]) if name in models else "" for name in (*names, "length alone")]
+        far = [d for name in ("fine-tuned, chr20", "CNN") if name in models and (d := distance(task, name, models[name]["accuracy"]))]
+        mcc = number(models["fine-tuned, chr20"]["metrics"]["mcc"]["value"]) if "fine-tuned, chr20" in models else ""
+        rows.append([task, sizes(data, counts.get(task)), *cells, gain, mcc, "; ".join(far)])
+        if far:
+            reasons.append(f"{task}: " + why(task, len(data.train) + len(data.valid), len(data.test)))
+    header = ["task", "train / tested", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
+    text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
+    text += ["Accuracy on the test items. One seed, few epochs, rates chosen on the promoters: differences are over items alone."]
+    return "\n\n".join([*text, study.markdown(header, rows), *reasons])
+
+
+def why(task: str, train: int, test: int) -> str:
+    """Why a number cannot be held against the published one, from the sizes."""
+    known = published(task)
+    if not known:
+        return "Nothing is published here for this task."
+    return (
+        f"Published numbers rest on {known[0].train:,} training sequences, these on {train:,} ({100 * train / known[0].train:.0f} %), and on the "
+        f"official test set; here {test:,} sequences are scored. The published networks were pretrained on the whole human genome with some "
+        "10^10 tokens, these with 1.2 * 10^7. So the distance says how much less was spent, and not which method is better."
+    )
+
+
+def distance(task: str, ours: str, accuracy: float) -> str:
+    """How far a number is from the published one, with both names and the published training size."""
+    row = beside(task, ours)
+    return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
+
+
+def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
+    """Sequences for training and validation, and for test."""
+    tested = counted["tested"] if counted else len(data.test)
+    return (
+        f"{len(data.train) + len(data.valid):,} / {tested:,}"
+        if counted is None or counted["protocol"] != "kfold"
+        else f"{tested:,}, five folds"
+    )
+
+
+def shared(data: TaskData) -> str:
+    """Test sequences that are in training too."""
+    return f"{data.notes.get('test_sequences_also_in_training', 0):,}"
+
+
+def kept_together(data: TaskData) -> str:
+    """What the division keeps together."""
+    return f"kept together: {data.notes.get('kept_together', 'nothing')}"
+
+
+def with_interval(m: Mapping[str, Any]) -> str:
+    """Accuracy with its interval."""
+    return f"{m['accuracy']:.3f} ({m['low']:.3f} to {m['high']:.3f})"
+
+
+def seeds(m: Mapping[str, Any]) -> str:
+    """Smallest and largest accuracy over seeds."""
+    each = m["per_seed"]
+    return f"{min(each):.3f} to {max(each):.3f}, {len(each)}" if len(each) > 1 else "1"
+
+
+def difference(d: Mapping[str, Any]) -> list[str]:
+    """A row of a table of differences."""
+    return [f"{d['a']} - {d['b']}", signed(d), f"{d['p_value']:.4f}", d["verdict"]]
+
+
+def signed(d: Mapping[str, Any]) -> str:
+    """A difference with its interval."""
+    return f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or a dash."""
+    return "-" if value is None else f"{value:.3f}"

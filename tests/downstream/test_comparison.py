@@ -1,0 +1,37 @@
+from dnadiff.downstream.comparison import beside, published, rows_of_suite, trained_on
+
+
+def study(name: str, protocol: str = "fixed") -> dict:
+    one = {
+        "accuracy": 0.9,
+        "low": 0.88,
+        "high": 0.92,
+        "per_seed": [0.89, 0.91],
+        "metrics": {"mcc": {"value": 0.8}, "auroc": {"value": 0.95}},
+    }
+    items = {"train": {"a": 30, "b": 20}, "valid": {"a": 3, "b": 2}, "test": {"a": 10, "b": 5}}
+    return {"task": {"name": name, "items": items, "tested": 15, "protocol": protocol}, "models": {"fine-tuned": one, "GC alone": one}}
+
+
+def test_a_published_number_always_comes_with_its_training_size():
+    known = beside("human_nontata_promoters", "fine-tuned")
+    assert (known.model, known.accuracy, known.train) == ("Caduceus MDLM", 0.940, 27097)
+    assert beside("human_nontata_promoters", "CNN").accuracy == 0.861
+    assert beside("human_nontata_promoters", "scratch") is None and beside("my own", "CNN") is None
+    assert len(published("human_ocr_ensembl")) == 9
+
+
+def test_the_table_of_all_tasks_has_a_row_for_each_model():
+    rows = rows_of_suite([study("human_ocr_ensembl"), study("mine")])
+    assert [(row[0], row[3]) for row in rows] == [
+        ("human_ocr_ensembl", "fine-tuned"),
+        ("human_ocr_ensembl", "GC alone"),
+        ("mine", "fine-tuned"),
+        ("mine", "GC alone"),
+    ]
+    assert rows[0][1:3] == ("55", "15") and rows[0][6] == "0.020"
+    assert rows[0][-2:] == ("Caduceus MDLM 0.823 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
+
+
+def test_with_folds_everything_is_trained_on():
+    assert trained_on(study("x")) == 55 and trained_on(study("x", "kfold")) == 70

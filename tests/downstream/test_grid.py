@@ -1,0 +1,59 @@
+import copy
+
+import pytest
+import torch
+
+from dnadiff.downstream.grid import Grid
+from dnadiff.downstream.items import Items, TaskData
+
+
+class Candidate:
+    """Of known worth on the validation items; says which one it is."""
+
+    def __init__(self, name: str, accuracy: float, loss: float) -> None:
+        self.name, self.score, self.found, self.fitted = name, (-1.0, 0.0), {}, []
+        self.worth = accuracy, -loss
+
+    def describe(self):
+        return {"name": self.name}
+
+    def num_steps(self, data):
+        return 3
+
+    def fit(self, data, seed, report):
+        self.fitted.append(seed)
+        self.score, self.found = self.worth, {"best_epoch": 2}
+        return self.name
+
+    def predict(self, classifier, data):
+        return f"{classifier} on test"
+
+
+def task() -> TaskData:
+    items = Items(torch.full((4, 4), 7, dtype=torch.uint8), torch.full((4,), 4), torch.arange(4) % 2)
+    return TaskData("toy", ["a", "b"], items, items, items)
+
+
+def test_the_best_on_validation_alone_sees_the_test_items():
+    candidates = [Candidate("a", 0.7, 0.5), Candidate("b", 0.8, 0.6), Candidate("c", 0.8, 0.4), Candidate("d", 0.6, 0.1)]
+    grid = Grid([({"lr": number}, model) for number, model in enumerate(candidates)])
+    assert grid(task(), 5) == "c on test"
+    assert grid.found["chosen"] == {"lr": 2} and grid.found["best_epoch"] == 2
+    assert grid.found["tried"][1] == {"lr": 1, "valid_accuracy": 0.8, "valid_loss": 0.6}
+    assert [model.fitted for model in candidates] == [[5]] * 4
+    assert grid.num_steps(task()) == 12
+    other = Grid([({"lr": 0}, copy.copy(candidates[0]))])
+    assert grid.describe() != other.describe()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_seed_chooses_for_itself(seed):
+    class Moody(Candidate):
+        def fit(self, data, seed, report):
+            super().fit(data, seed, report)
+            self.score = (seed / 10, 0.0) if self.name == "a" else (0.15, 0.0)
+            return self.name
+
+    grid = Grid([({"name": name}, Moody(name, 0, 0)) for name in "ab"])
+    grid(task(), seed)
+    assert grid.found["chosen"] == {"name": {1: "b", 2: "a"}[seed]}

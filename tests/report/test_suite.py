@@ -1,0 +1,69 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.downstream.comparison import published
+from dnadiff.downstream.items import Items
+from dnadiff.downstream.results import Prediction
+from dnadiff.downstream.run import compare
+from dnadiff.report import classification, figures
+from dnadiff.report.suite import write_suite
+
+
+def study(name: str, classes: list[str]) -> dict:
+    draws, size = np.random.default_rng(0), 90
+    labels = torch.arange(size) % len(classes)
+    items = Items(torch.zeros(size, 1, dtype=torch.uint8), torch.ones(size, dtype=torch.int64), labels)
+    predictions = {}
+    for model, worth in (("GC <alone>", 0.5), ("CNN", 1.5), ("fine-tuned", 2.0)):
+        logits = torch.from_numpy(draws.normal(size=(size, len(classes)))) + worth * torch.nn.functional.one_hot(labels, len(classes))
+        predictions[model] = [Prediction(logits.log_softmax(-1), 1.0, [{"chosen": {"lr": 1e-3}}])]
+    subsets = {"inside pretraining": np.arange(size) < 10, "outside pretraining": np.arange(size) >= 10}
+    compared = compare(predictions, items, [("fine-tuned", "CNN")], subsets)
+    parts = {part: dict.fromkeys(classes, 30) for part in ("train", "valid", "test")}
+    task = {
+        "name": name,
+        "classes": classes,
+        "items": parts,
+        "tested": size,
+        "stranded": False,
+        "protocol": "fixed",
+        "chance": 1 / len(classes),
+    }
+    return {"task": task, **compared, "notes": {"path": "/home/someone/table.csv"}}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> str:
+    studies = [study("human_nontata_promoters", ["0", "1"]), study("my <own>", ["x", "y", "z"])]
+    path = write_suite(tmp_path_factory.mktemp("page") / "report.html", studies, ["python -m dnadiff.finetune task=x"])
+    return path.read_text()
+
+
+def test_a_published_number_is_never_shown_without_its_training_size(page):
+    assert "Caduceus MDLM 0.940 (27,097)" in page and "CNN 0.861 (27,097)" in page
+    assert page.count("27,097") == 4  # both in the table, both beside their bars
+    assert "Trained on 120 sequences" in page and "Trained on 180 sequences" in page
+
+
+def test_the_page_has_every_picture_and_escapes_names(page):
+    assert page.count("<figure>") == 2 * 5
+    for text in ("ROC: 1 told from 0", "ROC: fine-tuned, each class against the rest", "lr 0.001", "inside pretraining"):
+        assert text in page
+    assert "<own>" not in page and "<alone>" not in page and "someone" not in page
+    assert not re.search(r"(src|href)=\"http", page)
+
+
+def test_bars_of_published_numbers_are_told_apart_from_ours():
+    known = [row for row in published("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
+    axes = figures.panel(classification.accuracy_bars, study("human_nontata_promoters", ["0", "1"]), known).axes[0]
+    labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
+    assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]
+    assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
+
+
+def test_without_a_study_there_is_no_page(tmp_path):
+    with pytest.raises(ValueError, match="nothing to report"):
+        write_suite(tmp_path / "r.html", [])
