@@ -23,7 +23,10 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     fi
     .venv/bin/pip install -q --disable-pip-version-check "$torch" 2>&1 | { grep -v WARNING || true; }
   fi
-  .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" 2>&1 | { grep -v WARNING || true; }
+  # PyTorch's CUDA builds bring the Triton that they need; the pinned one is for the build without.
+  pinned=.venv/constraints.txt
+  if .venv/bin/python -c 'import triton' 2>/dev/null; then grep -v '^triton==' constraints.txt > "$pinned"; else cp constraints.txt "$pinned"; fi
+  .venv/bin/pip install -q --disable-pip-version-check -c "$pinned" -e ".$extras" 2>&1 | { grep -v WARNING || true; }
   .venv/bin/python -c 'import dnadiff'
   echo "$wanted" > "$stamp"
 fi

@@ -107,6 +107,19 @@ def test_help_does_not_wait_for_torch_or_lightning(module):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+def test_kernels_and_backbones_need_torch_alone():
+    # A machine with a GPU may have no Lightning and no Hydra; scripts/bench/gpu.py runs there.
+    absent = ("lightning", "pytorch_lightning", "hydra", "omegaconf", "safetensors", "Bio", "pyfaidx", "sklearn", "matplotlib", "triton")
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({absent}))
+import dnadiff.kernels, dnadiff.vocab
+from dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_broken_mamba_ssm_stops_nothing(tmp_path):
     # Installed without its compiled scan: importing it raises.
     (tmp_path / "mamba_ssm").mkdir()

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import json
 import math
 import os
 import subprocess
@@ -290,3 +291,31 @@ def test_fine_tuning_is_timed():
     run = [sys.executable, str(SCRIPTS / "bench" / "finetune.py"), "--quick"]
     shown = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
     assert "sequences/s" in shown and "wait" in shown.splitlines()[-1]
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(tmp_path):
+    run = [sys.executable, str(SCRIPTS / "bench" / "gpu.py"), "--device", "cpu", "--quick", "--json", str(tmp_path / "rows.json")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert not [row for row in rows if "error" in row]
+    errors = [row["value"] for row in rows if row["name"].startswith("error of")]
+    assert len(errors) == 4 and max(errors) < 1e-5
+    steps = [row for row in rows if row["name"].startswith("step")]
+    assert {row["name"].split()[3] for row in steps} == {"L128", "L512"} and all(0 < row["of_limit"] < 1 for row in steps)
+    assert [row for row in rows if row["name"].startswith("scan forward+backward")]
+
+
+def test_the_gpu_benchmark_begins_no_cell_after_its_time(tmp_path):
+    run = [sys.executable, str(SCRIPTS / "bench" / "gpu.py"), "--device", "cpu", "--quick", "--minutes", "0"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert "left out: the time is up" in done.stdout and "tokens/s" not in done.stdout
+
+
+def test_a_cell_that_fails_is_a_row_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS / "bench"))
+    report = script("bench/measuring").Report(tmp_path / "rows.json", minutes=1)
+    report.cell("one", lambda: 1 / 0)
+    report.cell("two", lambda: report.add("two", 2.0, "ms"))
+    assert "division by zero" in capsys.readouterr().out
+    assert [row["name"] for row in json.loads((tmp_path / "rows.json").read_text())] == ["one", "two"]

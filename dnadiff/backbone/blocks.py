@@ -17,7 +17,7 @@ from dnadiff.vocab import Vocab
 
 
 class Block(nn.Module):
-    """What one layer adds to the residual stream: normalise, modulate if there is a condition, mix, gate.
+    """One layer: take in what the layer before adds to the residual stream, and find what to add next: normalise, modulate if there is a condition, mix, gate.
 
     The gate is 1 + an output that starts at zero: a new network is the same with and without a condition, and its layers
     are connected either way.
@@ -27,13 +27,15 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.mixer, self.adaLN_modulation = norm, mixer, modulation
 
-    def forward(self, stream: Tensor, condition: Tensor | None, valid: Tensor | None, scan: str) -> Tensor:
-        """stream (B, L, D), condition (B, cond_dim) -> (B, L, D)."""
-        hidden = self.norm(stream).to(self.norm.weight.dtype)
+    def forward(
+        self, stream: Tensor, branch: Tensor | None, condition: Tensor | None, valid: Tensor | None, scan: str
+    ) -> tuple[Tensor, Tensor]:
+        """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch and this layer's branch, which the next one adds."""
+        stream, hidden = self.norm.after(stream, branch)
         if condition is None:
-            return self.mixer(hidden, valid, scan)
+            return stream, self.mixer(hidden, valid, scan)
         shift, scale, gate = self.adaLN_modulation(condition)
-        return (1 + gate) * self.mixer(modulate(hidden, shift, scale), valid, scan)
+        return stream, (1 + gate) * self.mixer(modulate(hidden, shift, scale), valid, scan)
 
 
 class MambaBackbone(Backbone):
@@ -106,16 +108,19 @@ class MambaBackbone(Backbone):
         """Token ids (B, L) through all layers, normalised: (B, L, D)."""
         condition = None if self.condition is None else self.condition(sigma, cond)
         stream = widened(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+        branch = None
         for layer in self.layers:
-            stream = self.enter(stream)
-            stream = stream + self.dropout(self._run(layer, stream, condition, valid))
+            stream, branch = self.enter(stream, branch)
+            stream, branch = self._run(layer, stream, branch, condition, valid)
+            branch = self.dropout(branch)
+        stream = stream if branch is None else stream + branch
         return self.norm_f(stream).to(self.norm_f.weight.dtype)
 
-    def enter(self, stream: Tensor) -> Tensor:
-        """What happens to the stream (B, L, D) in front of each layer: nothing, unless two strands change places."""
-        return stream
+    def enter(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What happens to the stream (B, L, D) and its last branch in front of each layer: nothing, unless two strands change places."""
+        return stream, branch
 
-    def _run(self, layer: nn.Module, *inputs: Tensor | None) -> Tensor:
+    def _run(self, layer: nn.Module, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, self.scan, use_reentrant=False, preserve_rng_state=False)
         return layer(*inputs, self.scan)

@@ -44,9 +44,11 @@ class CaduceusPS(Caduceus):
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return rc.join(self.read(rc.both_strands(ids, self.complement), sigma, cond, valid))
 
-    def enter(self, stream: Tensor) -> Tensor:
+    def enter(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See `MambaBackbone.enter`."""
-        return rc.swap(stream) if self.swap_strands else stream
+        if not self.swap_strands:
+            return stream, branch
+        return rc.swap(stream if branch is None else stream + branch), None
 
     def head(self, features: Tensor) -> Tensor:
         """Raw logits (..., rows) of features (..., 2D), at least float32; tied to the embedding for both strands."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dnadiff.kernels import linear, linear_halves, rms_norm
+from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -27,6 +27,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
         return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
+
+    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + added (..., D), and that normalised, in the type of the weights (or autocast's, see `dnadiff.kernels.add_norm`)."""
+        return add_norm(x, added, self.weight, self.eps, scan=self.scan)
 
 
 class Projection(nn.Linear):
@@ -85,6 +89,11 @@ class LayerNorm(nn.Module):
             scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
             weight, bias = weight * scale, shift if bias is None else bias * scale + shift
         return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
+
+    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + added (..., D), and that normalised, in the type of the weights."""
+        x = x if added is None else x + added
+        return x, self(x).to(self.weight.dtype)
 
 
 def widened(x: Tensor) -> Tensor:

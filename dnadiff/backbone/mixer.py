@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.layers import Projection
-from dnadiff.kernels import gated_sum, narrow_linear, selective_scan, short_conv
+from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scan, selective_scans, short_conv, short_convs
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
 _NO_STEP = -1e4
@@ -47,7 +47,14 @@ class Direction(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor | None, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
-        x = short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, scan=scan)
+        return selective_scan(*self.scanned(self.convolved(x, scan), valid, scan), reverse=self.reverse, scan=scan)
+
+    def convolved(self, x: Tensor, scan: str) -> Tensor:
+        """(B, L, E) -> (B, L, E)."""
+        return short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, scan=scan)
+
+    def scanned(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
+        """What the scan takes, from what was convolved (B, L, E)."""
         if valid is not None:
             x = x * valid[..., None].to(x.dtype)
         rank, state = self.dt_rank, self.d_state
@@ -55,7 +62,7 @@ class Direction(nn.Module):
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
             delta = delta.masked_fill(~valid[..., None], _NO_STEP)
-        return selective_scan(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias, reverse=self.reverse, scan=scan)
+        return ScanInputs(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias)
 
     def start(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.
@@ -99,7 +106,8 @@ class UniMamba(nn.Module):
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         x, z = _split(self.in_proj, hidden, valid, scan)
-        return self.out_proj(gated_sum(self.fwd(x, valid, scan), None, z, scan=scan), scan)
+        inputs = self.fwd.scanned(self.fwd.convolved(x, scan), valid, scan)
+        return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
 
     def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One position: hidden (B, D) -> (B, D), and what `Direction.step` remembers."""
@@ -152,8 +160,13 @@ class BiMamba(nn.Module):
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         x, z = _split(self.in_proj, hidden, valid, scan)
-        x_rev, z_rev = (x, z) if self.in_proj_rev is None else _split(self.in_proj_rev, hidden, valid, scan)
-        y, y_rev = self.fwd(x, valid, scan), self.rev(x_rev, valid, scan)
+        if self.in_proj_rev is None:
+            z_rev, taps = z, [(way.conv_weight, way.conv_bias) for way in (self.fwd, self.rev)]
+            x, x_rev = short_convs(x, *taps, scan=scan)
+        else:
+            x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
+            x, x_rev = self.fwd.convolved(x, scan), self.rev.convolved(x_rev, scan)
+        y, y_rev = selective_scans(self.fwd.scanned(x, valid, scan), self.rev.scanned(x_rev, valid, scan), scan=scan)
         if self.one_projection:
             return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev

@@ -1,29 +1,34 @@
 """The operations of a Mamba mixer that PyTorch lacks or is slow at, behind one façade over several implementations ("scans").
 
-`select` chooses between `cpu` (C++), `portable` (PyTorch, any device) and `reference` (the definition, slow). `log_sum` is what losses over large
-vocabularies need of a head.
+`select` chooses between `cpu` (C++), `triton` and `mamba_ssm` (CUDA), `portable` (PyTorch, any device) and `reference` (the definition,
+slow); `facade` checks and calls. `log_sum` is what losses over large vocabularies need of a head.
 """
 
-from dnadiff.kernels.log_sum import linear_log_sum
-from dnadiff.kernels.select import (
-    SCANS,
-    available_scans,
-    check_scan,
-    chosen_scan,
+from dnadiff.kernels.facade import (
+    ScanInputs,
+    add_norm,
+    gated_scan,
     gated_sum,
     linear,
     linear_halves,
     narrow_linear,
     rms_norm,
     selective_scan,
+    selective_scans,
     short_conv,
+    short_convs,
 )
+from dnadiff.kernels.log_sum import linear_log_sum
+from dnadiff.kernels.select import SCANS, available_scans, check_scan, chosen_scan
 
 __all__ = [
     "SCANS",
+    "ScanInputs",
+    "add_norm",
     "available_scans",
     "check_scan",
     "chosen_scan",
+    "gated_scan",
     "gated_sum",
     "linear",
     "linear_halves",
@@ -31,5 +36,7 @@ __all__ = [
     "narrow_linear",
     "rms_norm",
     "selective_scan",
+    "selective_scans",
     "short_conv",
+    "short_convs",
 ]

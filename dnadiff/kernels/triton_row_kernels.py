@@ -1,0 +1,183 @@
+"""What a mixer does around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the norm after it.
+
+All are bound by bytes: each array is read or written once (what neighbouring positions share comes from the first cache), in vectors of
+16 bytes along the channels. The backward pass of the convolutions computes its four neighbours' slopes again instead of writing them:
+8 bytes a channel and position instead of 16 or more. Weights' gradients are partial sums, one for each program.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * x))
+
+
+@triton.jit
+def _place(E, BE: tl.constexpr, spans):
+    """Columns of this program, whether they exist, its stretch of positions and its sequence."""
+    pid = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(E, BE)
+    e = (pid % blocks) * BE + tl.arange(0, BE)
+    return e, e < E, pid // blocks % spans, pid // blocks // spans
+
+
+@triton.jit
+def _at(x, t, e, e_ok, L, x_l):
+    return tl.load(x + t[:, None] * x_l + e[None, :], mask=((t >= 0) & (t < L))[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["L", "spans"])
+def convolve(
+    x, w0, w1, bias0, bias1, y0, y1, L, E, spans, x_b, x_l,
+    K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK."""
+    e, e_ok, span, b = _place(E, BE, spans)
+    t = span * TT + tl.arange(0, TT)
+    x += b * x_b
+    ahead, back = tl.zeros((TT, BE), tl.float32), tl.zeros((TT, BE), tl.float32)
+    if AHEAD:
+        ahead += tl.load(bias0 + e, mask=e_ok, other=0.0)[None, :]
+    if BACK:
+        back += tl.load(bias1 + e, mask=e_ok, other=0.0)[None, :]
+    for o in tl.static_range(2 * K - 1):
+        if (AHEAD and o < K) or (BACK and o > K - 2):
+            near = _at(x, t + (o - K + 1), e, e_ok, L, x_l)
+            if AHEAD and o < K:
+                ahead += near * tl.load(w0 + o * E + e, mask=e_ok, other=0.0)[None, :]
+            if BACK and o > K - 2:
+                back += near * tl.load(w1 + (2 * K - 2 - o) * E + e, mask=e_ok, other=0.0)[None, :]
+    ok = (t < L)[:, None] & e_ok[None, :]
+    to = (b * L + t)[:, None] * E + e[None, :]
+    if AHEAD:
+        tl.store(y0 + to, (ahead * _sigmoid(ahead)).to(y0.dtype.element_ty), mask=ok)
+    if BACK:
+        tl.store(y1 + to, (back * _sigmoid(back)).to(y1.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _before_silu(x, dy, t, e, e_ok, L, E, x_l, dy_l, w, bias, K: tl.constexpr, SIGN: tl.constexpr):
+    """The gradient of what silu is applied to, at positions t; SIGN 1 reads back in time, -1 ahead."""
+    a = tl.load(bias + e, mask=e_ok, other=0.0)[None, :]
+    for k in tl.static_range(K):
+        a += _at(x, t - SIGN * (K - 1 - k), e, e_ok, L, x_l) * tl.load(w + k * E + e, mask=e_ok, other=0.0)[None, :]
+    s = _sigmoid(a)
+    return _at(dy, t, e, e_ok, L, dy_l) * s * (1.0 + a * (1.0 - s))
+
+
+@triton.jit
+def _conv_gradients(x, dy, w, bias, sums, dx, t, e, e_ok, L, E, x_l, dy_l, K: tl.constexpr, SIGN: tl.constexpr):
+    """dx with one direction's share, and that direction's sums over t: K weights and the bias."""
+    for j in tl.static_range(K):
+        da = _before_silu(x, dy, t + SIGN * j, e, e_ok, L, E, x_l, dy_l, w, bias, K, SIGN)
+        dx += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
+        if j == 0:
+            new = ()
+            for k in tl.static_range(K):
+                new += (sums[k] + tl.sum(da * _at(x, t - SIGN * (K - 1 - k), e, e_ok, L, x_l), axis=0),)
+            new += (sums[K] + tl.sum(da, axis=0),)
+            sums = new
+    return dx, sums
+
+
+@triton.jit(do_not_specialize=["L", "spans"])
+def convolve_backward(
+    x, w0, w1, bias0, bias1, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l,
+    K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both directions."""
+    e, e_ok, span, b = _place(E, BE, spans)
+    x, dy0, dy1 = x + b * x_b, dy0 + b * dy_b, dy1 + b * dy_b
+    sums0, sums1 = (), ()
+    for _ in tl.static_range(K + 1):
+        sums0 += (tl.zeros((BE,), tl.float32),)
+        sums1 += (tl.zeros((BE,), tl.float32),)
+    for tile in range(TILES):
+        t = (span * TILES + tile) * TT + tl.arange(0, TT)
+        total = tl.zeros((TT, BE), tl.float32)
+        if AHEAD:
+            total, sums0 = _conv_gradients(x, dy0, w0, bias0, sums0, total, t, e, e_ok, L, E, x_l, dy_l, K, 1)
+        if BACK:
+            total, sums1 = _conv_gradients(x, dy1, w1, bias1, sums1, total, t, e, e_ok, L, E, x_l, dy_l, K, -1)
+        tl.store(dx + (b * L + t)[:, None] * E + e[None, :], total.to(dx.dtype.element_ty), mask=(t < L)[:, None] & e_ok[None, :])
+    to = partial + (b * spans + span) * (2 * K + 2) * E + e
+    for k in tl.static_range(K + 1):
+        tl.store(to + k * E, sums0[k], mask=e_ok)
+        tl.store(to + (K + 1 + k) * E, sums1[k], mask=e_ok)
+
+
+@triton.jit(do_not_specialize=["L", "spans"])
+def gate(y, y_rev, z, out, L, E, spans, y_b, y_l, rev_b, rev_l, z_b, z_l, TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr):
+    """(y + y_rev) silu(z)."""
+    e, e_ok, span, b = _place(E, BE, spans)
+    t = span * TT + tl.arange(0, TT)
+    total = _at(y + b * y_b, t, e, e_ok, L, y_l)
+    if BOTH:
+        total += _at(y_rev + b * rev_b, t, e, e_ok, L, rev_l)
+    x = _at(z + b * z_b, t, e, e_ok, L, z_l)
+    to = (b * L + t)[:, None] * E + e[None, :]
+    tl.store(out + to, (total * x * _sigmoid(x)).to(out.dtype.element_ty), mask=(t < L)[:, None] & e_ok[None, :])
+
+
+@triton.jit(do_not_specialize=["L", "spans"])
+def gate_backward(
+    dout, y, y_rev, z, dy, dz, L, E, spans, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l,
+    TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr,
+):  # fmt: skip
+    """dy, which is dy_rev too, and dz."""
+    e, e_ok, span, b = _place(E, BE, spans)
+    t = span * TT + tl.arange(0, TT)
+    total = _at(y + b * y_b, t, e, e_ok, L, y_l)
+    if BOTH:
+        total += _at(y_rev + b * rev_b, t, e, e_ok, L, rev_l)
+    x, g = _at(z + b * z_b, t, e, e_ok, L, z_l), _at(dout + b * dout_b, t, e, e_ok, L, dout_l)
+    s = _sigmoid(x)
+    to, ok = (b * L + t)[:, None] * E + e[None, :], (t < L)[:, None] & e_ok[None, :]
+    tl.store(dy + to, (g * x * s).to(dy.dtype.element_ty), mask=ok)
+    tl.store(dz + to, (g * total * s * (1.0 + x * (1.0 - s))).to(dz.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_norm(x, added, weight, total, out, scale, rows, D, eps, TT: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr):
+    """total = x + added, out = total / rms(total) * weight, scale = 1 / rms(total); rows are contiguous."""
+    t, e = tl.program_id(0).to(tl.int64) * TT + tl.arange(0, TT), tl.arange(0, BD)
+    at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
+    s = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    if ADD:
+        s += tl.load(added + at, mask=ok, other=0.0).to(tl.float32)
+        rounded = s.to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=ok)
+        s = rounded.to(tl.float32)
+    r = 1.0 / tl.sqrt(tl.sum(s * s, axis=1) / D + eps)
+    w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
+    tl.store(out + at, (s * r[:, None] * w[None, :]).to(out.dtype.element_ty), mask=ok)
+    tl.store(scale + t, r, mask=t < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_norm_backward(
+    dout, dtotal, total, weight, scale, dx, dadded, partial, rows, D,
+    TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the sum, written for x and (if ADD) for what was added; LATER: the sum itself was used again."""
+    e = tl.arange(0, BD)
+    w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
+    dw = tl.zeros((BD,), tl.float32)
+    pid = tl.program_id(0).to(tl.int64)
+    for tile in range(TILES):
+        t = (pid * TILES + tile) * TT + tl.arange(0, TT)
+        at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
+        r = tl.load(scale + t, mask=t < rows, other=0.0)
+        unit = tl.load(total + at, mask=ok, other=0.0).to(tl.float32) * r[:, None]
+        g = tl.load(dout + at, mask=ok, other=0.0).to(tl.float32)
+        dw += tl.sum(g * unit, axis=0)
+        g *= w[None, :]
+        g = r[:, None] * (g - unit * (tl.sum(g * unit, axis=1) / D)[:, None])
+        if LATER:
+            g += tl.load(dtotal + at, mask=ok, other=0.0).to(tl.float32)
+        tl.store(dx + at, g.to(dx.dtype.element_ty), mask=ok)
+        if ADD:
+            tl.store(dadded + at, g.to(dadded.dtype.element_ty), mask=ok)
+    tl.store(partial + pid * D + e, dw, mask=e < D)

@@ -1,0 +1,288 @@
+"""The convolutions, the gate and the norm of the Triton scan, as custom operators; and what loads the kernels of both.
+
+Half precision comes and goes as it is and is float32 inside. Under autocast the norm writes the type that the product after it reads.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from dnadiff.kernels import composed, portable
+
+TRITON, CAPABILITY = (3, 6), (8, 0)  # what the kernels are tested with, and the oldest cards with bfloat16
+_TAPS, _WIDEST = 8, 8192
+_TILE, _CONV_TILE = 1024, 256  # elements of a program: 32 a thread, 8 where it keeps ten sums
+_TILES = 16  # tiles that a program walks through where it keeps sums
+
+
+@cache
+def _load(name: str) -> ModuleType:
+    try:
+        import triton
+    except ImportError as error:
+        raise RuntimeError(f"Triton is not installed ({error}); pip install 'dnadiff[triton]' adds it (Linux)") from error
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < TRITON:
+        raise RuntimeError(f"Triton {triton.__version__} is too old, {'.'.join(map(str, TRITON))} or later is needed")
+    return import_module(f"dnadiff.kernels.{name}")
+
+
+def kernels() -> ModuleType:
+    """The kernels of the scan.
+
+    Raises:
+        RuntimeError: if Triton is missing or too old.
+    """
+    return _load("triton_kernels")
+
+
+def watch(x: Tensor) -> AbstractContextManager:
+    """Launches go to the card on which x is.
+
+    Raises:
+        RuntimeError: if it is too old.
+    """
+    if not x.is_cuda:
+        return nullcontext()
+    _check_card(x.device)
+    return torch.cuda.device(x.device)
+
+
+@cache
+def _check_card(device: torch.device) -> None:
+    have = torch.cuda.get_device_capability(device)
+    if have < CAPABILITY:
+        wanted, found = (".".join(map(str, version)) for version in (CAPABILITY, have))
+        raise RuntimeError(f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {wanted} or later")
+
+
+def _strides(x: Tensor) -> tuple[Tensor, int, int]:
+    x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    return x, *x.stride()[:2]
+
+
+def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
+    """Positions and channels of a tile."""
+    block = min(256, max(16, 1 << (E - 1).bit_length()))
+    return {"TT": tile // block, "BE": block}
+
+
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    """See `dnadiff.kernels.short_conv`. A filter of more than 8 taps is left to PyTorch."""
+    if weight.shape[1] > _TAPS:
+        return portable.short_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse)
+    one = (weight.float().mT.contiguous(), bias.float())
+    return _convs(x, *((None, None, *one) if reverse else (*one, None, None)))[0]
+
+
+def short_convs(x: Tensor, ahead: tuple[Tensor, Tensor], back: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """`short_conv` of one x in both directions, each with its weight and bias: x is read once."""
+    if max(ahead[0].shape[1], back[0].shape[1]) > _TAPS or ahead[0].shape != back[0].shape:
+        return short_conv(x, *ahead, False), short_conv(x, *back, True)
+    y, y_rev = _convs(x, *(p for w, b in (ahead, back) for p in (w.float().mT.contiguous(), b.float())))
+    return y, y_rev
+
+
+@torch.library.custom_op("dnadiff::short_convs", mutates_args=())
+def _convs(x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None) -> list[Tensor]:
+    (x, x_b, x_l), (Bt, L, E), tile = _strides(x), x.shape, _shape(x.shape[2])
+    some = w0 if w0 is not None else w1
+    y = [x.new_empty(Bt, L, E) for w in (w0, w1) if w is not None]
+    spans = -(-L // tile["TT"])
+    with watch(x):
+        _load("triton_row_kernels").convolve[(-(-E // tile["BE"]) * spans * Bt,)](
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), y[0], y[-1], L, E, spans, x_b, x_l,
+            K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
+        )  # fmt: skip
+    return y
+
+
+@_convs.register_fake
+def _(x, w0, bias0, w1, bias1):
+    return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
+
+
+@torch.library.custom_op("dnadiff::short_convs_backward", mutates_args=())
+def _convs_backward(
+    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    dy = [d.contiguous() for d in dy] if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1 else dy
+    (x, x_b, x_l), (Bt, L, E), tile = _strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
+    some = w0 if w0 is not None else w1
+    K, spans = some.shape[0], -(-L // (tile["TT"] * 4 * _TILES))
+    dx, partial = x.new_empty(Bt, L, E), torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device)
+    with watch(x):
+        _load("triton_row_kernels").convolve_backward[(-(-E // tile["BE"]) * spans * Bt,)](
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
+            *dy[0].stride()[:2], K=K, **tile, TILES=4 * _TILES, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
+        )  # fmt: skip
+    return dx, partial.sum(0)
+
+
+@_convs_backward.register_fake
+def _(dy, x, w0, bias0, w1, bias1):
+    some = w0 if w0 is not None else w1
+    return x.new_empty(x.shape), some.new_empty(2, some.shape[0] + 1, x.shape[2])
+
+
+def _convs_save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _convs_grad(ctx, grads):
+    x, w0, bias0, w1, bias1 = ctx.saved_tensors
+    dy = [torch.zeros_like(x) if g is None else g for g in grads]
+    dx, sums = _convs_backward(dy, x, w0, bias0, w1, bias1)
+    found = [None if w is None else part for i, w in enumerate((w0, w1)) for part in (sums[i, :-1], sums[i, -1])]
+    return dx, *(None if p is None or w is None else p for p, w in zip(found, (w0, bias0, w1, bias1), strict=True))
+
+
+_convs.register_autograd(_convs_grad, setup_context=_convs_save)
+
+
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    """See `dnadiff.kernels.gated_sum`."""
+    return _gate(y, y_rev, z)
+
+
+def _gate_inputs(*tensors: Tensor | None) -> tuple[list[Tensor], list[int]]:
+    found = [_strides(tensors[0] if x is None else x) for x in tensors]
+    return [x for x, *_ in found], [stride for _, *strides in found for stride in strides]
+
+
+@torch.library.custom_op("dnadiff::gate", mutates_args=())
+def _gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    (tensors, strides), (Bt, L, E), tile = _gate_inputs(y, y_rev, z), y.shape, _shape(y.shape[2])
+    out, spans = y.new_empty(Bt, L, E), -(-L // tile["TT"])
+    with watch(y):
+        _load("triton_row_kernels").gate[(-(-E // tile["BE"]) * spans * Bt,)](
+            *tensors, out, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
+        )
+    return out
+
+
+@_gate.register_fake
+def _(y, y_rev, z):
+    return y.new_empty(y.shape)
+
+
+@torch.library.custom_op("dnadiff::gate_backward", mutates_args=())
+def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> tuple[Tensor, Tensor]:
+    (tensors, strides), (Bt, L, E), tile = _gate_inputs(dout, y, y_rev, z), y.shape, _shape(y.shape[2])
+    dy, dz, spans = y.new_empty(Bt, L, E), z.new_empty(Bt, L, E), -(-L // tile["TT"])
+    with watch(y):
+        _load("triton_row_kernels").gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
+            *tensors, dy, dz, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
+        )
+    return dy, dz
+
+
+@_gate_backward.register_fake
+def _(dout, y, y_rev, z):
+    return y.new_empty(y.shape), z.new_empty(z.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gate_grad(ctx, dout):
+    y, y_rev, z = ctx.saved_tensors
+    dy, dz = _gate_backward(dout, y, y_rev, z)
+    return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
+
+
+_gate.register_autograd(_gate_grad, setup_context=_save)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `dnadiff.kernels.rms_norm`; rows of more than 8,192 are left to PyTorch."""
+    if x.shape[-1] > _WIDEST:
+        return portable.rms_norm(x, weight, eps)
+    return _norm(x, None, weight, eps, x.dtype)[1]
+
+
+def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `dnadiff.kernels.add_norm`."""
+    if x.shape[-1] > _WIDEST:
+        return composed.add_norm(portable, x, added, weight, eps)
+    device = x.device.type
+    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    total, out, _ = _norm(x, added, weight, eps, narrow)
+    return (x if added is None else total), out
+
+
+def _norm_tile(D: int) -> dict[str, int]:
+    block = 1 << (D - 1).bit_length()
+    return {"BD": block, "TT": max(1, _TILE // block), "num_warps": max(1, block // 1024)}
+
+
+@torch.library.custom_op("dnadiff::add_norm", mutates_args=())
+def _norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, D = x.contiguous(), x.shape[-1]
+    rows, tile = x.numel() // D, _norm_tile(D)
+    wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
+    total = x.new_empty(0 if added is None else x.shape, dtype=wide)
+    out, scale = x.new_empty(x.shape, dtype=out_dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
+    other = x if added is None else added.contiguous()
+    with watch(x):
+        _load("triton_row_kernels").add_norm[(-(-rows // tile["TT"]),)](
+            x, other, weight.contiguous(), total, out, scale, rows, D, eps, **tile, ADD=added is not None
+        )
+    return total, out, scale
+
+
+@_norm.register_fake
+def _(x, added, weight, eps, out_dtype):
+    wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
+    total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
+    return total, x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("dnadiff::add_norm_backward", mutates_args=())
+def _norm_backward(
+    dout: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, x_dtype: torch.dtype, added_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dout, total, D = dout.contiguous(), total.contiguous(), total.shape[-1]
+    rows, tile = total.numel() // D, _norm_tile(D)
+    programs = -(-rows // (tile["TT"] * _TILES))
+    dx = total.new_empty(total.shape, dtype=x_dtype)
+    dadded = dx.new_empty(0) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
+    with watch(total):
+        _load("triton_row_kernels").add_norm_backward[(programs,)](
+            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D, **tile,
+            TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
+        )  # fmt: skip
+    return dx, dadded, partial.sum(0).to(weight.dtype)
+
+
+@_norm_backward.register_fake
+def _(dout, dtotal, total, weight, scale, x_dtype, added_dtype):
+    dadded = total.new_empty(0, dtype=x_dtype) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    return total.new_empty(total.shape, dtype=x_dtype), dadded, weight.new_empty(weight.shape)
+
+
+def _norm_save(ctx, inputs, output):
+    x, added, weight, *_ = inputs
+    ctx.save_for_backward(x if added is None else output[0], weight, output[2])
+    ctx.dtypes = x.dtype, None if added is None else added.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _norm_grad(ctx, dtotal, dout, _):
+    total, weight, scale = ctx.saved_tensors
+    x_dtype, added_dtype = ctx.dtypes
+    if dout is None:
+        return None if dtotal is None else dtotal.to(x_dtype), None if added_dtype is None else dtotal.to(added_dtype), None, None, None
+    dx, dadded, dw = _norm_backward(dout, None if added_dtype is None else dtotal, total, weight, scale, x_dtype, added_dtype)
+    return dx, None if added_dtype is None else dadded, dw, None, None
+
+
+_norm.register_autograd(_norm_grad, setup_context=_norm_save)

@@ -1,0 +1,282 @@
+"""The scan and training steps of Caduceus on one GPU: ours in Triton, ours around mamba-ssm's scan, the published wiring around it.
+
+    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--compile] [--tune]
+    python scripts/bench/gpu.py --device cpu --quick                       # that the script itself works
+
+Needs torch, Triton and the package's kernels and backbones; no network, no Lightning, no Hydra. First the Triton kernels are compared
+with the float64 reference on the card, then the card's copy and matrix rates are measured, then the tables are filled, the most telling
+cells first; every row is printed and written when it is there, a cell that fails prints why and the others go on, and no cell is begun
+after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions (`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
+
+Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast, cross-entropy at half of the positions,
+backward and fused AdamW; 131,072 tokens at every length.
+The limit of a scan is its bytes, each array moved once, at the copy's rate; of a step the bytes of arrays between kernels that cannot be one
+(40 E + 16 D forward for each layer and token, 3 times that with the backward pass) at the copy's rate plus the products at the product's.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import published_wiring
+import torch
+from measuring import Machine, Report
+from torch import Tensor, nn
+
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.kernels import SCANS, ScanInputs, available_scans, gated_scan, selective_scan, selective_scans
+from dnadiff.vocab import Vocab
+
+DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+SIZES = [(256, 4), (118, 4), (256, 16)]
+LENGTHS = [1024, 131072, 16384]
+TOKENS, LONGEST, STATES = 131072, 1048576, 16
+
+
+def scan_inputs(machine: Machine, Bt: int, L: int, E: int, dtype: torch.dtype, N: int = STATES) -> ScanInputs:
+    """Random inputs with steps as networks have them."""
+    random = [torch.randn(shape, device=machine.device) for shape in ((Bt, L, E), (Bt, L, E), (Bt, L, N), (Bt, L, N), (E,), (E,))]
+    u, delta, B, C, D, bias = random
+    A = -torch.arange(1.0, N + 1, device=machine.device).repeat(E, 1)
+    wide = [x.to(dtype).requires_grad_() for x in (u, delta - 3, B, C)]
+    return ScanInputs(wide[0], wide[1], A.requires_grad_(), wide[2], wide[3], D.requires_grad_(), bias.requires_grad_())
+
+
+def check(machine: Machine, report: Report, scan: str) -> None:
+    """The scan against the float64 reference: outputs and gradients, largest difference over largest value."""
+
+    def compare(f: Callable, dtype: torch.dtype, shape: tuple[int, ...], expected_by: str) -> float:
+        inputs = scan_inputs(machine, *shape[:3], dtype, shape[3])
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        found = []
+        for tensors, by in ((list(inputs), scan), (wide, expected_by)):
+            y = f(tensors, by)
+            weight = torch.arange(y.numel(), device=y.device).view(y.shape).mul(0.37).sin().to(y.dtype)
+            found.append([y, *torch.autograd.grad((y * weight).sum(), tensors)])
+        errors = [float(((x.double() - y).abs().max() / y.abs().max()).detach()) for x, y in zip(*found, strict=True)]
+        report.rows.append({"name": "errors by output", "errors": errors})
+        return max(errors)
+
+    def both(x: list[Tensor], by: str) -> Tensor:
+        return torch.cat(selective_scans(ScanInputs(*x), ScanInputs(*x), scan=by), -1)
+
+    ways = {
+        "forwards": lambda x, by: selective_scan(*x, scan=by),
+        "backwards": lambda x, by: selective_scan(*x, reverse=True, scan=by),
+        "both": both,
+        "gated": lambda x, by: gated_scan(ScanInputs(*x), x[1], scan=by),
+    }
+    shapes = [(2, 37, 19, 5)] if machine.quick else [(2, 37, 19, 5), (3, 250, 70, 16), (1, 130, 33, 64), (2, 61, 512, 1)]
+    for way, f in ways.items():
+        for shape in shapes:
+            for dtype in (torch.float32,) if machine.quick else (torch.float32, torch.bfloat16):
+                name = f"error of {scan} {way} {shape} {str(dtype)[6:]}"
+                report.cell(name, lambda n=name, f=f, d=dtype, s=shape: report.add(n, compare(f, d, s, "reference"), "of largest"), 5)
+    if not machine.quick:
+        name = f"error of {scan} both (1, 20011, 40, 16) float32, in chunks"
+        report.cell(name, lambda: report.add(name, compare(both, torch.float32, (1, 20011, 40, 16), "portable"), "of largest"), 5)
+
+
+def kernel_table(report: Report) -> None:
+    """Registers, spills and shared memory of every kernel that was compiled so far."""
+    from dnadiff.kernels import triton_kernels, triton_row_kernels
+
+    for module in (triton_kernels, triton_row_kernels):
+        for name, kernel in vars(module).items():
+            for cache in getattr(kernel, "device_caches", {}).values():
+                for compiled in cache[0].values():
+                    report.add(f"registers of {name}", compiled.n_regs, "", spills=compiled.n_spills, shared=compiled.metadata.shared)
+
+
+def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[str]) -> None:
+    """Both directions of a layer's scan in bfloat16, forward and forward + backward."""
+    E, Bt = 2 * width, max(1, (1024 if machine.quick else TOKENS) // L)
+    bytes_moved = {"forward": 2 * Bt * L * 2 * (3 * E + 2 * STATES), "forward+backward": 2 * Bt * L * 2 * (8 * E + 6 * STATES)}
+    base: dict[str, float] = {}
+
+    def measure(name: str, make: Callable[[], tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]]) -> None:
+        f, leaves = make()
+        weight = [torch.randn_like(y) for y in f()]
+        for part, call in (
+            ("forward", lambda: f()),
+            ("forward+backward", lambda: torch.autograd.grad(f(), leaves, weight)),
+        ):
+            with torch.set_grad_enabled(part != "forward"):
+                took = machine.median(call)
+                memory = machine.peak(call)
+            ratio = base.setdefault(part, took) / took
+            share = bytes_moved[part] / machine.copy / took
+            label = f"scan {part} E{E} B{Bt} L{L} {name}"
+            report.add(label, took * 1e3, "ms", faster=ratio, of_limit=share, GB=memory / 1e9)
+
+    def ours(scan: str) -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
+        ahead, back = (scan_inputs(machine, Bt, L, E, torch.bfloat16) for _ in range(2))
+        return lambda: selective_scans(ahead, back, scan=scan), [*ahead, *back]
+
+    def raw() -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
+        ways = [
+            [x.detach().mT.contiguous() if x.dim() == 3 else x.detach() for x in scan_inputs(machine, Bt, L, E, torch.bfloat16)]
+            for _ in "ab"
+        ]
+        leaves = [x.requires_grad_() for way in ways for x in way]
+        return lambda: tuple(published_wiring.cuda_scan(*way) for way in ways), leaves
+
+    if published_wiring.CudaScan.raw is not None:
+        report.cell(f"scan E{E} L{L} mamba-ssm, no flips", lambda: measure("mamba-ssm's, channels first, no flips", raw))
+    for scan in scans:
+        report.cell(f"scan E{E} L{L} {scan}", lambda scan=scan: measure(scan, lambda: ours(scan)))
+
+
+def training_step(machine: Machine, network: nn.Module, Bt: int, L: int) -> Callable[[], Tensor]:
+    """One step as a function without arguments, of shapes that never change."""
+    ids = torch.randint(7, 11, (Bt, L), device=machine.device)
+    index = (torch.rand(Bt * L, device=machine.device) < 0.5).nonzero()[:, 0]
+    masked = ids.flatten().index_fill(0, index, DNA.mask_id).view(Bt, L)
+    target = ids.flatten()[index]
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-4, fused=True, capturable=machine.cuda)
+
+    def step() -> Tensor:
+        with torch.autocast(machine.device, torch.bfloat16):
+            features = network.features(masked).flatten(0, 1).index_select(0, index)
+            loss = nn.functional.cross_entropy(network.head(features), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def captured(step: Callable[[], Tensor]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def limit(machine: Machine, width: int, layers: int, tokens: int) -> float:
+    """Seconds below which a training step cannot be; see the module's text."""
+    E, rank = 2 * width, math.ceil(width / 16)
+    layer = width * 2 * E + 2 * (E * (rank + 2 * STATES) + rank * E) + E * width
+    flops = 3 * 2 * tokens * (layers * layer + 16 * width / 2)
+    return 3 * tokens * layers * (40 * E + 16 * width) / machine.copy + flops / machine.product
+
+
+def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, variants: list[str], **network_options: bool) -> None:
+    """Tokens a second and memory of training steps, of each variant."""
+    (width, layers), Bt = size, max(1, (1024 if machine.quick else TOKENS) // L)
+    base: list[float] = []
+
+    def measure(variant: str) -> None:
+        scan = "mamba_extension" if "mamba" in variant else variant.split()[0]
+        with torch.device(machine.device):
+            torch.manual_seed(0)
+            network = Caduceus(DNA, width, layers, scan="auto" if "mamba" in variant else scan, **network_options)
+        if "mamba" in variant:
+            for module in network.modules():
+                if hasattr(module, "scan"):
+                    module.scan = scan
+        if variant.startswith("published"):
+            for layer in network.layers:
+                layer.mixer = published_wiring.PublishedMixer(layer.mixer)
+        if "compiled" in variant:
+            network.features = torch.compile(network.features)
+        step = training_step(machine, network, Bt, L)
+        step()
+        memory = machine.peak(step)
+        run = captured(step) if "graph" in variant else step
+        took = machine.median(run, 1.0)
+        base.append(took)
+        report.add(
+            f"step {width}x{layers} B{Bt} L{L} {variant}", Bt * L / took, "tokens/s", faster=base[0] / took,
+            of_limit=limit(machine, width, layers, Bt * L) / took, GB=memory / 1e9,
+        )  # fmt: skip
+
+    for variant in variants:
+        name = f"step {width}x{layers} L{L} {variant}"
+        report.cell(name, lambda variant=variant: measure(variant), 120 if "compiled" in variant else 20)
+
+
+def tune(machine: Machine, report: Report) -> None:
+    """Other tile sizes than the chosen ones, at one size of scan: what to change in `triton_scan` if one is faster."""
+    from dnadiff.kernels import triton_scan
+
+    chosen = {name: getattr(triton_scan, name) for name in ("_FORWARD_TILE", "_BACKWARD_TILE", "_SPAN", "_PART", "_UNROLL", "_WARPS")}
+    trials = [{}, {"_UNROLL": 1}, {"_UNROLL": 4}, {"_FORWARD_TILE": 1024}, {"_FORWARD_TILE": 512}, {"_WARPS": 6}, {"_WARPS": 24}]
+    trials += [{"_SPAN": 4}, {"_PART": 2}, {"_PART": 2, "_SPAN": 4}, {"_BACKWARD_TILE": 256}, {"_BACKWARD_TILE": 256, "_PART": 8}]
+    for trial in trials:
+        for name, value in (chosen | trial).items():
+            setattr(triton_scan, name, value)
+        for L in (1024, 131072):
+            print(f"tiles {trial or 'as they are'}")
+            scan_rows(machine, report, 256, L, ["triton"])
+    for name, value in chosen.items():
+        setattr(triton_scan, name, value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to see that the script works (with --quick)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and few repeats")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, as they come")
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after so many minutes (default: %(default)s)")
+    parser.add_argument("--prebuilt", type=Path, metavar="DIR", help="folder with mamba-ssm's extensions, .so or .so.xz")
+    parser.add_argument("--compile", action="store_true", help="also a step under torch.compile, which takes minutes to compile")
+    parser.add_argument("--tune", action="store_true", help="only the scan with other tile sizes, instead of the tables")
+    options = parser.parse_args()
+    report, machine = Report(options.json, options.minutes), Machine(options.device, options.quick)
+    torch.manual_seed(0)
+    print(
+        f"{machine.name()}, PyTorch {torch.__version__}, {torch.cuda.get_device_properties(0).multi_processor_count if machine.cuda else torch.get_num_threads()} multiprocessors or threads"
+    )
+    reasons = available_scans()
+    for name, reason in reasons.items():
+        print(f"{name}: {reason or SCANS[name].detail()}")
+    report.rows.append({"name": "device", "device": machine.name(), "torch": torch.__version__, "scans": reasons})
+    extensions = published_wiring.load(options.prebuilt) if machine.cuda else {}
+    for name, reason in extensions.items():
+        print(f"{name}: {reason or 'works'}")
+    report.rows.append({"name": "extensions", "reasons": extensions})
+    ours = "cpu" if not machine.cuda and not reasons["cpu"] else "triton" if machine.cuda and not reasons["triton"] else "portable"
+    scans = [ours] if ours != "portable" else []
+    check(machine, report, ours)
+    report.cell("rates", lambda: machine.rates(report), 5)
+    if options.tune:
+        return tune(machine, report)
+    if published_wiring.CudaScan.raw is not None:
+        SCANS["mamba_extension"] = published_wiring.around(SCANS[ours])
+        scans.insert(0, "mamba_extension")
+    tables(machine, report, ours, scans, options.compile)
+    if machine.cuda and ours == "triton":
+        report.cell("registers", lambda: kernel_table(report), 1)
+
+
+def tables(machine: Machine, report: Report, ours: str, scans: list[str], compiled: bool) -> None:
+    """All rows, in the order in which they matter."""
+    sizes, lengths = ([(16, 2)], [128]) if machine.quick else (SIZES, LENGTHS)
+    variants = ["published, mamba-ssm's scan", "ours, mamba-ssm's scan"] if "mamba_extension" in scans else []
+    for L in lengths:
+        scan_rows(machine, report, sizes[0][0], L, scans or ["portable"])
+        step_rows(machine, report, sizes[0], L, [*variants, ours, *([f"{ours} graph"] if machine.cuda else [])])
+    step_rows(machine, report, sizes[-1], 512 if machine.quick else LONGEST, [ours], activation_checkpointing=True)
+    for size in sizes[1:]:
+        for L in lengths:
+            step_rows(machine, report, size, L, [*variants, ours])
+    for L in lengths if len(sizes) > 1 else []:
+        scan_rows(machine, report, sizes[1][0], L, scans or ["portable"])
+    if not machine.quick:
+        step_rows(machine, report, sizes[0], 1024, ["portable"])
+    if compiled:
+        step_rows(machine, report, sizes[0], lengths[0], [ours, f"{ours} compiled"])
+
+
+if __name__ == "__main__":
+    main()

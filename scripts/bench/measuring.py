@@ -1,0 +1,102 @@
+"""How `gpu.py` measures and reports: rows that are written as they come, a time limit, and a device's clock, memory and rates."""
+
+import json
+import math
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+class Report:
+    """Rows, written to a file as they come, and the time that is left."""
+
+    def __init__(self, path: Path | None, minutes: float) -> None:
+        self.path, self.rows, self.end = path, [], time.monotonic() + 60 * minutes
+
+    def add(self, name: str, value: float, unit: str, **more: float | str | None) -> None:
+        """Print and keep a row."""
+        self.rows.append({"name": name, "value": value, "unit": unit, **more})
+        notes = "  ".join(f"{key} {x:.3g}" if isinstance(x, float) else f"{key} {x}" for key, x in more.items() if x is not None)
+        shown = f"{value:14.1e}" if abs(value) < 0.01 else f"{value:14,.2f}"
+        print(f"{name:66} {shown} {unit:10} {notes}", flush=True)
+        if self.path:
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
+            new.replace(self.path)
+
+    def cell(self, name: str, f: Callable[[], None], seconds: float = 15) -> None:
+        """Run what fills a cell, if there is time for it; its failure is a row."""
+        if time.monotonic() + seconds > self.end:
+            print(f"{name:66} left out: the time is up (--minutes)", flush=True)
+            return
+        try:
+            f()
+        except Exception as error:  # the other cells are still wanted
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            message = (str(error) or repr(error)).strip().splitlines()[0][:200]
+            self.rows.append({"name": name, "error": message})
+            print(f"{name:66} failed: {message} ({Path(where.filename).name}:{where.lineno})", flush=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class Machine:
+    """A device, how calls on it are timed, and its rates."""
+
+    def __init__(self, device: str, quick: bool) -> None:
+        self.device, self.quick, self.cuda = device, quick, device == "cuda"
+        self.copy = self.product = math.nan
+
+    def name(self) -> str:
+        """Of the card."""
+        return torch.cuda.get_device_name() if self.cuda else "CPU"
+
+    def median(self, f: Callable[[], object], seconds: float = 0.6) -> float:
+        """Seconds of a call, once compiled and warm."""
+        seconds = 0.05 if self.quick else seconds
+        for _ in range(2):
+            f()
+        times: list[float] = []
+        begin = time.perf_counter()
+        while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 100):
+            times.append(self._once(f))
+        return statistics.median(times)
+
+    def _once(self, f: Callable[[], object]) -> float:
+        if not self.cuda:
+            begin = time.perf_counter()
+            f()
+            return time.perf_counter() - begin
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        first.record()
+        f()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
+
+    def peak(self, f: Callable[[], object]) -> float:
+        """Bytes of the card's memory in use at most during a call."""
+        if not self.cuda:
+            f()
+            return math.nan
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        f()
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated())
+
+    def rates(self, report: Report) -> None:
+        """Measure bytes a second (read plus written) of a copy and FLOP/s of a large product in bfloat16, on random numbers."""
+        count, n = (2**22, 512) if self.quick else (2**30, 8192)
+        x = torch.randn(count // 2, device=self.device)
+        y = torch.empty_like(x)
+        self.copy = 2 * x.nbytes / self.median(lambda: y.copy_(x))
+        a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        self.product = 2 * n**3 / self.median(lambda: a @ b)
+        report.add("copy, read plus written", self.copy / 1e9, "GB/s")
+        report.add(f"product {n} x {n} x {n}, bfloat16", self.product / 1e12, "TFLOP/s")

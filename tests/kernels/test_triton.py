@@ -1,0 +1,178 @@
+"""The Triton scan without a GPU: its numbers by Triton's interpreter, in a process of its own, and its kernels compiled ahead of time.
+
+With a CUDA device the same cases run there (`-m gpu`).
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from dnadiff.kernels import SCANS, available_scans, select, selective_scan, triton_rowwise, triton_scan
+
+HERE = Path(__file__).parent
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux: pip install triton)")
+HALF = {"bfloat16": 1e-2, "float16": 2e-3, "network under autocast": 4e-2, "network of bfloat16": 6e-2}  # others: 1e-5, gradients 1e-4
+
+
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cases = script(HERE / "triton_cases.py")
+QUICK = ["one state", "backwards in chunks", "both in chunks", "gated", "bfloat16", *cases.ROWWISE]
+MORE = [*(name for name in cases.SCANS if name not in QUICK), *cases.LONG, *cases.NETWORKS, "published", "portable's probe"]
+
+
+@cache
+def interpreted(*names: str) -> dict[str, list[float]]:
+    environment = {key: value for key, value in os.environ.items() if key != "DNADIFF_SCAN"} | {"TRITON_INTERPRET": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run([sys.executable, HERE / "triton_cases.py", *names], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def small(name: str, errors: list[float]) -> None:
+    assert errors[0] < HALF.get(name, 1e-5) and max(errors) < HALF.get(name, 1e-4), errors
+
+
+@needs_triton
+@pytest.mark.parametrize("name", QUICK)
+def test_interpreted_kernels_agree_with_the_float64_reference(name):
+    small(name, interpreted(*QUICK)[name])
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_more_interpreted_kernels_agree_with_the_float64_reference(name):
+    small(name, interpreted(name)[name])
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", [*QUICK, *MORE])
+def test_on_a_gpu_they_agree_with_the_float64_reference(name, monkeypatch):
+    for constant in ("_WARPS", "_KEPT"):  # the cases set the first; put back afterwards
+        monkeypatch.setattr(triton_scan, constant, getattr(triton_scan, constant))
+    small(name, cases.run(name, "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_triton_is_taken(monkeypatch):
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    assert available_scans()["triton"] == "" and select.choose("auto", "cuda", torch.float32) == "triton"
+
+
+@pytest.fixture(scope="module")
+def registers() -> ModuleType:
+    return script(HERE.parents[1] / "scripts" / "bench" / "registers.py")
+
+
+@needs_triton
+def test_every_kernel_builds_for_hopper(registers):
+    launches = registers.layer(16, 2, torch.float32, chunks=True)  # small tiles compile quickly
+    assert {launch.kernel.__name__ for launch in launches} == {name for module in registers.MODULES.values() for name in kernels_of(module)}
+    for launch in registers.different(launches):
+        built = launch.build(90)
+        assert built.cubin[:4] == b"\x7fELF" and built.spilled <= 64, (launch.name(), built.spilled)
+
+
+def kernels_of(module: ModuleType) -> set[str]:
+    helpers = {"_softplus", "_place", "_either", "_read", "_sigmoid", "_at", "_before_silu", "_conv_gradients"}
+    return {name for name, value in vars(module).items() if hasattr(value, "arg_names")} - helpers
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("ways", ["both", "back", "gated"])
+def test_every_specialisation_of_a_real_width_builds_and_hardly_spills(registers, ways, dtype, arch):
+    for chunks in (False, True):
+        for launch in registers.different(registers.layer(512, 16, dtype, chunks, ways)):
+            built = launch.build(arch)
+            assert built.spilled <= (600 if launch.kernel.__name__ == "gradients" else 64), (launch.name(), built.spilled)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(("E", "N"), [(236, 16), (512, 64), (64, 1), (37, 5)])
+def test_other_widths_and_numbers_of_states_build(registers, E, N):
+    for launch in registers.different(registers.layer(E, N, torch.bfloat16, chunks=True, L=999)):
+        launch.build(90)
+
+
+@needs_triton
+def test_offsets_beyond_two_billion_are_computed_in_64_bits(registers):
+    launch = next(x for x in registers.layer(16, 2, torch.float32, chunks=True) if x.kernel.__name__ == "outputs")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    text = triton.compile(launch.source(), target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm["ttir"]
+    products = [line.split(" loc(")[0] for line in text.splitlines() if "arith.muli" in line]
+    scalars = [line for line in products if "tensor<" not in line]
+    assert len(scalars) > 10 and all(line.endswith(": i64") for line in scalars), scalars
+    assert all("x1xi32>" in line for line in products if "tensor<" in line)  # state times channels, alone
+
+
+def test_sequences_are_cut_where_they_do_not_fill_the_card(monkeypatch):
+    monkeypatch.setattr(triton_scan, "_multiprocessors", lambda device: 132)
+    device = torch.device("cpu")
+    assert triton_scan._cut(1024, 1024, device) == (1, 1024)
+    chunks, chunk = triton_scan._cut(8, 131072, device)  # one sequence, 512 channels, both directions
+    assert chunk % triton_scan._KEPT == 0 and (chunks - 1) * chunk < 131072 <= chunks * chunk
+    assert 2 * 12 * 132 * 0.8 < 8 * chunks < 2 * 12 * 132 * 1.2
+    assert triton_scan._cut(8, 100, device) == (1, 128)
+
+
+def test_what_is_missing_or_too_old_is_the_reason(monkeypatch, fresh_choice):
+    triton_rowwise._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(RuntimeError, match=r"Triton is not installed .*pip install 'dnadiff\[triton\]'"):
+        triton_rowwise.kernels()
+    old = ModuleType("triton")
+    old.__version__ = "2.1.0"
+    monkeypatch.setitem(sys.modules, "triton", old)
+    with pytest.raises(RuntimeError, match=r"Triton 2\.1\.0 is too old, 3\.6 or later is needed"):
+        triton_rowwise.kernels()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(RuntimeError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0 or later"):
+        triton_rowwise._check_card(torch.device("cuda", 0))
+    triton_rowwise._load.cache_clear()
+    triton_rowwise._check_card.cache_clear()
+
+
+def test_float64_and_other_devices_are_refused():
+    assert "float64 needs scan=portable" in triton_scan.unsupported("cuda", torch.float64)
+    assert "needs a CUDA device" in triton_scan.unsupported("cpu", torch.float32)
+
+
+def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeypatch, fresh_choice, scan_inputs, caplog):
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    monkeypatch.setattr(SCANS["cpu"], "too_many_states", triton_scan.too_many_states, raising=False)
+    select._say_once.cache_clear()
+    caplog.set_level(logging.WARNING, "dnadiff")
+    inputs = scan_inputs(1, 3, 2, 65)
+    selective_scan(*inputs)
+    selective_scan(*inputs)
+    assert [m for m in caplog.messages if "65 states" in m] == [
+        "selective scan: portable instead of cpu, because of 65 states a channel; this kernel holds at most 64 in registers"
+    ]
+    with pytest.raises(RuntimeError, match="scan 'cpu' was asked for and cannot run: 65 states a channel"):
+        selective_scan(*inputs, scan="cpu")
