@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from dnadiff.kernels.select import linear
+from dnadiff.kernels.facade import linear
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _FEWEST = 1024  # columns of a block: narrower products are slow
