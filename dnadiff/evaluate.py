@@ -70,7 +70,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         "num_draws": result.num_draws,
         "target_se": config["target_se"],
         "seed": config["seed"],
-        "protocol": describe_protocol(config, result),
+        "protocol": describe_protocol(config, result, data.describe()),
         "block_size": used_size(len(tiles), config["block_size"]),
         "se_total_note": dependence(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
@@ -222,8 +222,13 @@ def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any
     return result, start, reverse
 
 
-def describe_protocol(config: Mapping[str, Any], result: Any) -> str:
-    """What a reported number must name, in words."""
+def describe_protocol(config: Mapping[str, Any], result: Any, about: Mapping[str, Any]) -> str:
+    """What a reported number must name, in words: how it was estimated, and for text how documents became windows."""
+    return "; ".join([how(config, result), *([about["layout"]] if "layout" in about else [])])
+
+
+def how(config: Mapping[str, Any], result: Any) -> str:
+    """The estimate in words."""
     from dnadiff.likelihood.record import COUNT, EXACT
 
     size = used_size(len(result.available), config["block_size"])

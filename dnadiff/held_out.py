@@ -27,11 +27,12 @@ def offline(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: if the run named no file of its own.
     """
-    if data.get("download") and not data.get("path"):
+    fetched = [key for key in ("download", "hub") if data.get(key)]
+    if fetched and not data.get("path"):
         raise ValueError(
             f"the run was trained on downloaded data ({data.get('name')}); name them again, as in data=hg38, to allow the download"
         )
-    return {key: value for key, value in data.items() if key != "download"}
+    return {key: value for key, value in data.items() if key not in fetched}
 
 
 def token_groups(data: Any, tiles: Any, trained_on: Any | None, part: str) -> dict[str, np.ndarray]:

@@ -114,20 +114,23 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     """Samples of the model: (S, L) ids."""
     import numpy as np
 
-    from dnadiff.sample import check_settings, settled
+    from dnadiff.request import Free
+    from dnadiff.requested import settled
+    from dnadiff.sample import check_settings
 
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
     check_settings(config["sampler"])
     length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
     config["sampler"] = settled(config["sampler"], model, length)
-    sampler = build(config["sampler"], trust=None)
+    request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
+    filler = model.filler(build(config["sampler"], trust=None), request)
     bar, rows = Progress(config["num_samples"], "sample"), []
-    for batch in model.batches(sampler, config["num_samples"], length, config["seed"], config["batch_size"]):
-        rows.append(batch.tokens.cpu().numpy())
-        bar.update(len(batch.tokens), batch.tokens.numel())
+    for batch in filler.batches(request, config["seed"], config["batch_size"]):
+        rows += batch.tokens
+        bar.update(len(batch.tokens), sum(map(len, batch.tokens)))
     bar.close()
-    return np.concatenate(rows).astype(np.int64)
+    return np.stack(rows).astype(np.int64)
 
 
 def read_texts(path: str | Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import resource
 import sys
@@ -22,7 +23,8 @@ COMPUTED = ("scan", "activation_checkpointing", "compile")
 # Keys that a resumed run may change: how long, how often it reports, and on what it runs.
 MAY_CHANGE = (
     *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),
-    *("data.num_workers", "data.start_method", "data.max_valid_windows", "callbacks.checkpoints", "callbacks.progress", "logger"),
+    *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
+    *("callbacks.checkpoints", "callbacks.progress", "logger"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
 PRECISIONS = ("highest", "high", "medium")
@@ -51,11 +53,14 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         raise FileExistsError(
             f"{run_dir} already holds a run: go on with it by resume=true, replace it by overwrite=true, or set another hydra.run.dir"
         )
+    if config.get("tokenizer") and "tokenizer" not in config["data"]:
+        raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
     fits(config)
     data = build(config["data"], trust=None)
     if initial is not None:
         data.expect(initial.tokenizer)
     data.prepare()
+    data.check_training()
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
@@ -84,7 +89,9 @@ def anchored(path: Any) -> Any:
         return {key: anchored(value) for key, value in path.items()}
     if isinstance(path, list):
         return [anchored(value) for value in path]
-    known = isinstance(path, str) and path.strip() and Path(path).expanduser().exists()  # '' would be the folder one is in
+    known = (
+        isinstance(path, str) and path.strip() and (Path(path).expanduser().exists() or glob.has_magic(path))
+    )  # '' would be the folder one is in
     return str(Path(path).expanduser().absolute()) if known else path
 
 
@@ -195,10 +202,10 @@ def fits(config: Mapping[str, Any]) -> None:
     import torch
 
     from dnadiff.checkpoint import build_denoiser
-    from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 
     with torch.device("meta"):
-        build_denoiser(config, DNATokenizer(), trust=None)
+        build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
 
 
 def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, Any]:

@@ -17,9 +17,10 @@ ONE_STEP = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "trainer
 def stand_in(name, shared_data, tmp_path):
     """Overrides that put data at hand in the place of what an experiment asks for."""
     data = compose("train", [f"experiment={name}"], resolve=False)["data"]
-    if data["_target_"].endswith("TextDataModule") and data["path"] == "???":
-        (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-        return [f"data.path={tmp_path / 'book.txt'}"]
+    if data["_target_"].endswith("TextDataModule"):
+        (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+        cut = ["data.valid_documents=40", "data.documents=line"] if "valid_documents" in data else []
+        return [f"data.path={tmp_path / 'book.txt'}", "tokenizer=characters", "trainer.precision=32-true", *cut]
     if data.get("download"):
         return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}", "data.keep=null", "data/split=chr20", "data.num_workers=0"]
     return []
@@ -44,7 +45,7 @@ def test_the_second_stage_starts_from_the_first(second, shared_data, tmp_path):
     assert all(torch.equal(first[key], then[key]) for key in first)
 
 
-def test_the_recipe_is_the_published_one():
+def test_the_recipe_for_dna_is_the_published_one():
     rows = {name: compose("train", [f"experiment={name}"]) for name in EXPERIMENTS if name.startswith("hg38_")}
     assert set(rows) == {"hg38_mlm", "hg38_mdlm", "hg38_sedd", "hg38_ar_mamba"}
     for name, row in rows.items():
@@ -55,6 +56,22 @@ def test_the_recipe_is_the_published_one():
         size = (row["backbone"]["d_model"], row["backbone"]["n_layers"])
         assert size == ((128, 4) if name == "hg38_ar_mamba" else (118, 4))
         assert data["split"]["valid"] == ["chr10"] and data["split"]["test"] == ["chr8", "chr20"]
+
+
+def test_the_recipe_for_text_is_the_published_one():
+    rows = {name: compose("train", [f"experiment={name}"]) for name in EXPERIMENTS if name.startswith(("owt", "lm1b", "text8", "ablation"))}
+    assert {"owt_mdlm", "owt_sedd", "owt_ar", "lm1b_mdlm", "lm1b_mdlm_wrap", "lm1b_d3pm", "lm1b_sedd", "lm1b_ar", "text8_mdlm"} <= set(rows)
+    for name, row in rows.items():
+        data, trainer, size = row["data"], row["trainer"], tuple(row["backbone"][key] for key in ("d_model", "n_layers", "n_heads"))
+        assert data["batch_size"] * trainer["accumulate_grad_batches"] * trainer["devices"] == 512 and trainer["max_steps"] == 1_000_000
+        assert data["length"] == {"owt": 1024, "lm1b": 128, "text8": 256}[data["name"]]
+        assert size == {"ablation_tiny": (512, 8, 8), "ablation_medium": (1024, 24, 16)}.get(name, (768, 12, 12))
+        assert (row["optimizer"]["lr"], row["optimizer"]["betas"], row["weight_decay"]) == (3e-4, [0.9, 0.999], 0)
+        assert row["lr_scheduler"]["warmup_steps"] == 2500 and row["callbacks"]["ema"]["decay"] == 0.9999
+        assert trainer["gradient_clip_val"] == 1 and row["backbone"]["dropout"] == 0.1
+        padded = not data["wrap"]
+        assert padded == (data["name"] == "lm1b" and name != "lm1b_mdlm_wrap")
+        assert row["objective"].get("protocol", "mdlm") == ("mdlm" if padded or name.endswith("_ar") else "count")
 
 
 def test_the_published_split_is_an_override_away(shared_data):

@@ -48,7 +48,10 @@ ONLY = {
     "lightning": {"training", "callbacks", "downstream", "data"},
     "hydra": {"config", "commands"},
     "omegaconf": {"config", "commands"},
-    "huggingface_hub": {"published"},
+    "huggingface_hub": {"published", "data"},
+    "datasets": {"data"},
+    "tokenizers": {"data"},
+    "pyarrow": {"data", "downstream"},
 }
 
 

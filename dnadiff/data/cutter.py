@@ -33,8 +33,7 @@ class Letters:
     def __init__(self, vocab: Vocab) -> None:
         emitted = vocab.emitted
         self.low, self.span = emitted[0], emitted[-1] - emitted[0]
-        if len(emitted) != self.span + 1:
-            raise ValueError(f"the emitted ids {emitted} have gaps; number them without")
+        self.table = None if len(emitted) == self.span + 1 else vocab.is_emitted().numpy().view(np.uint8)  # BERT's mask lies in between
         self.mirror = None if vocab.complement is None else vocab.complement[self.low] + self.low
         if self.mirror is not None and any(c != (self.mirror - i if i in emitted else i) for i, c in enumerate(vocab.complement)):
             raise ValueError(
@@ -43,6 +42,8 @@ class Letters:
 
     def count(self, ids: NDArray[Any]) -> NDArray[np.uint8]:
         """1 where an id can be emitted, else 0."""
+        if self.table is not None:
+            return self.table[ids]
         return ((ids - self.low) <= self.span).view(np.uint8)  # unsigned: what is below `low` is far above
 
     def other_strand(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:

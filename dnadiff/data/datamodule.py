@@ -1,14 +1,11 @@
-"""Lightning data modules for a genome and for a text; what they share is in `module`."""
+"""The Lightning data module for a genome; `text` has that for text, and `module` what they share."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from numpy.typing import NDArray
 
 from dnadiff.data.download import Download
 from dnadiff.data.genome import Genome
@@ -16,8 +13,8 @@ from dnadiff.data.labels import Labels
 from dnadiff.data.module import SequenceDataModule, check_share, expect_dna
 from dnadiff.data.regions import read_bed
 from dnadiff.data.splits import Interval, Split, without
-from dnadiff.data.text import read_text
-from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.text import TextDataModule  # noqa: F401 - runs of earlier versions name it here
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.data.windows import DrawnWindows, IntervalWindows, TiledWindows, TrainWindows
 
 WINDOWS = {"uniform": TrainWindows, "intervals": IntervalWindows}
@@ -175,55 +172,3 @@ class GenomeDataModule(SequenceDataModule):
             return self.test_windows(part).left_out
         except ValueError:  # nothing of this part is long enough
             return 0
-
-
-class TextDataModule(SequenceDataModule):
-    """Characters of text files; each file is one record.
-
-    Args:
-        path, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, name: see `SequenceDataModule`.
-        tokenizer: None means the characters that occur in the files; a trained model's own when it is evaluated.
-    """
-
-    n_policy = "every character is counted"
-
-    def __init__(
-        self,
-        path: Any,
-        length: int,
-        batch_size: int,
-        split: Split | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
-        epoch_size: int | None = None,
-        max_valid_windows: int = 256,
-        tokenizer: CharTokenizer | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(path, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, False, name)
-        self._given = tokenizer
-
-    def read(self) -> tuple[list[str], list[NDArray[Any]], CharTokenizer]:
-        """File names and token ids of their texts."""
-        texts = [read_text(path) for path in self.paths]
-        tokenizer = self._given or CharTokenizer.from_text("".join(texts))
-        return self.paths, [self._encode(tokenizer, path, text) for path, text in zip(self.paths, texts)], tokenizer
-
-    @property
-    def digest(self) -> str:
-        """See `SequenceDataModule.digest`; of the token ids."""
-        return hashlib.sha256(b"".join(hashlib.sha256(ids).digest() for ids in self.records)).hexdigest()
-
-    def expect(self, tokenizer: Any) -> None:
-        """See `SequenceDataModule.expect`: the model's characters replace those of the files."""
-        if not isinstance(tokenizer, CharTokenizer):
-            raise ValueError(
-                f"the model was trained on {tokenizer.name}, these data are text ({self.name}); choose data or a model of the same vocabulary"
-            )
-        self._given = tokenizer
-
-    def _encode(self, tokenizer: CharTokenizer, path: str, text: str) -> NDArray[Any]:
-        try:
-            return tokenizer.encode(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None

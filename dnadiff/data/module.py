@@ -1,11 +1,12 @@
 """What all Lightning data modules share: records of token ids, a tokenizer and a split become batches of windows.
 
-A subclass says how its records are read; `datamodule` has those for genomes and text, `short` one for many short sequences.
+A subclass says how its records are read; `datamodule` has that for genomes, `text` that for text, `short` one for many short sequences.
 What a batch is made of is decided in `windows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -117,6 +118,9 @@ class SequenceDataModule(lightning.LightningDataModule):
             self._names = None
             raise ValueError(f"{self.name}: {error}") from None
 
+    def check_training(self) -> None:
+        """What `prepare` has left to check before training begins: here nothing."""
+
     def _check_countable(self) -> None:
         """Refuse a training part without a single letter that the model emits; looks no further than the first."""
         emitted = self._tokenizer.vocab.is_emitted().numpy()
@@ -190,19 +194,24 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader:
         """Batches of random windows; resumable at any batch."""
-        trainer, progress, rank, world_size = self.trainer, None, 0, 1
-        if trainer is not None:
-            rank, world_size = trainer.global_rank, trainer.world_size
-
-            # After Ctrl-C the batch being worked on has left the loader, but is not trained on.
-            def progress() -> tuple[int, float]:
-                return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches
-
+        rank, world_size, progress = self.place_in_training()
         self._loader = TrainLoader(self.train_batches(), self.batch_size, self.num_workers, rank, world_size, progress, self.start_method)
         if self._resume is not None:
             self._loader.load_state_dict(self._resume)
             self._resume = None
         return self._loader
+
+    def place_in_training(self) -> tuple[int, int, Callable[[], tuple[int, float]] | None]:
+        """The number of this process, that of all, and how many batches of the epoch training has finished and how many there are."""
+        trainer = self.trainer
+        if trainer is None:
+            return 0, 1, None
+
+        # After Ctrl-C the batch being worked on has left the loader, but is not trained on.
+        def progress() -> tuple[int, float]:
+            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches
+
+        return trainer.global_rank, trainer.world_size, progress
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training windows go on; Lightning saves it in checkpoints."""

@@ -6,24 +6,18 @@ written beside its place and renamed, so that it exists wholly or not at all; a 
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
-import logging
 import os
-import shutil
-import time
 import zlib
-from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.cache import HOST, cache_dir, content_hash, locked, megabytes, unique, write_json
+from dnadiff.data.cache import cache_dir, content_hash, megabytes
 from dnadiff.data.files import resolve
+from dnadiff.data.shelf import crc_of, read_index, shelve
 from dnadiff.data.sources import AMBIGUOUS, Header, read_codes
 
 FORMAT = 1
@@ -31,8 +25,6 @@ SOFT_MASKED = 0x80
 TOKEN = 0x7F
 UNKNOWN = 11
 _PIECE = 1 << 22  # bytes handled at once
-_ABANDONED = 86_400  # seconds
-log = logging.getLogger("dnadiff")
 
 
 class PackedFile:
@@ -48,7 +40,7 @@ class PackedFile:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.index = _read_index(self.folder)
+        self.index = read_index(self.folder, FORMAT)
         self.digest: str = self.index["source"]["sha256"]
         self.records: list[dict[str, Any]] = self.index["records"]
         self.lengths = [r["length"] for r in self.records]
@@ -80,119 +72,31 @@ def pack(path: str | Path) -> PackedFile:
     if source.stat().st_size == 0:
         raise ValueError(f"{path} is empty; give a file that holds sequence")
     digest = content_hash(source)
-    shelf = cache_dir("genomes")
-    folder = shelf / digest[:32]
-    if _is_sound(folder):
-        return PackedFile(folder)
-    with locked(shelf / f"{folder.name}.lock", f"{source.name}: another process is packing it; waiting") as held:
-        if not _is_sound(folder):
-            if folder.exists():
-                log.info(f"{source.name}: its packed form was changed or is incomplete; packing it again")
-            if held:
-                _sweep(folder)
-            _write(str(path), source, digest, folder)
+    folder = cache_dir("genomes") / digest[:32]
+    need = f"{path} needs about a byte a base"
+    shelve(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, need)
     return PackedFile(folder)
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
-    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    if index["format"] != FORMAT or index.pop("check") != _check_of(index):
-        raise ValueError("changed")
-    return index
-
-
-def _check_of(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_sound(folder: Path) -> bool:
-    """Whether the folder is complete and as it was written; contents are read again only if a time stamp differs."""
-    try:
-        index = _read_index(folder)
-        for name in ("bases", "runs.npy"):
-            written, stat = index["files"][name], (folder / name).stat()
-            if stat.st_size != written["size"]:
-                return False
-            if stat.st_mtime_ns != written["mtime"]:
-                if _crc(folder / name) != written["crc"]:
-                    return False
-                os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
-        return True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _crc(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file, megabytes(path.stat().st_size, f"checking {path.parent.name}") as progress:
-        while block := file.read(_PIECE):
-            value = zlib.crc32(block, value)
-            progress(len(block))
-    return value
-
-
-def _write(path: str, source: Path, digest: str, folder: Path) -> None:
-    part = unique(folder)
-    try:
-        part.mkdir()
-        before = source.stat()
-        with source.open("rb") as raw, (part / "bases").open("wb") as bases:
-            with megabytes(before.st_size, f"packing {source.name}") as progress:
-                packer, position = Packer(path, bases), 0
-                for event in read_codes(path, raw):
-                    packer.take(event)
-                    here = raw.tell()
-                    progress(max(0, here - position))
-                    position = max(position, here)
-            packer.finish()
-            bases.flush()
-            os.fsync(bases.fileno())
-        if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise ValueError(f"{path} changed while it was read; start again when it is complete")
-        np.save(part / "runs.npy", packer.runs())
-        files = {}
-        for name, crc in (("bases", packer.crc), ("runs.npy", _crc(part / "runs.npy"))):
-            stat = (part / name).stat()
-            files[name] = {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": crc}
-        index = {"format": FORMAT, "source": {"name": source.name, "sha256": digest}, "files": files, "records": packer.records}
-        write_json(part / "index.json", index | {"check": _check_of(index)})
-        _put(part, folder)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(
-                f"{path} needs about a byte a base in {folder.parent}, and the disk is full; free some space or set DNADIFF_CACHE to another disk"
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed processes left. Who holds the lock is alone on this machine; on others it may count for nothing."""
-    for left in folder.parent.glob(f".{folder.name}.*"):
-        with suppress(OSError):
-            if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def _put(part: Path, folder: Path) -> None:
-    """Rename `part` to `folder`; what is in the way is unsound, unless another process without a lock was faster: then that stays."""
-    while True:
-        try:
-            part.rename(folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-        if _is_sound(folder):
-            shutil.rmtree(part, ignore_errors=True)
-            return
-        aside = unique(folder)
-        with suppress(FileNotFoundError):  # another process has moved it
-            folder.rename(aside)
-            if _is_sound(aside):  # it came between the look and the move
-                part, aside = aside, part
-            shutil.rmtree(aside, ignore_errors=True)
+def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Write the packed form of a source into a folder: what its index says, and the checksums of its files."""
+    before = source.stat()
+    with source.open("rb") as raw, (part / "bases").open("wb") as bases:
+        with megabytes(before.st_size, f"packing {source.name}") as progress:
+            packer, position = Packer(path, bases), 0
+            for event in read_codes(path, raw):
+                packer.take(event)
+                here = raw.tell()
+                progress(max(0, here - position))
+                position = max(position, here)
+        packer.finish()
+        bases.flush()
+        os.fsync(bases.fileno())
+    if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise ValueError(f"{path} changed while it was read; start again when it is complete")
+    np.save(part / "runs.npy", packer.runs())
+    index = {"source": {"name": source.name, "sha256": digest}, "records": packer.records}
+    return index, {"bases": packer.crc, "runs.npy": crc_of(part / "runs.npy")}
 
 
 class Packer:

@@ -6,6 +6,8 @@ about an alphabet is the tokenizer's `vocab`; case is kept by `dnadiff.data.geno
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,6 +136,9 @@ class CharTokenizer:
 
     name: ClassVar[str] = "characters"
     mask_letter: ClassVar[str] = "\ufffd"
+    bos_id: ClassVar[int | None] = None  # no character begins or ends a text
+    eos_id: ClassVar[int | None] = None
+    special_ids: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(set(characters)))
@@ -141,7 +146,7 @@ class CharTokenizer:
             raise ValueError("characters is empty; give the letters that the text may hold, or a text to CharTokenizer.from_text")
         self._code_points = _code_points(self.characters)
         self.vocab = Vocab(size=2 + len(self.characters), mask_id=0, pad_id=1, never_emitted=(0, 1))
-        self._dtype = np.uint8 if self.vocab.size <= 256 else np.uint16
+        self.dtype = np.dtype(np.uint8 if self.vocab.size <= 256 else np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
 
     @classmethod
     def from_text(cls, text: str) -> CharTokenizer:
@@ -162,7 +167,16 @@ class CharTokenizer:
                 f"character {sequence[unknown[0]]!r} at position {unknown[0] + 1} is not among the {len(self.characters)} characters "
                 f"of this vocabulary; remove it, or train on a text that holds it"
             )
-        return (places + 2).astype(self._dtype)
+        return (places + 2).astype(self.dtype)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides which ids a text gets."""
+        return hashlib.sha256(f"characters {self.characters}".encode("utf-8", "surrogatepass")).hexdigest()
 
     def decode(self, ids: ArrayLike) -> str:
         """Characters of `ids (L,)`; a position still masked is U+FFFD.

@@ -47,6 +47,7 @@ class DrawnWindows(Dataset):
         max_n: largest share of N in a window.
         soft_weight: weight of soft-masked bases.
         labels: one for each record.
+        cut: makes windows of records and starts; None: a `Cutter`.
 
     Raises:
         ValueError: if no interval holds a window, or `augment_rc` is asked of an alphabet without complement.
@@ -65,13 +66,14 @@ class DrawnWindows(Dataset):
         max_n: float = 1.0,
         soft_weight: float = 1.0,
         labels: Labels | None = None,
+        cut: Any = None,
     ) -> None:
         if augment_rc and vocab.complement is None:
             raise ValueError("augment_rc is true, but this alphabet has no complement; set data.augment_rc=false")
         self.intervals = _long_enough(intervals, length)
         self.records, self.length, self.seed, self.augment_rc, self.labels = records, length, int(seed), augment_rc, labels
         self.epoch = 0
-        self._cut = Cutter(records, length, vocab, soft_weight)
+        self._cut = cut or Cutter(records, length, vocab, soft_weight)
         self._ahead: tuple[tuple[int, int], Any] | None = None
         self.num_starts = self._lay_out(unknown if max_n < 1 else None, most_unknown(max_n, length))
         if not self.num_starts:
@@ -198,6 +200,8 @@ class TiledWindows(Dataset):
         ValueError: if no interval holds a window.
     """
 
+    lead = 0  # positions before the first that comes from the record
+
     def __init__(
         self,
         records: Records,
@@ -233,7 +237,7 @@ class TiledWindows(Dataset):
             raise IndexError(f"window {index} of {len(self)}")
         rows = slice(index, index + 1)
         ids, weight = self._cut(self._record[rows], self._start[rows])
-        weight[0, : self._skip[index]] = 0
+        weight[0, self.lead : self.lead + self._skip[index]] = 0
         item = {"ids": torch.from_numpy(ids[0]), "weight": torch.from_numpy(weight[0]), "index": index}
         if self.labels is not None:
             item["cond"] = torch.from_numpy(self.labels.rows[self._record[index]])

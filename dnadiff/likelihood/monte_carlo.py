@@ -174,6 +174,7 @@ def one_draw(
         stratum = (torch.arange(len(ids), device=ids.device) + first) % len(ids)
         u = (draws.uniform("time").to(ids.device) + stratum) / len(ids)
         t = T_MIN + (1 - T_MIN) * u
+        batch = batch._replace(valid=None) if mask_everything else batch  # that code does not tell the network of padding either
         xt = process.corrupt(ids, t, torch.ones_like(counted) if mask_everything else counted, draws)
         positions = (xt == process.vocab.mask_id) & counted
         nll = _cross_entropy(denoiser, batch, xt, t, positions)

@@ -15,6 +15,7 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
 FEW = 1e-12  # an empty batch divides 0 by this, not by 0
+PROTOCOLS = ("count", "mdlm")
 
 
 class Loss(NamedTuple):
@@ -88,10 +89,17 @@ class MaskedObjective(Objective):
     Args:
         process: the absorbing process.
         masking: how xt is drawn.
+        protocol: `count`: only what is counted is masked, and the network is told which positions are padding. `mdlm`, for text: padding
+            is masked like any token and the network is not told, as in MDLM's code; it is counted in neither.
     """
 
-    def __init__(self, process: AbsorbingProcess, masking: Masking | None = None) -> None:
+    def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
         super().__init__(process)
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"objective.protocol {protocol!r} is not known; choose one of {', '.join(PROTOCOLS)}")
+        if protocol == "mdlm" and process.vocab.complement is not None:
+            raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
+        self.protocol = protocol
         self.masking = masking or Coins()
         self.masking.check(process.noise)
 
@@ -107,13 +115,18 @@ class MaskedObjective(Objective):
         """See `Objective`."""
         x0, weight = x0.long(), weight.float()
         refuse_unemittable(x0, weight, self.process.vocab)
-        maskable = weight > 0
-        masked = self.masking(self.process, x0, maskable, draws)
-        positions = (masked.xt == self.process.vocab.mask_id) & maskable
+        counted = weight > 0
+        masked = self.masking(self.process, x0, torch.ones_like(counted) if self.protocol == "mdlm" else counted, draws)
+        positions = (masked.xt == self.process.vocab.mask_id) & counted
+        valid = self.told(valid)
         nll = self.token_nll(denoiser, x0, masked, positions, cond, valid) * weight[positions]  # (M,)
         row = positions.nonzero()[:, 0]
         bound = (nll * masked.weight.to(nll)[row]).sum() / weight.sum().clamp(min=FEW)
         return self.reduce(bound, nll.sum() / weight[positions].sum().clamp(min=FEW), weight.sum())
+
+    def told(self, valid: Tensor | None) -> Tensor | None:
+        """What the network is told of padding."""
+        return None if self.protocol == "mdlm" else valid
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
         """What to differentiate: the bound, or the plain mean over masked tokens."""

@@ -26,17 +26,23 @@ class D3PM(MaskedObjective):
         masking: `Steps`, which holds T.
         zero_masking: ids that are never emitted have probability 0.
         carry_over: a visible token is known, and the reconstruction term 0.
+        protocol: see `MaskedObjective`.
     """
 
     def __init__(
-        self, process: AbsorbingProcess, masking: Masking | None = None, zero_masking: bool = False, carry_over: bool = False
+        self,
+        process: AbsorbingProcess,
+        masking: Masking | None = None,
+        zero_masking: bool = False,
+        carry_over: bool = False,
+        protocol: str = "count",
     ) -> None:
         masking = masking or Steps()
         if not isinstance(masking, Steps):
             raise ValueError(
                 f"d3pm is defined in discrete time and cannot use masking {type(masking).__name__}; set objective/masking=steps"
             )
-        super().__init__(process, masking)
+        super().__init__(process, masking, protocol)
         self.zero_masking, self.carry_over = zero_masking, carry_over
 
     def parameterization(self) -> Parameterization:
@@ -68,7 +74,7 @@ class D3PM(MaskedObjective):
         diffusion = super().__call__(denoiser, x0, weight, draws, cond, valid)
         if self.carry_over:
             return diffusion
-        clean = self.reconstruction(denoiser, x0.long(), weight.float(), cond, valid)
+        clean = self.reconstruction(denoiser, x0.long(), weight.float(), cond, self.told(valid))
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
 
     def reconstruction(self, denoiser: nn.Module, x0: Tensor, weight: Tensor, cond: Tensor | None, valid: Tensor | None) -> Tensor:
@@ -80,4 +86,4 @@ class D3PM(MaskedObjective):
 
     def evaluation(self) -> D3PM:
         """The same bound with stratified steps."""
-        return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over)
+        return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over, self.protocol)

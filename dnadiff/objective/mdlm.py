@@ -20,10 +20,13 @@ class MDLM(MaskedObjective):
         masking: how xt is drawn; coins with stratified times by default, as published.
         weighting: `nelbo` differentiates the bound itself; `cross_entropy` the plain mean over masked tokens,
             which gives rows with many masks more say. `nll` reports the bound either way.
+        protocol: see `MaskedObjective`.
     """
 
-    def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, weighting: str = "nelbo") -> None:
-        super().__init__(process, masking)
+    def __init__(
+        self, process: AbsorbingProcess, masking: Masking | None = None, weighting: str = "nelbo", protocol: str = "count"
+    ) -> None:
+        super().__init__(process, masking, protocol)
         if weighting not in WEIGHTINGS:
             raise ValueError(f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}")
         self.bound = weighting == WEIGHTINGS[0]
@@ -40,4 +43,4 @@ class MDLM(MaskedObjective):
 
     def evaluation(self) -> MDLM:
         """The bound itself, whatever is trained on: by exact counts in continuous time, by the same steps in discrete time."""
-        return MDLM(self.process, self.masking.evaluation())
+        return MDLM(self.process, self.masking.evaluation(), protocol=self.protocol)

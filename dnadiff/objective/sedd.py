@@ -23,6 +23,7 @@ class SEDD(MaskedObjective):
     Args:
         process: the absorbing process.
         masking: how xt is drawn; coins with stratified times by default.
+        protocol: see `MaskedObjective`.
     """
 
     time_conditioning = True
@@ -49,4 +50,4 @@ class SEDD(MaskedObjective):
 
     def evaluation(self) -> SEDD:
         """The same bound by exact counts."""
-        return SEDD(self.process, self.masking.evaluation())
+        return SEDD(self.process, self.masking.evaluation(), self.protocol)

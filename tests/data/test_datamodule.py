@@ -9,8 +9,9 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import build, compose
-from dnadiff.data.datamodule import GenomeDataModule, TextDataModule
+from dnadiff.data.datamodule import GenomeDataModule
 from dnadiff.data.splits import FractionSplit, Interval
+from dnadiff.data.text import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.draws import Draws
 
@@ -32,6 +33,10 @@ def genome(path, **options):
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
 def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
     own = [] if name == "ecoli" else [f"data.path={fasta}", "data.length=32"]
+    if "tokenizer" in (CONFIGS / f"{name}.yaml").read_text():
+        (tmp_path / "t.txt").write_text("to be or not to be\n" * 400)
+        parts = ",".join(f"{part}:{tmp_path / 't.txt'}" for part in ("train", "valid", "test"))
+        own = [f"data.path={{{parts}}}", "data.length=32", "tokenizer=characters", "data.column=text"]
     if name in ("hg38", "sequences"):
         letters = "".join("ACGT"[(i * i + i // 7) % 4] for i in range(30))
         records = "".join(f">{c}\n{letters[int(c[3:]) :] + letters}\n" for c in ("chr1", "chr2", "chr8", "chr10", "chr20", "chr21"))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from dnadiff.data import packed
+from dnadiff.data import packed, shelf
 from dnadiff.data.cache import cache_dir, content_hash
 from dnadiff.data.genome import Genome
 from dnadiff.data.packed import PackedFile, pack
@@ -224,17 +224,17 @@ def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
     folder = pack(file).folder
     inode = folder.stat().st_ino
     (cache / "part").mkdir()
-    packed._put(cache / "part", folder)
+    shelf.put(cache / "part", folder, packed.FORMAT)
     assert folder.stat().st_ino == inode and entries(cache) == [folder.name]
     (folder / "index.json").unlink()
     (cache / "part").mkdir()
-    packed._put(cache / "part", folder)  # what is unsound gives way
+    shelf.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
     assert list(folder.iterdir()) == [] and entries(cache) == [folder.name]
 
 
 def test_only_what_this_machine_left_is_swept_at_once(file, cache):
     folder = pack(file).folder
-    for name in (f".{folder.name}.{packed.HOST}.1", f".{folder.name}.elsewhere.1", f".{folder.name}.elsewhere.2"):
+    for name in (f".{folder.name}.{shelf.HOST}.1", f".{folder.name}.elsewhere.1", f".{folder.name}.elsewhere.2"):
         (cache / name).mkdir()
     os.utime(cache / f".{folder.name}.elsewhere.1", (1, 1))
     (folder / "index.json").unlink()
