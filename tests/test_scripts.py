@@ -195,6 +195,19 @@ def test_every_model_of_the_text_study_composes_and_fits():
     assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [(True, False), (False, True), (False, False)]
 
 
+def test_the_memory_benchmark_computes_one_loss_with_and_without_every_logit():
+    bench, losses, calls = script("bench/objective_memory"), [], []
+    vocab = Vocab(1100, 1099, 1099, (1099,))
+    for kind in (bench.Denoiser, bench.EveryLogit):
+        torch.manual_seed(0)
+        denoiser = kind(bench.DiT(vocab, 16, 1, 2, dropout=0.0))
+        denoiser.backbone.head = lambda features, head=denoiser.backbone.head: calls.append(features.shape[:-1].numel()) or head(features)
+        x0 = torch.randint(0, 1099, (2, 24), generator=torch.Generator().manual_seed(1))
+        objective = bench.MDLM(bench.AbsorbingProcess(vocab, LogLinear()))
+        losses.append(float(objective(denoiser, x0, torch.ones_like(x0, dtype=torch.float32), bench.Draws(1, torch.arange(2))).nll))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [48]  # all logits on one side, none held on the other
+
+
 def test_the_dit_benchmark_compares_gradients():
     bench = script("bench/dit_step")
     one = {"loss": 2.0, "gradients": {"a": [3.0, 1.0]}}
