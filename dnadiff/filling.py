@@ -106,7 +106,9 @@ class Filler:
 
     def weighs(self, request: Request) -> bool | None:
         """Whether the samples of a request have weights that are not all alike; None if they would need them and the sampler allows none."""
-        bent = self.tilt != 0 or any(self._bent(request[group * request.each]) for group in range(request.num_groups))
+        # Of free sequences the length says where motifs overlap, and so whether a letter is left partial.
+        looked_at = request.some() if request.num_groups == 1 else (request[group * request.each] for group in range(request.num_groups))
+        bent = self.tilt != 0 or any(map(self._bent, looked_at))
         return None if bent and not self.sampler.weighable else bent
 
     def late(self, target: Target) -> bool:

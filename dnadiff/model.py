@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,21 @@ class Model:
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
+        if hasattr(sequence, "reverse_complement"):  # Biopython's Seq and SeqRecord
+            sequence = str(getattr(sequence, "seq", sequence))
+        if not isinstance(sequence, str):
+            raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
+        if not all(isinstance(at, Integral) for at in (start, end)):
+            raise ValueError(f"start {start!r} and end {end!r} must be whole numbers, counted from 0")
         if not 0 <= start < end <= len(sequence):
             raise ValueError(f"start {start} and end {end} do not lie in a sequence of {len(sequence)} letters, one before the other")
         length = self.length if length is None else length
+        check_request(None, n, length)
         if end - start > length:
             raise ValueError(f"[{start}, {end}) is wider than the {length} tokens that are read at once; set length to that and its flanks")
+        if self.tokenizer.vocab.complement is None:
+            raise ValueError("infill is for models of DNA, and this one was trained on text; give sample a template with [MASK]")
         self.refuse_causal("infill")
-        check_request(None, n, length)
         low, high = window_around(start, end, len(sequence), length)
         ids = self.tokenizer.encode(sequence[low:high]).astype(np.int64)
         pattern = opened(self.tokenizer, ids, np.zeros(len(ids)), start - low, end - low)
@@ -157,8 +166,10 @@ class Model:
         gc: float | None,
         num_draws: int,
     ) -> list[Design]:
-        if batch_size < 1:
-            raise ValueError(f"batch_size {batch_size} must be at least 1")
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise ValueError(f"batch_size {batch_size!r} must be at least 1, and a whole number")
+        if not isinstance(num_draws, Integral) or num_draws < 0 or num_draws % 2:  # before hours of sampling, not behind them
+            raise ValueError(f"num_draws {num_draws!r} must be even: two draws a stratum give the Monte-Carlo error; 0 leaves bounds out")
         filler = self.filler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
         if gc is not None:
             filler = filler.tilted(tilt.fit(filler, request, tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +96,7 @@ class Free(Request):
         def pattern(length: int) -> Pattern:
             if tokenizer.vocab.complement is None:
                 return text_pattern(tokenizer, prompt, length)
-            return dna_pattern(tokenizer, length, prompt, motifs)
+            return dna_pattern(tokenizer, length, prompt, motifs, "prompt")
 
         self._pattern = pattern
         drawn = sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
@@ -246,6 +247,10 @@ def from_text(
     Raises:
         ValueError: for what cannot be kept, and for a length beside a template.
     """
+    prompt = prompt or ""
+    for name, text in (("template", template), ("prompt", prompt)):
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"{name} {text!r} is not text; give one string")
     motifs = read_motifs(motif)
     if template is None:
         return Free(tokenizer, num_samples, default if length is None else length, seed, prompt, motifs)
@@ -272,6 +277,9 @@ def check_request(max_length: int | None, num_samples: int, length: int, otherwi
     Raises:
         ValueError: naming the value and the limit.
     """
+    for name, number in (("num_samples", num_samples), ("length", length)):
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise ValueError(f"{name} {number!r} must be a whole number")
     if num_samples < 1:
         raise ValueError(f"num_samples {num_samples} must be at least 1")
     if length < 1:

@@ -93,6 +93,11 @@ def check_weights(config: Mapping[str, Any], filler: Any, request: Any, is_dna: 
         raise ValueError(
             "resample=true: these samples have no weights; it is for partial letters, gc, or templates with sampler=ar, in DNA"
         )
+    if config["resample"] and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
+        # A weight grows with the length (with a tilt, as its power): the lengths that were asked for would not stay.
+        raise ValueError(
+            f"resample=true compares sequences of one length, and length={config['length']} draws many; set length to a number"
+        )
     if weighed is None:
         log.info("this sampler's draws have no importance weights: constraints hold, and the law is not corrected (docs/designing.md)")
     if any(map(filler.late, request.some())):

@@ -20,7 +20,7 @@ log = logging.getLogger("dnadiff")
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff.data.stream import Stream, beside
+    from dnadiff.data.stream import Stream, beside, discard
     from dnadiff.model import load
     from dnadiff.provenance import is_complete
 
@@ -45,14 +45,16 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     weighed = requested.check_weights(config, filler, request, is_dna)
     training = requested.training(config, model)
     kept = requested.depends_on(config, model, request, settings)
+    if config["resume"] and is_complete(output, kept):
+        discard(output)  # of a process that ended while it was tidying up
+        looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
+        print(f"{output} is complete already{looked}")
+        return output
     if config["resume"] and not beside(output, "journal").is_file():
-        if is_complete(output, kept):
-            print(f"{output} is complete already")
-            return output
         log.info(f"{output}: there is nothing to go on with; a new file begins")
     stream = Stream(output, kept, config["resume"], config["overwrite"])
     fill(config, model, request, filler, stream, weighed)
-    finish(config, model, request, stream, training)
+    finish(config, model, request, filler.sampler, stream, training)
     return output
 
 
@@ -61,6 +63,12 @@ def check_numbers(config: dict[str, Any]) -> None:
     for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0), ("proposals", 1)):
         if config[key] is not None:
             config[key] = commands.whole(key, config[key], least)
+    for key in ("resample", "copies", "resume", "overwrite"):
+        if not isinstance(config[key], bool):  # a word such as no would count as true
+            raise ValueError(f"{key} {config[key]!r} must be true or false")
+    for key in ("prompt", "output"):
+        if config[key] is not None and not isinstance(config[key], (str, Path)):
+            raise ValueError(f"{key} {config[key]!r} is not text; put it into quotes, as in '{key}=\"1984\"'")
     if config["proposals"] is not None and not config["resample"]:
         raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
     if config["write"] not in ("window", "designed"):
@@ -138,9 +146,10 @@ def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> 
     return records
 
 
-def finish(config: Mapping[str, Any], model: Any, request: Any, stream: Any, training: Any) -> None:
+def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, stream: Any, training: Any) -> None:
     """Resample if asked, give the file its name, and write the JSON beside it; then the closing table."""
     from dnadiff import provenance
+    from dnadiff.data.stream import discard
 
     output, totals = stream.output, stream.notes
     written, weighed = len(request), {}
@@ -159,7 +168,8 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, stream: Any, tra
     content = {
         "records": written,
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
-        "sampler": described(build(stream.settings["sampler"], trust=None), config)["sampler"],
+        "sampler": described(sampler, config)["sampler"],
+        "steps": sampler.num_steps_for(request.lengths[1]),  # of a batch: the upper limit of its calls
         "network_calls": totals["nfe"],
         "rows": totals["rows"],
         "tokens": totals["tokens"],
@@ -173,7 +183,7 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, stream: Any, tra
         "settings": stream.settings,
     }
     provenance.write(output, content)
-    stream.discard_journal()
+    discard(output)
     show(config, content, len(request))
     print(f"files are in {output} and {provenance.json_path(output)}")
 

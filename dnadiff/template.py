@@ -98,8 +98,8 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     return found
 
 
-def dna_pattern(tokenizer: Any, length: int, letters: str = "", motifs: Sequence[Motif] = ()) -> Pattern:
-    """The pattern of IUPAC `letters` at the beginning, N behind them, with motifs on top.
+def dna_pattern(tokenizer: Any, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
+    """The pattern of IUPAC `letters` at the beginning, N behind them, with motifs on top; errors call the letters `what`.
 
     Raises:
         ValueError: for a letter that is no IUPAC letter, a motif outside, or constraints that no base fulfils.
@@ -107,13 +107,13 @@ def dna_pattern(tokenizer: Any, length: int, letters: str = "", motifs: Sequence
     if len(letters) > length:
         raise ValueError(f"prompt has {len(letters)} letters and length is {length}; set length to more than that")
     codes = np.full(length, FREE, np.uint8)
-    codes[: len(letters)] = codes_of(letters, "template")
+    codes[: len(letters)] = codes_of(letters, what)
     owner: dict[int, str] = {}
     for motif in motifs:
         for position, code in enumerate(motif.codes.tolist(), motif.first(length)):
             both = codes[position] & code
             if not both:
-                other = owner.get(position, "the template")
+                other = owner.get(position, f"the {what}")
                 raise ValueError(
                     f"motif {motif.text} contradicts {other} at position {position} (0-based) of {length} bases: "
                     f"{LETTER[code]} against {LETTER[int(codes[position])]}; move or change one"

@@ -75,6 +75,7 @@ def test_the_json_says_how_the_file_was_made(cli, trained, tmp_path):
         1,
         4,
     )
+    assert content["steps"] == 30
     assert content["dnadiff"] == dnadiff.__version__ and content["seconds"] > 0 and "weights" not in content
     assert 1 <= content["copies"]["longest"]["max"] <= 30 and "longest match with training" in out
     assert cli("copies", "input=a.fa", f"checkpoint={trained}", "output=c.tsv")[0] == 0
@@ -169,6 +170,46 @@ def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
     assert "is complete already" in cli("sample", *args, "output=" + name, "resume=true")[1]
 
 
+def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp_path, monkeypatch):
+    (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
+    args = {
+        "num_samples": "4",
+        "batch_size": "2",
+        "seed": "1",
+        "template": "t.fa",
+        "gc": "null",
+        "sampler.temperature": "1",
+        "sampler": "first_hitting",
+    }
+
+    def sample(*more, **changed):
+        return cli("sample", f"checkpoint={trained}", "output=a.fa", *more, *(f"{k}={v}" for k, v in (args | changed).items()))
+
+    append = Stream.append
+
+    def broken(self, content, count, **notes):
+        if self.done == 2:
+            raise KeyboardInterrupt
+        append(self, content, count, **notes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "append", broken)
+        assert sample()[0] == 130
+    begun = sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir())
+    others = {"num_samples": "5", "batch_size": "3", "seed": "2", "gc": "0.5", "sampler.temperature": "0.9", "sampler": "grouped"}
+    for key, value in others.items():
+        status, _, err = sample("resume=true", **{key: value})
+        assert status == 1 and f"was begun with {key.partition('.')[0]}=" in err and err.count("\n") <= 2, err
+    (tmp_path / "t.fa").write_text(">t\nNNYNNNANNN\n")
+    assert "was begun with template=" in sample("resume=true")[2]
+    (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
+    assert sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir()) == begun
+    assert sample("resume=true")[0] == 0 and len(read_fasta(tmp_path / "a.fa")) == 4
+    beside(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
+    status, out, _ = sample("resume=true")
+    assert status == 0 and "is complete already" in out and not beside(tmp_path / "a.fa", "journal").exists()
+
+
 def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
     args = [
         f"checkpoint={trained}",
@@ -219,6 +260,8 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
     assert cli("sample", f"checkpoint={text_run}", "prompt=the dog", "num_samples=2", "output=b.txt.gz", "length=20")[0] == 0
     texts = gzip.decompress((tmp_path / "b.txt.gz").read_bytes()).decode().split("\n\n")
     assert all(text.startswith("the dog") and len(text) == 20 for text in texts[:2]) and texts[2] == ""
+    with pytest.raises(ValueError, match="infill is for models of DNA"):
+        dnadiff.load(text_run, device="cpu").infill("the dog", 1, 3)
     for argument, message in (
         ("motif=TA@3", "for models of DNA"),
         ("gc=0.4", "for models of DNA"),
@@ -254,6 +297,12 @@ REFUSED = [
     (["resample=true"], "resample=true: these samples have no weights"),
     (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler whose draws can be weighed"),
     (["resample=true", "gc=0.5", "sampler.temperature=0.9"], "resample=true needs a sampler whose draws can be weighed"),
+    (["resample=true", "motif=RRY@4", "length=20:30"], "resample=true compares sequences of one length"),
+    (["copies=no"], "copies 'no' must be true or false"),
+    (["overwrite=no"], "overwrite 'no' must be true or false"),
+    (["prompt=1984"], "prompt 1984 is not text; put it into quotes"),
+    (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
+    (["output=5"], "output 5 is not text; put it into quotes"),
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["resume=true"], "resume=true goes on with a file: give output="),
     (["output=a.jsonl"], "another kind of file"),
@@ -287,6 +336,13 @@ def test_python_gives_strings_with_their_bounds(model):
         (lambda: model.sample(1, template="NN", length=3), "leave prompt and length out"),
         (lambda: model.infill("ACGT", 2, 2), "start 2 and end 2 do not lie in a sequence of 4"),
         (lambda: model.infill("ACGTACGT", 0, 8, length=4), "wider than the 4 tokens"),
+        (lambda: model.infill("ACGTACGT", 0.0, 8), "start 0.0 and end 8 must be whole numbers"),
+        (lambda: model.infill(b"ACGTACGT", 0, 8), "sequence is of type bytes"),
+        (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be a whole number"),
+        (lambda: model.infill("ACGTACGT", 0, 8, num_draws=3), "num_draws 3 must be even"),
+        (lambda: model.sample("3"), "num_samples '3' must be a whole number"),
+        (lambda: model.sample(1, template=["NN"]), "is not text; give one string"),
+        (lambda: model.sample(1, length=9, batch_size=1.5), "batch_size 1.5 must be at least 1, and a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

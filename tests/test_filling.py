@@ -111,9 +111,16 @@ def test_which_samples_have_weights():
     assert filler("grouped", "dit").weighs(partly) is True and filler("grouped", "dit").weighs(wholly) is False
     assert filler("grouped", "dit", 1.0).weighs(wholly) is True and filler("drawn_token", "dit").weighs(partly) is None
     assert filler("ar", "mamba").weighs(wholly) is True and filler("drawn_token", "dit").weighs(wholly) is False
+    # a motif that only at some lengths stands on a letter of the prompt that it completes
+    lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
+    seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
+    assert filler("grouped", "dit").weighs(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
     cold = filler("grouped", "dit")
     cold.sampler.temperature = 0.5
     assert cold.weighs(partly) is None
+    likeliest = filler("ancestral", "dit")
+    likeliest.sampler.noise_removal = "argmax"
+    assert likeliest.weighs(partly) is None and filler("ancestral", "dit").weighs(partly) is True
 
 
 def test_bounds_are_of_what_was_generated_given_the_rest():

@@ -26,6 +26,12 @@ def beside(output: Path, kind: str) -> Path:
     return output.with_name(f".{output.name}.{kind}")
 
 
+def discard(output: Path) -> None:
+    """Remove beginning and journal: nothing is left to go on with."""
+    for kind in ("part", "journal"):
+        beside(output, kind).unlink(missing_ok=True)
+
+
 class Stream:
     """One output file.
 
@@ -65,11 +71,11 @@ class Stream:
             if was.get(key) != now.get(key):
                 raise ValueError(
                     f"{self.output} was begun with {key}={_short(was.get(key))}, not {_short(now.get(key))}; "
-                    "go on with the same, or set overwrite=true to begin anew"
+                    "go on with the same, or begin anew: overwrite=true, without resume"
                 )
         self.complete = found["complete"]
         if not (self.complete and self.output.exists()) and (not self.part.is_file() or self.part.stat().st_size < found["bytes"]):
-            raise ValueError(f"{self.part} is missing or shorter than its journal says; set overwrite=true to begin anew")
+            raise ValueError(f"{self.part} is missing or shorter than its journal says; begin anew: overwrite=true, without resume")
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
 
     def append(self, content: bytes, count: int, **notes: Any) -> None:
@@ -109,11 +115,6 @@ class Stream:
         if self.part.exists():
             os.replace(self.part, self.output)
 
-    def discard_journal(self) -> None:
-        """Nothing is left to go on with."""
-        self.part.unlink(missing_ok=True)
-        self.journal.unlink(missing_ok=True)
-
     def close(self) -> None:
         """Let go of the file; what is done stays to be gone on with."""
         if self._file is not None:
@@ -130,7 +131,7 @@ def read_journal(output: Path) -> dict[str, Any]:
     try:
         return json.loads(beside(output, "journal").read_text(encoding="utf-8"))
     except ValueError:
-        raise ValueError(f"{beside(output, 'journal')} is damaged; set overwrite=true to begin anew") from None
+        raise ValueError(f"{beside(output, 'journal')} is damaged; begin anew: overwrite=true, without resume") from None
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Files that are written batch by batch and go on where they were stopped."""
 
+import errno
 import gzip
 import json
 
 import pytest
 
-from dnadiff.data.stream import Stream, beside, sha256
+from dnadiff.data.stream import Stream, beside, discard, sha256
 
 BATCHES = [b"one\n" * 20, b"two\n", b"three\n" * 50]
 
@@ -21,7 +22,7 @@ def write(path, batches, **how):
 def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
     whole = write(tmp_path / name, BATCHES)
     whole.finish()
-    whole.discard_journal()
+    discard(whole.output)
     stopped = write(tmp_path / f"b{name}", BATCHES[:1])
     stopped.close()
     with beside(tmp_path / f"b{name}", "part").open("ab") as file:
@@ -32,7 +33,7 @@ def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
     for content in BATCHES[1:]:
         resumed.append(content, 1)
     resumed.finish()
-    resumed.discard_journal()
+    discard(resumed.output)
     assert (tmp_path / name).read_bytes() == (tmp_path / f"b{name}").read_bytes()
     text = (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "rb").read()
     assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted([name, f"b{name}"])
@@ -80,3 +81,20 @@ def test_an_existing_file_is_not_replaced(tmp_path):
     assert (tmp_path / "a").read_text() == "mine"  # until the new one is complete
     assert json.loads(beside(tmp_path / "a", "journal").read_text())["done"] == 1
     assert sha256(tmp_path / "a")[:8] == "9c3a05ba" or len(sha256(tmp_path / "a")) == 64
+
+
+def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
+    write(tmp_path / "whole", BATCHES).finish()
+    stream = write(tmp_path / "a", BATCHES[:1])
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            stream.append(BATCHES[1], 1)
+    stream.close()
+    assert not (tmp_path / "a").exists() and beside(tmp_path / "a", "part").stat().st_size > stream.bytes
+    write(tmp_path / "a", BATCHES[1:], resume=True).finish()
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()
