@@ -44,6 +44,12 @@ def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_pat
     assert metrics["valid_nll"] < 1.01 * metrics["valid_nll_live"]
 
 
+def test_bfloat16_with_a_float32_residual_stream_trains(cli, train_args, tmp_path):
+    status, _, err = cli("train", *train_args("caduceus", 4, "trainer.precision=bf16-mixed", "backbone.residual_in_fp32=true"))
+    assert status == 0, err
+    assert 0 < json.loads((tmp_path / "run" / "metrics.json").read_text())["valid_nll"] < 3
+
+
 @pytest.mark.parametrize("backbone", ["dit", "caduceus"])
 @pytest.mark.parametrize("kind", ["dna", "text"])
 def test_every_alphabet_trains_and_samples_on_every_backbone(cli, train_args, tmp_path, kind, backbone):

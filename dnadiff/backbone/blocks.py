@@ -56,6 +56,7 @@ class MambaBackbone(Backbone):
         time_conditioning: take the noise level.
         cond_dim: width of what labels and noise level are mapped to.
         activation_checkpointing: keep each layer's input alone and compute the layer again in the backward pass.
+        compile: compile the blocks (`torch.compile`); they are alike, so that one compilation serves all but the first, which adds no branch.
         scan: which kernel runs the recurrence; `auto` takes the fastest that works here.
         dropout: on what each block adds to the stream.
     """
@@ -77,6 +78,7 @@ class MambaBackbone(Backbone):
         activation_checkpointing: bool,
         scan: str,
         dropout: float = 0.0,
+        compile: bool = False,
     ) -> None:
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
         if not 0 <= dropout < 1:
@@ -98,6 +100,8 @@ class MambaBackbone(Backbone):
             for name, parameter in self.layers.named_parameters():
                 if ".mixer.out_proj" in name:
                     parameter /= math.sqrt(n_layers)
+        for layer in self.layers if compile else ():
+            layer.compile()
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; None leaves the network as it is without noise level or labels."""

@@ -41,6 +41,7 @@ class Caduceus(MambaBackbone):
         cond_dim: width of what labels and noise level are mapped to.
         activation_checkpointing: keep each layer's input alone and compute the layer again in the backward pass.
         scan: which kernel runs the recurrence; `auto` takes the fastest that works here.
+        compile: compile the blocks (`torch.compile`), which are alike.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Caduceus(MambaBackbone):
         cond_dim: int = 128,
         activation_checkpointing: bool = False,
         scan: str = "auto",
+        compile: bool = False,
     ) -> None:
         super().__init__(
             vocab,
@@ -78,6 +80,7 @@ class Caduceus(MambaBackbone):
             cond_dim=cond_dim,
             activation_checkpointing=activation_checkpointing,
             scan=scan,
+            compile=compile,
         )
 
     def published(self) -> Layout:

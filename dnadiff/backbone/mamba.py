@@ -19,7 +19,7 @@ class Mamba(MambaBackbone):
 
     Args:
         vocab, d_model, n_layers, d_state, d_conv, expand, dt_rank, norm_eps, rms_norm, residual_in_fp32, pad_vocab_to, num_labels,
-            time_conditioning, cond_dim, activation_checkpointing, scan: as in `Caduceus`.
+            time_conditioning, cond_dim, activation_checkpointing, scan, compile: as in `Caduceus`.
         dropout: on what each block adds to the residual stream, before it is added.
     """
 
@@ -44,6 +44,7 @@ class Mamba(MambaBackbone):
         activation_checkpointing: bool = False,
         scan: str = "auto",
         dropout: float = 0.0,
+        compile: bool = False,
     ) -> None:
         super().__init__(
             vocab,
@@ -60,6 +61,7 @@ class Mamba(MambaBackbone):
             activation_checkpointing=activation_checkpointing,
             scan=scan,
             dropout=dropout,
+            compile=compile,
         )
 
     def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:

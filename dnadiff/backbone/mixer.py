@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dnadiff.backbone.layers import Projection
+from dnadiff.backbone.layers import Projection, widened
 from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scan, selective_scans, short_conv, short_convs
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
@@ -62,7 +62,7 @@ class Direction(nn.Module):
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
             delta = delta.masked_fill(~valid[..., None], _NO_STEP)
-        return ScanInputs(x, delta, -torch.exp(self.A_log.float()), B, C, self.D, self.dt_bias)
+        return ScanInputs(x, delta, -torch.exp(widened(self.A_log)), B, C, self.D, self.dt_bias)
 
     def start(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.

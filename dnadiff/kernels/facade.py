@@ -12,6 +12,8 @@ from torch import Tensor
 from dnadiff.kernels import portable
 from dnadiff.kernels.select import SCANS, choose, choose_for, compute_dtype, part
 
+_KEPT = (torch.float32, torch.bfloat16, torch.float16)  # types that a scan with KEEPS_DTYPE takes as they are
+
 
 class ScanInputs(NamedTuple):
     """What `selective_scan` takes, for those that take it more than once."""
@@ -61,7 +63,7 @@ def selective_scan(
         (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise.
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     _check_scan_inputs(u, delta, A, B, C, D, delta_bias)
@@ -75,7 +77,7 @@ def selective_scans(ahead: ScanInputs, back: ScanInputs, *, scan: str = "auto") 
     """`selective_scan` of `ahead` from the first position to the last, and of `back`, of the same shapes, from the last to the first.
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     for inputs in (ahead, back):
@@ -95,7 +97,7 @@ def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = "auto") -> Tensor:
     """`selective_scan` forwards, times silu(z), (Bt, L, E): the mixer of one direction in front of its output projection.
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     u = inputs.u
@@ -122,7 +124,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False
         (Bt, L, E) in x's dtype.
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     E = _three("x", x)[2]
@@ -138,7 +140,7 @@ def short_convs(x: Tensor, ahead: tuple[Tensor, Tensor], back: tuple[Tensor, Ten
     """`short_conv` of one x forwards and backwards, each with its own weight and bias.
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     E = _three("x", x)[2]
@@ -170,7 +172,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto")
         (Bt, L, E).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     shape = _three("y", y)
@@ -193,7 +195,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Te
         (..., D).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     if weight.dim() != 1 or x.shape[-1:] != weight.shape:
@@ -216,7 +218,7 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
         kernel for both steps).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     if weight.dim() != 1 or x.shape[-1:] != weight.shape or (added is not None and added.shape != x.shape):
@@ -241,7 +243,7 @@ def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
         (Bt, L, E).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     if weight.dim() != 2 or _three("x", x)[2] != weight.shape[1]:
@@ -261,7 +263,7 @@ def linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
         (..., E).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     _check_product(x, weight)
@@ -280,7 +282,7 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Ten
         Two of (..., E).
 
     Raises:
-        ValueError: if shapes do not fit, or `scan` is unknown.
+        ValueError: if shapes or types do not fit, or `scan` is unknown.
         RuntimeError: if the scan asked for cannot run here.
     """
     _check_product(x, weight)
@@ -290,6 +292,8 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Ten
 def _three(name: str, x: Tensor) -> torch.Size:
     if x.dim() != 3:
         raise ValueError(f"{name} must be (batch, length, channels), got shape {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} has type {x.dtype}, expected float32, bfloat16, float16 or float64")
     return x.shape
 
 
@@ -311,7 +315,7 @@ def _prepared(name: str, x: Tensor) -> tuple[ModuleType, Callable[..., list[Tens
     """A scan and how its inputs are converted: to what is computed in, unless it reads narrower types itself."""
     module, dtype = SCANS[name], compute_dtype(x.dtype)
     if getattr(module, "KEEPS_DTYPE", False):
-        return module, lambda *inputs: list(inputs)
+        return module, lambda *inputs: [x if x is None or x.dtype in _KEPT else x.to(dtype) for x in inputs]
     return module, lambda *inputs: [None if x is None else x.to(dtype) for x in inputs]
 
 

@@ -61,14 +61,24 @@ def _check_card(device: torch.device) -> None:
         raise RuntimeError(f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {wanted} or later")
 
 
+def no_second_derivative(*_) -> None:
+    """What differentiates the backward operators.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
+
+
 def _strides(x: Tensor) -> tuple[Tensor, int, int]:
     x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
     return x, *x.stride()[:2]
 
 
 def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
-    """Positions and channels of a tile."""
-    block = min(256, max(16, 1 << (E - 1).bit_length()))
+    """Positions and channels of a tile: half as many where rows do not begin at multiples of 16, for there every element has its own address."""
+    tile = tile // 2 if E % 16 else tile
+    block = min(256, tile, max(16, 1 << (E - 1).bit_length()))
     return {"TT": tile // block, "BE": block}
 
 
@@ -144,6 +154,7 @@ def _convs_grad(ctx, grads):
 
 
 _convs.register_autograd(_convs_grad, setup_context=_convs_save)
+_convs_backward.register_autograd(no_second_derivative)
 
 
 def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
@@ -199,6 +210,7 @@ def _gate_grad(ctx, dout):
 
 
 _gate.register_autograd(_gate_grad, setup_context=_save)
+_gate_backward.register_autograd(no_second_derivative)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -286,3 +298,4 @@ def _norm_grad(ctx, dtotal, dout, _):
 
 
 _norm.register_autograd(_norm_grad, setup_context=_norm_save)
+_norm_backward.register_autograd(no_second_derivative)

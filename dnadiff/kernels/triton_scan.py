@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dnadiff.kernels.portable import linear, linear_halves, narrow_linear
-from dnadiff.kernels.triton_rowwise import add_norm, gated_sum, kernels, rms_norm, short_conv, short_convs, watch
+from dnadiff.kernels.triton_rowwise import add_norm, gated_sum, kernels, no_second_derivative, rms_norm, short_conv, short_convs, watch
 
 __all__ = [
     "add_norm", "detail", "gated_scan", "gated_sum", "linear", "linear_halves", "narrow_linear", "rms_norm", "scans", "selective_scan",
@@ -72,6 +72,8 @@ def gated_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Ten
 
 def scans(ahead: tuple[Tensor | None, ...], back: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
     """Two scans in one launch: `ahead` forwards and `back`, of the same shapes, backwards; each as `selective_scan` takes them."""
+    if any(x.dtype != other.dtype for x, other in zip((*ahead[:2], *ahead[3:5]), (*back[:2], *back[3:5]), strict=True)):
+        return selective_scan(*ahead, False), selective_scan(*back, True)  # a kernel reads one type in both directions
     y, y_rev = _launch([ahead, back], None, False)
     return y, y_rev
 
@@ -274,3 +276,4 @@ def _grad(ctx, grads):
 
 
 _scans.register_autograd(_grad, setup_context=_save)
+_scans_backward.register_autograd(no_second_derivative)

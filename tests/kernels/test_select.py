@@ -91,7 +91,8 @@ def test_float64_goes_to_portable_and_a_forced_cpu_says_why(monkeypatch, scan_in
         selective_scan(*scan_inputs(1, 3, 2, 2, torch.float64), scan="cpu")
 
 
-def test_other_devices_get_the_portable_scan(monkeypatch):
+def test_other_devices_get_the_portable_scan(monkeypatch, fresh_choice):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert select.choose("auto", "cuda", torch.float32) == "portable"
     with pytest.raises(RuntimeError, match="the tensors are on cuda"):

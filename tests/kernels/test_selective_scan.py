@@ -212,3 +212,9 @@ def test_forward_mode_is_refused_where_it_would_count_as_a_constant(scan_inputs)
     inputs = [x.detach() for x in scan_inputs(1, 5, 3, 2)]
     with pytest.raises(NotImplementedError, match="scan=reference"):
         torch.func.jvp(lambda u: selective_scan(u, *inputs[1:], scan="cpu"), (inputs[0],), (inputs[0],))
+
+
+def test_whole_numbers_are_refused(scan_inputs):
+    u, *others = scan_inputs(1, 3, 2, 2)
+    with pytest.raises(ValueError, match=r"u has type torch\.int64, expected float32"):
+        selective_scan(u.long(), *others)

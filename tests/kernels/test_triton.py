@@ -20,7 +20,8 @@ from dnadiff.kernels import SCANS, available_scans, select, selective_scan, trit
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux: pip install triton)")
-HALF = {"bfloat16": 1e-2, "float16": 2e-3, "network under autocast": 4e-2, "network of bfloat16": 6e-2}  # others: 1e-5, gradients 1e-4
+# Of networks in half precision the error over that of the portable scan, which rounds too. Others: 1e-5, gradients 1e-4.
+HALF = {"bfloat16": 1e-2, "float16": 2e-3, "network under autocast": 1.5, "network of bfloat16": 1.5}
 
 
 def script(path: Path) -> ModuleType:
@@ -32,7 +33,7 @@ def script(path: Path) -> ModuleType:
 
 cases = script(HERE / "triton_cases.py")
 QUICK = ["one state", "backwards in chunks", "both in chunks", "gated", "bfloat16", *cases.ROWWISE]
-MORE = [*(name for name in cases.SCANS if name not in QUICK), *cases.LONG, *cases.NETWORKS, "published", "portable's probe"]
+MORE = [*(name for name in cases.SCANS if name not in QUICK), *cases.LONG, *cases.NETWORKS, *cases.OTHERS]
 
 
 @cache
@@ -103,10 +104,10 @@ def kernels_of(module: ModuleType) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("ways", ["both", "back", "gated"])
 def test_every_specialisation_of_a_real_width_builds_and_hardly_spills(registers, ways, dtype, arch):
-    for chunks in (False, True):
-        for launch in registers.different(registers.layer(512, 16, dtype, chunks, ways)):
+    for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 begin at no multiple of 16
+        for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
             built = launch.build(arch)
-            assert built.spilled <= (600 if launch.kernel.__name__ == "gradients" else 64), (launch.name(), built.spilled)
+            assert built.spilled <= (600 if launch.kernel.__name__ == "gradients" else 128), (launch.name(), built.spilled)
 
 
 @needs_triton
