@@ -86,6 +86,7 @@ def _main(name: str, function: Command) -> None:
             overrides = list(HydraConfig.get().overrides.task)
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             refuse_unread(plain, overrides, name)
+            refuse_words(plain, overrides, name)
             function(plain, run_dir, overrides)
         except Exception as error:
             caught.append(error)
@@ -176,12 +177,12 @@ def compose_again(name: str) -> dict[str, Any]:
     return compose(name, resolve=False)
 
 
-def compose_beside(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration of another command, from inside one."""
+def compose_beside(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
+    """The configuration of a command, from inside one."""
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()
-    return compose(name, overrides)
+    return compose(name, overrides, resolve)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -201,6 +202,23 @@ def refuse_unread(config: Mapping[str, Any], overrides: Sequence[str], name: str
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
     if added and (unread := [key for key in added if key.partition(".")[0] not in compose_again(name)]):
         raise ValueError(unknown_key(unread[0], name))
+
+
+def refuse_words(config: Mapping[str, Any], overrides: Sequence[str], name: str) -> None:
+    """Refuse a word where the configuration has true or false: Python would take any, `no` included, for true.
+
+    Raises:
+        ValueError: naming the key and the word.
+    """
+    given = {key: value for key, value in leaves(config) if isinstance(value, str) and value.isalpha()}
+    keys = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in given]
+    if not keys:
+        return
+    choices = [o for o in overrides if (config_dir() / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir()]
+    before = dict(leaves(compose_beside(name, choices, resolve=False)))
+    for key in keys:
+        if isinstance(before.get(key), bool):
+            raise ValueError(f"{key}={given[key]} is neither true nor false: say {key}=true or {key}=false")
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,8 @@ WRONG_TRAINING = {
     "data.length=0": "set data.length to 1 or more",
     "init_from=nowhere": "checkpoint nowhere does not exist",
     "seed=abc": "seed 'abc' must be a whole number",
+    "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",
+    "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
     "a=[b": "cannot read the command line",
 }
