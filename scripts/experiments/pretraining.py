@@ -4,10 +4,10 @@
 
 One network (Caduceus 64x4; AR its causal twin, a Mamba of one layer more, 0.3 % more parameters), one genome (human chr20), 12 M tokens each
 in windows of 512, the same averaging of weights and the same reverse-complement augmentation. Every objective tries the same two rates with
-a quarter of the tokens and takes the one with the better validation loss of its own kind; `mlm_mdlm` spends half of the tokens on
+a sixth of the tokens and takes the one with the better validation loss of its own kind; `mlm_mdlm` spends half of the tokens on
 either, with the rates of both. `sedd` is not told the time, so that its network is the others'.
 
-Then all are fine-tuned alike on the complete official test set of `human_nontata_promoters`, divided 80/20 by common 24-mers: three rates
+Then all are fine-tuned alike on the complete official test set of `human_nontata_promoters`, divided 80/20 by common 24-mers: two rates
 chosen on validation with a seed of its own, three seeds, paired differences on the same test items. Either twin is also trained from scratch.
 The question is whether a diffusion model keeps what others learn: it does unless the interval of the difference excludes 0.
 """
@@ -36,8 +36,8 @@ FULL = {
     "genome": ["data=fasta", "data/split=chr20", "data.path={data}/genomes/GRCh37_chr20.fa.gz"],
     "windows": ["data.length=512", "data.batch_size=16"],
     "sizes": {"caduceus": ["backbone.d_model=64", "backbone.n_layers=4"], "mamba": ["backbone.d_model=64", "backbone.n_layers=5"]},
-    **{"steps": 1464, "tune_steps": 366, "pretraining_rates": ("3e-3", "6e-3"), "rates": (5e-4, 1e-3, 2e-3), "seeds": (1, 2, 3)},
-    **{"batch": 32, "epochs": 8, "tuning_epochs": 3},
+    **{"steps": 1464, "tune_steps": 244, "pretraining_rates": ("3e-3", "6e-3"), "rates": (1e-3, 2e-3), "seeds": (1, 2, 3)},
+    **{"batch": 32, "epochs": 5, "tuning_epochs": 2},
 }
 QUICK = {
     "tasks": {MAIN: ("ecoli_coding", None, ("task.max_train=40",))},
@@ -75,7 +75,7 @@ class Objectives(Study):
         return {"rate": rate, **study.train(self.folder / "runs" / run, arguments)}
 
     def pretune(self, objective: str, rate: str) -> dict:
-        """A quarter of the tokens with one rate."""
+        """A sixth of the tokens with one rate."""
         return self.read_genome(f"pretune-{objective}-{rate}", objective, rate, self.size["tune_steps"])
 
     def pretraining_rate(self, objective: str) -> str:
