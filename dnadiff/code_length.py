@@ -154,6 +154,13 @@ def curve_from(content: Mapping[str, Any], length: int) -> np.ndarray:
     return np.minimum.accumulate(bits) * math.log(2)
 
 
+def best_sizes_hold(content: Mapping[str, Any], num_groups: int) -> bool:
+    """Whether best sizes cost less than equal ones on windows that they were not chosen on, by the nearest K of a `table`."""
+    rows = [row for row in content.get("rows", ()) if row["groups"] > 1]
+    nearest = min(rows, key=lambda row: abs(math.log(row["groups"] / num_groups)), default=None)
+    return nearest is not None and nearest["optimal"]["bits"] < nearest["uniform"]["bits"]
+
+
 def stored_points(length: int) -> np.ndarray:
     """The n at which a `table` holds h: near both ends, where it may be steep, nearly all, and ever wider apart away from them."""
     near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from dnadiff.sampler.base import Sampler, whole
 from dnadiff.sampler.grouped import Grouped
 
 STORED = "evaluate.json"
+log = logging.getLogger("dnadiff")
 
 
 class Model:
@@ -222,7 +224,8 @@ class Model:
         Args:
             length: L.
             num_groups: K, if it is chosen already.
-            sizes: `optimal` for those that cost least under h(n), numbers, or None for equal groups.
+            sizes: `optimal` for those that cost least under h(n), where the table says that this holds on other windows too; numbers,
+                or None for equal groups.
 
         Raises:
             ValueError: if `optimal` is asked for without an h(n).
@@ -237,14 +240,16 @@ class Model:
             raise ValueError(
                 f"sizes=optimal needs the h(n) of this checkpoint: python -m dnadiff.evaluate checkpoint=RUN output=RUN/{STORED} stores it"
             )
-        if h is None:
-            return {"num_groups": None, "sizes": None}
-        if num_groups is not None:
-            return {"num_groups": None, "sizes": code_length.optimal_sizes(h, num_groups).tolist()}
-        found = code_length.fewest_groups(h, optimal=sizes == "optimal")
-        if found is None or sizes is None:
-            return {"num_groups": None if found is None else len(found), "sizes": None}
-        return {"num_groups": None, "sizes": found.tolist()}
+        found = None if h is None else code_length.fewest_groups(h)
+        if found is None:  # nothing measured, or no structure to lose
+            return {"num_groups": num_groups, "sizes": None}
+        if sizes is None:
+            return {"num_groups": len(found), "sizes": None}
+        if not code_length.best_sizes_hold(self._stored(), num_groups or len(found)):
+            log.warning(f"sizes=optimal: by {STORED} best sizes save nothing on windows they were not chosen on; groups are equal")
+            return {"num_groups": num_groups or len(found), "sizes": None}
+        best = code_length.fewest_groups(h, optimal=True) if num_groups is None else code_length.optimal_sizes(h, num_groups)
+        return {"num_groups": None, "sizes": best.tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
         """h(n) for sequences of `length` tokens, as `evaluate` stored it in the run's folder; None if it is not there or another model's."""

@@ -14,9 +14,10 @@ from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 
 
-def stored(folder, length=64, checkpoint="best.ckpt", step=30):
-    """An evaluation of the run, as far as sampling reads it: h falls from 2 bits to 1."""
-    curve = {"length": length, "h": {"visible": list(range(length)), "bits": (1 + np.exp(-np.arange(length) / 8)).tolist()}}
+def stored(folder, length=64, checkpoint="best.ckpt", step=30, best=1.1):
+    """An evaluation of the run, as far as sampling reads it: h falls from 2 bits to 1, and best sizes of 8 groups cost `best` bits."""
+    rows = [{"groups": k, "uniform": {"bits": 1.2}, "optimal": {"bits": bits}} for k, bits in ((1, 1.2), (8, best))]
+    curve = {"length": length, "h": {"visible": list(range(length)), "bits": (1 + np.exp(-np.arange(length) / 8)).tolist()}, "rows": rows}
     content = {"model": {"checkpoint": f"elsewhere/checkpoints/{checkpoint}", "step": step}, "code_length": curve}
     (folder / "evaluate.json").write_text(json.dumps(content))
 
@@ -68,6 +69,16 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     assert status == 0 and "by evaluate.json in the run of 64 tokens, if h(n) depends on the visible share alone" in err
     assert "if h(n)" not in cli("sample", *args)[2]
     assert dnadiff.load(copy, "cpu").default_sampler(64).num_groups == len(equal)
+
+
+def test_best_sizes_that_save_nothing_on_other_windows_are_not_taken(cli, copy, tmp_path):
+    stored(copy, best=1.2)
+    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
+        args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "sampler.sizes=optimal", *more]
+        status, _, err = cli("sample", *args, "output=a.fa")
+        assert status == 0 and "best sizes save nothing on windows they were not chosen on" in err and steps(tmp_path / "a.fa") == calls
+    assert dnadiff.load(copy, "cpu").groups(64, 5, "optimal") == {"num_groups": 5, "sizes": None}
 
 
 @pytest.mark.parametrize("other", [{"step": 31}, {"checkpoint": "last.ckpt"}])
