@@ -29,10 +29,15 @@ class NotYet(ValueError):
 
 
 class Kept:
-    """The finished pieces of a study: `folder/NAME.json`."""
+    """The finished pieces of a study: `folder/NAME.json`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: made when the first piece is kept.
+        settings: of the study, kept with each piece, so that one made with others is known.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.settings = folder, json.loads(json.dumps(settings or {}, default=str))
 
     def path(self, name: str) -> Path:
         """Where a piece is kept."""
@@ -44,6 +49,11 @@ class Kept:
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name not in self:
             raise NotYet(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
+        row = self._read(name)
+        row.pop("settings", None)
+        return row
+
+    def _read(self, name: str) -> dict[str, Any]:
         return json.loads(self.path(name).read_text(encoding="utf-8"))
 
     @contextmanager
@@ -61,7 +71,13 @@ class Kept:
     def keep(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a piece, all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.path(name), row)
+        write_json(self.path(name), {**row, "settings": self.settings})
+
+    def changed(self, name: str) -> str:
+        """What a piece was made with that is now otherwise: `epochs 10, now 8`; empty if nothing is, or the piece does not say."""
+        before = self._read(name).get("settings", self.settings)
+        keys = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
+        return "; ".join(f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys)
 
 
 def arguments(description: str, output: str) -> argparse.ArgumentParser:
@@ -80,6 +96,8 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
 def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
     """Run what is asked for and not finished: in the order of `--only`, and of the pieces under each.
 
+    Finished pieces that were made with other settings are named first; they stay, and enter the tables.
+
     Several processes may work in one folder: a piece that another one has in hand is passed over, and waited for at the end, for others
     may need it.
 
@@ -90,6 +108,9 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
     chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
         raise ValueError(f"--only {' '.join(options.only)} names no piece; there are {', '.join(pieces)}")
+    found = {name: kept.changed(name) for name in pieces if name in kept}
+    for change in dict.fromkeys(filter(None, found.values())):
+        print(f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}", flush=True)
     if options.list:
         for name in chosen:
             print(f"{'finished' if name in kept else '-':<10}{name}")
@@ -111,6 +132,11 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
             raise needs
         if held and not made:
             time.sleep(_WAIT)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _run(name: str, place: str, piece: Piece, kept: Kept) -> None:

@@ -28,6 +28,19 @@ def test_finished_pieces_are_skipped_and_may_be_chosen(tmp_path, options, capsys
         kept["c"]
 
 
+def test_pieces_made_with_other_settings_are_named(tmp_path, options, capsys):
+    pieces = {name: lambda: {"value": 1} for name in ("a", "b", "c")}
+    study.work(pieces, study.Kept(tmp_path, {"epochs": 10, "rates": (1, 2)}), options("--only", "a", "--only", "b"))
+    kept = study.Kept(tmp_path, {"epochs": 8, "rates": (1, 2), "batch": 4})
+    capsys.readouterr()
+    study.work(pieces, kept, options())
+    assert capsys.readouterr().out.splitlines()[0] == "made with other settings (epochs 10, now 8; batch null, now 4): a, b"
+    study.work(pieces, study.Kept(tmp_path, kept.settings), options("--table"))
+    assert "made with other settings" in capsys.readouterr().out
+    (tmp_path / "a.json").write_text('{"value": 1}')  # one that does not say
+    assert kept["b"].keys() == {"value", "piece_seconds"} and not kept.changed("a") and not kept.changed("c")
+
+
 def test_a_piece_that_fails_leaves_nothing(tmp_path, options):
     def fail():
         raise OSError

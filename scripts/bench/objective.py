@@ -77,7 +77,7 @@ class Study:
     """The pieces and their tables."""
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size = study.Kept(folder), size
+        self.kept, self.size = study.Kept(folder, size), size
         self.pieces = {"weights": self.weights}
         self.pieces |= {f"noise-{slug(m)}": lambda m=m: self.noise(m) for m in METHODS}
         self.pieces |= {

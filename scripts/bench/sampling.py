@@ -77,7 +77,7 @@ class Study:
     """The pieces (`weights`, `weights-ar`, `curve`, one for each cell), their tables and picture."""
 
     def __init__(self, folder: Path, size: Mapping[str, Any], options: Any) -> None:
-        self.kept, self.size, self.seconds, self.tokens = study.Kept(folder), size, options.seconds, options.tokens
+        self.kept, self.size, self.seconds, self.tokens = study.Kept(folder, size), size, options.seconds, options.tokens
         self.given = {"caduceus": options.checkpoint, "mamba": options.causal}
         self.pieces: dict[str, study.Piece] = {}
         for name, backbone in (("weights", "caduceus"), ("weights-ar", "mamba")):

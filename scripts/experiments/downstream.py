@@ -90,7 +90,7 @@ class Study:
     networks = {"scratch": "chr20", "yeast": "yeast", "chr20": "chr20"}  # noqa: RUF012
 
     def __init__(self, folder: Path, size: dict, data: Path) -> None:
-        self.kept, self.size, self.folder, self.data = study.Kept(folder), size, folder, data
+        self.kept, self.size, self.folder, self.data = study.Kept(folder, size), size, folder, data
         self.predictions, self.tokenizer = Predictions(folder / "predictions"), DNATokenizer()
         self.read: dict[tuple, tuple] = {}
         self.pieces = self.all_pieces()

@@ -70,7 +70,7 @@ class Study:
     """The pieces and their table: `tune-MODEL-RATE`, `final-MODEL-VARIANT`, `test-MODEL` and `markov`."""
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size, self.runs = study.Kept(folder), size, folder / "runs"
+        self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
         self.pieces = {f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r) for m in MODELS for rate in size["rates"]}
         self.pieces |= {f"final-{m}{self.slug(v)}": lambda m=m, v=v: self.final(m, v) for m in MODELS for v in self.variants(m)}
         self.pieces |= {"markov": self.markov} | {f"test-{m}": lambda m=m: self.test(m) for m in MODELS}

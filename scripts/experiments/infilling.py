@@ -184,7 +184,7 @@ class Study:
     """The pieces: `GENOME-PATTERN-METHOD`, and the table."""
 
     def __init__(self, folder: Path, runs: dict[str, Path | None], size: dict[str, Any]) -> None:
-        self.kept, self.runs, self.size, self.folder = study.Kept(folder), runs, size, folder
+        self.kept, self.runs, self.size, self.folder = study.Kept(folder, size), runs, size, folder
         self.loaded: dict[str, tuple[Any, Any, np.ndarray]] = {}
         self.markov: dict[str, BackoffMarkov] = {}
         genomes = [genome for genome, run in runs.items() if run is not None or genome == "ecoli"]

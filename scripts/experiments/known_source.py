@@ -171,7 +171,7 @@ class Study:
     """The pieces and their table."""
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size, self.chain = study.Kept(folder), size, Chain()
+        self.kept, self.size, self.chain = study.Kept(folder, size), size, Chain()
         self.fasta = folder / "source.fa"
         self.pieces = {"source": self.source, **{name: lambda name=name: self.model(name) for name in OBJECTIVES}}
 

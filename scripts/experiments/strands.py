@@ -52,7 +52,7 @@ class Study:
     """The pieces, one run each, and their table."""
 
     def __init__(self, folder, size: dict) -> None:
-        self.kept, self.size, self.runs = study.Kept(folder), size, folder / "runs"
+        self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
         self.pieces = {
             self.name(n, s): lambda n=n, s=s: self.run(n, s) for s, n in itertools.product(range(1, size["seeds"] + 1), NETWORKS)
         }

@@ -80,7 +80,7 @@ class Study:
     """The pieces and their tables: `CORPUS-tune-MODEL-RATE`, `CORPUS-final-MODEL`, `CORPUS-test-MODEL` and `ablation-NAME`."""
 
     def __init__(self, folder: Path, data: Path, size: dict, quick: bool) -> None:
-        self.kept, self.size, self.quick, self.runs = study.Kept(folder), size, quick, folder / "runs"
+        self.kept, self.size, self.quick, self.runs = study.Kept(folder, size), size, quick, folder / "runs"
         self.corpora, self.pieces = corpora(data), {}
         for c in self.corpora:
             self.pieces |= {f"{c}-tune-{m}-{r}": lambda c=c, m=m, r=r: self.tune(c, m, r) for m in MODELS for r in size["rates"]}
