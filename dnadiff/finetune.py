@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ PROBE, RANDOM_PROBE, NEIGHBOURS = "frozen + logistic regression", "untrained, fr
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
-    from dnadiff.downstream import seen
+    from dnadiff.data.files import check_output, replacing
+    from dnadiff.downstream import seen, suite
     from dnadiff.report.suite import write_suite
 
-    output = Path(config["output"]) if config["output"] else run_dir / "finetune.json"
-    check_output(output, config["overwrite"])
     check_settings(config)
+    output = Path(config["output"]).expanduser() if config["output"] else run_dir / "finetune.json"
+    check_output(output, config["overwrite"])
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(
@@ -39,27 +40,57 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         )
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, kept = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
-    tasks = {"": config["task"]} if several is None else present(several)
+    tasks = {"": config["task"]} if several is None else suite.present(several)
     words = seen.pretraining_words(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
-    found = {name: study_of(config, task, loaded, overrides, kept, words) for name, task in tasks.items()}
-    result = found[""] if several is None else {"tasks": found}
+    found, left_out = {}, {name: "no data" for name in several or () if name not in tasks}
+    for name, task in tasks.items():
+        try:
+            read = readable(task, loaded, config["layer"])
+        except (ValueError, OSError) as error:
+            if several is None or (not found and name == list(tasks)[-1]):
+                raise
+            left_out[name] = " ".join(str(error).split())
+            log.warning(f"{name} is left out: {left_out[name]}")
+            continue
+        found[name] = study_of(config, *read, loaded, overrides, kept, words)
+    result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "finetune.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
+    with replacing(run_dir / "finetune.yaml", overwrite=True) as file:
+        file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(output, result)
     write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {' '.join(overrides)}"])
     show(studies, several is not None)
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
     print(f"files are in {run_dir}" if output.parent == run_dir else f"result in {output}, report in {run_dir}")
     return result
 
 
 def check_settings(config: dict[str, Any]) -> None:
-    """Put whole numbers where they must be, in place.
+    """Refuse values of the wrong kind before anything is read, and put whole numbers where they must be, in place.
 
     Raises:
         ValueError: naming the key.
     """
+    for key in ("fine_tune", "scratch", "probe", "neighbours", "pretraining_overlap", "overwrite"):
+        if not isinstance(config[key], bool):
+            raise ValueError(f"{key} {config[key]!r} must be true or false")
+    for key in ("output", "results"):
+        if config[key] is not None and (isinstance(config[key], bool) or not isinstance(config[key], (str, int, float))):
+            raise ValueError(f"{key} {config[key]!r} must be a path, or null")
+        config[key] = None if config[key] is None else str(config[key])
+    if config["results"] and Path(config["results"]).expanduser().is_file():
+        raise ValueError(f"results {config['results']} is a file; name a folder")
+    config["trust"] = [config["trust"]] if isinstance(config["trust"], str) else config["trust"]
+    if not isinstance(config["trust"], list) or not all(isinstance(name, str) for name in config["trust"]):
+        raise ValueError(f"trust {config['trust']!r} must be a list of packages")
+    commands.pick_device(config["accelerator"])
+    if not is_between(config["weight_decay"], 0, math.inf):
+        raise ValueError(f"weight_decay {config['weight_decay']!r} must be a number, 0 or more")
+    if config["warmup"] is not None and not is_between(config["warmup"], 0, 1):
+        raise ValueError(f"warmup {config['warmup']!r} must be a share of the steps from 0 to 1, or null")
     for key, least in (("seed", 0), ("seeds", 1), ("kmer", 1)):
         config[key] = commands.whole(key, config[key], least)
     for key in ("epochs", "patience", "layer"):
@@ -68,10 +99,15 @@ def check_settings(config: dict[str, Any]) -> None:
     for key in ("lr", "lr_scratch"):
         config[key] = listed(config[key])
         for rate in config[key]:
-            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
+            if not is_between(rate, 0, math.inf) or rate == 0:
                 raise ValueError(f"{key} {rate!r} must be a number above 0, or a list of such to choose from on validation")
     if config["kmer"] > 8:
         raise ValueError(f"kmer {config['kmer']} is too long for a table of counts; set kmer to 8 or less")
+
+
+def is_between(value: Any, low: float, high: float) -> bool:
+    """Whether it is a finite number within these bounds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
 
 
 def listed(value: Any) -> list[Any]:
@@ -86,35 +122,29 @@ def listed(value: Any) -> list[Any]:
     return several
 
 
-def present(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The tasks of a suite whose data are there; the others are named.
-
-    Raises:
-        FileNotFoundError: if none is.
-    """
-    there = {name: task for name, task in tasks.items() if Path(task["path"]).expanduser().exists()}
-    if missing := [name for name in tasks if name not in there]:
-        log.info(f"no data for {', '.join(missing)}")
-    if not there:
-        raise FileNotFoundError(f"{Path(next(iter(tasks.values()))['path']).parent} holds none of {', '.join(tasks)}; set task.path")
-    return there
-
-
-def study_of(
-    config: Mapping[str, Any], task: Mapping[str, Any], loaded: Any, overrides: Sequence[str], folder: Path, words: Any | None
-) -> dict[str, Any]:
-    """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
-    from dnadiff import __version__
-    from dnadiff.downstream import protocol, seen
+def readable(task: Mapping[str, Any], loaded: Any, layer: int | None) -> tuple[Any, Any]:
+    """The task, read, and its protocol; ValueError or OSError in one line for what cannot be used."""
+    from dnadiff.downstream import protocol
     from dnadiff.downstream.classifier import check_length, first_layers
-    from dnadiff.downstream.results import ResultsFolder
-    from dnadiff.downstream.run import runs_of, study
 
     reader = build(task, trust=None)
     how = protocol.named(reader.protocol, loaded.tokenizer.vocab.pad_id)
     data = reader.load(loaded.tokenizer)
+    check_length(first_layers(copy.deepcopy(loaded.denoiser.backbone), layer), data)  # now, not after the baselines
+    how.rounds(data, 1)  # a task that cannot be divided is refused here
+    return data, how
+
+
+def study_of(
+    config: Mapping[str, Any], data: Any, how: Any, loaded: Any, overrides: Sequence[str], folder: Path, words: Any | None
+) -> dict[str, Any]:
+    """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
+    from dnadiff import __version__
+    from dnadiff.downstream import seen
+    from dnadiff.downstream.results import ResultsFolder
+    from dnadiff.downstream.run import runs_of, study
+
     models = contenders(config, loaded, how)
-    check_length(first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"]), data)  # now, not after the baselines
     announce(data)
     subsets = None if words is None else seen.subsets(how.tested(data), words, loaded.tokenizer)
     seeds = [config["seed"] + i for i in range(config["seeds"])]
@@ -150,7 +180,7 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
-    from dnadiff.downstream.classifier import first_layers
+    from dnadiff.downstream.classifier import Trained, first_layers
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbours
     from dnadiff.draws import hash64
 
@@ -167,7 +197,12 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
     device = "cuda" if on_gpu else "cpu"
     models: dict[str, Any] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(loaded.tokenizer, config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
-        models.setdefault(name, build(baseline, loaded.tokenizer, trust=None))
+        if not isinstance(baseline, Mapping) or "_target_" not in baseline:
+            raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
+        built = build(baseline, loaded.tokenizer, trust=None)
+        if isinstance(built, Trained):
+            built.trainer.setdefault("accelerator", config["accelerator"])
+        models.setdefault(name, built)
     if config["neighbours"]:
         models[NEIGHBOURS] = NearestNeighbours(trained, about=known, device=device)
     if config["probe"]:
@@ -229,7 +264,9 @@ def show(studies: Sequence[Mapping[str, Any]], together: bool) -> None:
             print()
             print(table(rows_of_subsets(result), ("accuracy (items)", *parts)))
     if together:
-        print("\nall tasks; a published number rests on the training sequences in brackets, and is no rival of one with fewer")
+        print(
+            "\nall tasks; a published number rests on the training sequences in brackets, and is no rival of one with fewer; chance: always the larger class"
+        )
         print(table(rows_of_suite(studies), HEADER))
 
 

@@ -50,7 +50,7 @@ class Kept:
         if name not in self:
             raise NotYet(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
         row = self._read(name)
-        row.pop("settings", None)
+        row.pop("of_study", None)
         return row
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -71,11 +71,11 @@ class Kept:
     def keep(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a piece, all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.path(name), {**row, "settings": self.settings})
+        write_json(self.path(name), {**row, "of_study": self.settings})
 
     def changed(self, name: str) -> str:
         """What a piece was made with that is now otherwise: `epochs 10, now 8`; empty if nothing is, or the piece does not say."""
-        before = self._read(name).get("settings", self.settings)
+        before = self._read(name).get("of_study", self.settings)
         keys = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
         return "; ".join(f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dnadiff import commands, finetune
-from dnadiff.checkpoint import build_denoiser
+from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.downstream.protocol import named
 
 
 def checkpoint(path: Path, tokenizer) -> str:
@@ -176,3 +177,53 @@ def test_a_bad_rate_or_layer_gets_one_line(tmp_path, table, capsys):
     assert "need at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
     assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
     assert "batch_size 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
+
+
+def test_settings_of_the_wrong_kind_get_one_line_before_anything_is_read(tmp_path, table, capsys):
+    start = ["checkpoint=nowhere", "task=csv", f"task.path={table}"]
+    for setting, message in (
+        ("weight_decay=abc", "weight_decay 'abc' must be a number, 0 or more"),
+        ("weight_decay=-1", "weight_decay -1 must be"),
+        ("warmup=2", "warmup 2 must be a share"),
+        ("warmup=abc", "warmup 'abc' must be a share"),
+        ("lr=inf", "lr inf must be a number above 0"),
+        ("probe=maybe", "probe=maybe is neither true nor false"),
+        ("overwrite=2", "overwrite 2 must be true or false"),
+        ("output=[a]", "output ['a'] must be a path"),
+        (f"results={table}", "is a file; name a folder"),
+        ("trust=5", "trust 5 must be a list of packages"),
+        ("accelerator=quantum", "accelerator 'quantum' is not known"),
+    ):
+        assert message in refusal(tmp_path, capsys, *start, setting)
+    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
+    assert "baselines.x is 5; give it a _target_" in refusal(tmp_path, capsys, run, *start[1:], "+baselines.x=5")
+
+
+def test_a_suite_reads_tables_and_leaves_out_what_it_cannot_use(tmp_path, capsys):
+    run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
+    folder.mkdir()
+    rows = [("".join(random.choice(list("ACGT"), 30)), "ab"[i % 2], "test" if i % 3 else "train") for i in range(90)]
+    lines = [",".join(row) + "\n" for row in rows]
+    (folder / "human_ocr_ensembl.part.csv").write_text("sequence,class,split\n" + "".join(lines))
+    (folder / "human_enhancers_cohn.csv").write_text("sequence,class,split\nACXT,a,train\n" + "".join(lines))
+    too_long = [line.replace(",", "ACGT" * 10 + ",", 1) for line in lines]
+    (folder / "human_nontata_promoters.csv").write_text("sequence,class,split\n" + "".join(too_long))
+    suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
+    result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
+    assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
+    assert result["left_out"]["demo_human_or_worm"] == "no data"
+    assert "letter 'X' at position 3" in result["left_out"]["human_enhancers_cohn"]
+    assert "takes at most 40" in result["left_out"]["human_nontata_promoters"]
+    assert "left out: human_enhancers_cohn (" in capsys.readouterr().out
+    (folder / "human_ocr_ensembl.part.csv").unlink()
+    with pytest.raises(SystemExit):
+        call(tmp_path, *suite, "overwrite=true")
+    assert "takes at most 40" in capsys.readouterr().err
+
+
+def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
+    loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
+    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "baselines=all", "accelerator=cpu"])
+    finetune.check_settings(config)
+    models = finetune.contenders(config, loaded, named("fixed", 4))
+    assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}

@@ -8,6 +8,7 @@ from typing import Any
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import METADATA, IntervalTask
 from dnadiff.downstream.labelled import Labelled, LabelledTask
+from dnadiff.downstream.settings import flag
 from dnadiff.downstream.table import CsvTask, header_of, tables_in
 
 SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
@@ -25,7 +26,7 @@ class GenomicBenchmark(LabelledTask):
     """
 
     def __init__(self, path: str, name: str, genome: str | None = None, skip_missing: bool = False, **settings: Any) -> None:
-        self.path, self.genome, self.skip_missing = str(path), genome, skip_missing
+        self.path, self.genome, self.skip_missing = str(path), genome, flag("skip_missing", skip_missing)
         super().__init__(name, **settings)
 
     def read(self, tokenizer: Any) -> Labelled:

@@ -7,6 +7,7 @@ compared on which task is decided in `run`.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -172,6 +173,8 @@ class FineTuning(lightning.LightningModule):
         log_probs = self.classifier.log_probs(self.data.valid, 4 * self.batch_size, not self.data.stranded)
         labels = self.data.valid.labels
         score = (float((log_probs.argmax(-1) == labels).float().mean()), -float(nn.functional.nll_loss(log_probs, labels)))
+        if not math.isfinite(score[1]):
+            score = (-1.0, -math.inf)  # diverged: worse than any other epoch, however many a network that says nothing gets right
         if not self.best_weights or score > self.best:
             self.best, self.best_weights, self.waited = score, copy.deepcopy(self.classifier.state_dict()), 0
             self.best_epoch = self.num_epochs
@@ -223,7 +226,7 @@ class Trained(ABC):
                 raise ValueError(f"{name} is {value}; set {name} to 1 or more")
         self.epochs, self.batch_size = epochs, batch_size
         self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size, "patience": patience}
-        self.trainer = trainer or {}
+        self.trainer = {"devices": 1, **(trainer or {})}  # Lightning's own choice, all devices, would divide the batches
         self.score, self.found = (-1.0, 0.0), {}
 
     @abstractmethod
@@ -254,6 +257,8 @@ class Trained(ABC):
         training.train()  # a loaded network arrives in evaluation mode, which Lightning would keep
         trainer.fit(training)
         training.classifier.load_state_dict(training.best_weights)
+        # Lightning leaves the network on the CPU: the test items are to be scored where it was trained.
+        training.classifier.to(next(iter(training.best_weights.values())).device)
         self.score = training.best
         self.found = {
             "valid_accuracy": training.best[0],
@@ -269,8 +274,17 @@ class Trained(ABC):
         return self.predict(self.fit(data, seed, report), data)
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
-        """What a classifier that `fit` gave says of the test items: log-probabilities (S, C)."""
-        return classifier.log_probs(data.test, 4 * self.batch_size, not data.stranded)
+        """What a classifier that `fit` gave says of the test items: log-probabilities (S, C).
+
+        Raises:
+            ValueError: if they are no numbers, because training diverged.
+        """
+        log_probs = classifier.log_probs(data.test, 4 * self.batch_size, not data.stranded)
+        if not bool(log_probs.isfinite().all()):
+            raise ValueError(
+                f"{data.name}: training at rate {self.settings['lr']:g} diverged, its predictions are no numbers; set a lower rate"
+            )
+        return log_probs
 
 
 class Network(Trained):

@@ -10,7 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HEADER = ("task", "train", "tested", "model", "accuracy", "95 % interval", "spread", "MCC", "AUROC", "published", "minus published")
+HEADER = (
+    "task",
+    "train",
+    "tested",
+    "chance",
+    "model",
+    "accuracy",
+    "95 % interval",
+    "spread",
+    "MCC",
+    "AUROC",
+    "published",
+    "minus published",
+)
 
 
 class Published(NamedTuple):
@@ -89,6 +102,7 @@ def rows_of_suite(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]
                     task["name"],
                     f"{trained_on(result):,}",
                     f"{task['tested']:,}",
+                    f"{task['chance']:.3f}",
                     name,
                     f"{accuracy:.3f}",
                     f"{m['low']:.3f} .. {m['high']:.3f}",

@@ -23,9 +23,14 @@ class FastaTask(LabelledTask):
     def __init__(self, path: Mapping[str, Any], name: str = "fasta", **settings: Any) -> None:
         if not isinstance(path, Mapping):
             raise ValueError(f"path {path!r} is not a file for each class; write 'task.path={{promoter: p.fa, other: o.fa}}'")
+        if any(isinstance(files, Mapping) for files in path.values()) and not all(isinstance(files, Mapping) for files in path.values()):
+            raise ValueError("path has parts beside files; write 'task.path={train: {promoter: p.fa, ...}, test: {promoter: q.fa, ...}}'")
         self.divided = bool(path) and all(isinstance(files, Mapping) for files in path.values())
         if self.divided and (unknown := set(path) - set(PART_OF_WORD)):
             raise ValueError(f"path has a part {min(unknown)!r}; the parts are train, valid and test")
+        named = [str(name) for files in (path.values() if self.divided else [path]) for name in files]
+        if not named:
+            raise ValueError("path names no file; write 'task.path={promoter: p.fa, other: o.fa}'")
         self.files = {part: dict(files) for part, files in path.items()} if self.divided else {"train": dict(path)}
         super().__init__(name, **settings)
 

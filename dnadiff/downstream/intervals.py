@@ -15,7 +15,8 @@ from dnadiff.data.files import resolve
 from dnadiff.data.genome import Genome
 from dnadiff.downstream.folders import class_places
 from dnadiff.downstream.labelled import Labelled, LabelledTask
-from dnadiff.downstream.table import rows_of
+from dnadiff.downstream.settings import flag
+from dnadiff.downstream.table import header_of, rows_of
 
 METADATA = "metadata.yaml"
 COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
@@ -34,7 +35,7 @@ class IntervalTask(LabelledTask):
     """
 
     def __init__(self, path: str, genome: str, name: str | None = None, skip_missing: bool = False, **settings: Any) -> None:
-        self.path, self.genome, self.skip_missing = str(path), str(genome), skip_missing
+        self.path, self.genome, self.skip_missing = str(path), str(genome), flag("skip_missing", skip_missing)
         super().__init__(name or Path(self.path).name, **settings)
 
     def read(self, tokenizer: Any) -> Labelled:
@@ -50,6 +51,9 @@ class IntervalTask(LabelledTask):
         self._check_classes({name for _, name, _ in places})
         skipped = 0
         for part, name, file in places:
+            if missing := [column for column in COLUMNS if column not in header_of(str(file))]:
+                raise ValueError(f"{file} has no column {missing[0]!r}; intervals need id, {', '.join(COLUMNS)}")
+            before = len(found.sequences) + skipped
             for number, (region, start, end, strand) in rows_of(str(file), COLUMNS):
                 where = f"{file}: line {number}"
                 if region not in known:
@@ -66,6 +70,8 @@ class IntervalTask(LabelledTask):
                 found.sequences.append(genome.window(known[region], int(start), int(end), _STRANDS[strand]))
                 found.labels.append(name)
                 found.parts.append(part)
+            if len(found.sequences) + skipped == before:
+                raise ValueError(f"{file} has a header and no rows; add some")
         if not found.sequences:
             raise ValueError(f"{self.path} has no interval on a record of {self.genome}; check the assembly")
         found.notes = {"genome": self.genome, "genome_digest": genome.digest, "intervals_on_missing_records": skipped}
@@ -80,8 +86,14 @@ class IntervalTask(LabelledTask):
 
     def _check_classes(self, there: set[str]) -> None:
         path = Path(self.path).expanduser() / METADATA
-        described = yaml.safe_load(path.read_text(encoding="utf-8"))
-        named = set(described.get("classes", {})) if isinstance(described, dict) else set()
+        try:
+            described = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())}); fetch it again") from None
+        classes = described.get("classes") if isinstance(described, dict) else None
+        if not isinstance(classes, (dict, list)):
+            raise ValueError(f"{path} names no classes; expected a key 'classes' with a name for each file")
+        named = set(map(str, classes))
         if named != there:
             differing = min(named ^ there)
             raise ValueError(f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} only; correct {path}")

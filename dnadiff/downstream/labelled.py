@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from dnadiff.data.splits import PARTS
-from dnadiff.downstream import encoded, groups
+from dnadiff.downstream import encoded, groups, settings
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
+from dnadiff.kmers import MAX_K
 
 log = logging.getLogger("dnadiff")
 
@@ -97,14 +98,14 @@ class LabelledTask(ABC):
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:
-        for key, value in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
-            if not 0 < value < 1:
-                raise ValueError(f"{key} is {value}; set task.{key} to a share between 0 and 1")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length is {max_length}; set task.max_length to 1 or more, or to null")
-        self.name, self.stranded, self.max_length, self.seed, self.protocol = name, stranded, max_length, seed, protocol
-        self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
-        self.cluster_word, self.redivide, self.expected = cluster_word, redivide, dict(expected or {})
+        self.name, self.protocol, self.expected = settings.word("name", name), protocol, dict(expected or {})
+        self.stranded, self.redivide = settings.flag("stranded", stranded), settings.flag("redivide", redivide)
+        self.max_length, self.seed = settings.whole_or_none("max_length", max_length, 1), settings.whole("seed", seed, 0)
+        self.cluster_word = settings.whole_or_none("cluster_word", cluster_word, 1, MAX_K)
+        self.test_fraction, self.valid_fraction = (
+            settings.share("test_fraction", test_fraction),
+            settings.share("valid_fraction", valid_fraction),
+        )
 
     _of_division = frozenset(
         ("name", "stranded", "max_length", "seed", "protocol", "test_fraction", "valid_fraction", "cluster_word", "redivide", "expected")

@@ -72,6 +72,7 @@ class PaperSplit(FixedSplit):
         order = torch.randperm(len(official), generator=generator)
         size = max(1, round(self.valid_fraction * len(official)))
         divided = replace(data, train=official.select(order[size:].sort().values), valid=official.select(order[:size].sort().values))
+        _check_classes(divided, seed)
         return [Round(divided, torch.arange(len(data.test)))]
 
 
@@ -112,7 +113,23 @@ class KFold(FixedSplit):
         random = np.random.default_rng(hash64(seed, "validation", number))
         held = torch.from_numpy(groups.some(owner[rest.numpy()], self.valid_fraction, random))
         parts = {"train": every.select(rest[~held]), "valid": every.select(rest[held]), "test": every.select(tested)}
-        return Round(replace(data, **parts), torch.where(tested)[0])
+        divided = replace(data, **parts)
+        _check_classes(divided, seed)
+        return Round(divided, torch.where(tested)[0])
+
+
+def _check_classes(divided: TaskData, seed: int) -> None:
+    """Refuse a division that leaves a class without items to learn from.
+
+    Raises:
+        ValueError: naming the class.
+    """
+    there = set(divided.train.labels.tolist())
+    if missing := [name for number, name in enumerate(divided.classes) if number not in there]:
+        raise ValueError(
+            f"{divided.name}: the division of seed {seed} leaves no item of class {missing[0]!r} to learn from; add sequences of it, "
+            "or leave task.protocol at fixed"
+        )
 
 
 def named(word: str, pad_id: int) -> FixedSplit:
@@ -122,6 +139,6 @@ def named(word: str, pad_id: int) -> FixedSplit:
         ValueError: if there is none of that name.
     """
     known = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}
-    if word not in known:
+    if not isinstance(word, str) or word not in known:
         raise ValueError(f"protocol is {word!r}; set task.protocol to one of {', '.join(known)}")
     return known[word](pad_id)

@@ -88,7 +88,7 @@ class ResultsFolder:
         digest = digest_of(data, {"model": model, "seed": seed, "version": self.version, **about})
         path = self.folder / slug(data.name) / f"{slug(model)}-s{seed}-{digest}.npz"
         if path.is_file():
-            return load(path)[0]
+            return self._known(path, data, model, seed, about, labels, digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_suffix(".lock")
         with locked(lock, wait=False) as mine:
@@ -96,16 +96,24 @@ class ResultsFolder:
                 return None
             try:
                 if path.is_file():  # finished between the look and the lock
-                    return load(path)[0]
+                    return self._known(path, data, model, seed, about, labels, digest)
                 new = Unkept().get(data, model, seed, about, labels, compute)
                 save(path, new, labels, {**about, **self.provenance, "model": model, "seed": seed})
-                self._append(data, model, seed, about, new, labels, digest)
+                self._list(data, model, seed, about, new, labels, digest)
             finally:
                 if mine:
                     lock.unlink(missing_ok=True)
         return new
 
-    def _append(
+    def _known(
+        self, path: Path, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, digest: str
+    ) -> Prediction:
+        """A prediction kept before. Its line is added if it is missing: a process may be killed between prediction and line."""
+        kept = load(path)[0]
+        self._list(data, model, seed, about, kept, labels, digest)
+        return kept
+
+    def _list(
         self,
         data: TaskData,
         model: str,
@@ -115,6 +123,7 @@ class ResultsFolder:
         labels: Tensor,
         digest: str,
     ) -> None:
+        """Give the prediction its line in `results.csv`, unless it has one."""
         extra = tuple(self.provenance)
         row = {
             "task": data.name,
@@ -133,7 +142,8 @@ class ResultsFolder:
             **self.provenance,
         }
         with locked(self.folder / ".results.lock"):
-            append_row(self.folder / "results.csv", row, (*COLUMNS, *extra))
+            if digest not in listed_digests(self.folder / "results.csv"):
+                append_row(self.folder / "results.csv", row, (*COLUMNS, *extra))
 
     def summarise(self, task: str, result: Mapping[str, Any]) -> None:
         """Put the summary of a task into `results.json`, beside those of others."""
@@ -142,6 +152,14 @@ class ResultsFolder:
             path = self.folder / "results.json"
             known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             write_json(path, known | {task: {**self.provenance, **result}})
+
+
+def listed_digests(path: Path) -> set[str]:
+    """The digests that a table of results has lines for; none if there is no table."""
+    if not path.is_file():
+        return set()
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row.get("digest") or "" for row in csv.DictReader(file)}
 
 
 def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -156,7 +174,11 @@ def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> No
             known = list(reader) if missing else []
             header += missing
         if not missing:
+            with path.open("rb") as file:  # a line cut short, or written in an editor, may lack its end
+                file.seek(-1, io.SEEK_END)
+                whole = file.read() == b"\n"
             with path.open("a", encoding="utf-8", newline="") as file:
+                file.write("" if whole else "\n")
                 csv.DictWriter(file, header, lineterminator="\n").writerow(row)
             return
     text = io.StringIO()

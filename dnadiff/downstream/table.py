@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dnadiff.data.files import open_text, resolve
 from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
+from dnadiff.downstream.settings import word
 
 PARQUET = ".parquet"
 ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
@@ -40,8 +41,11 @@ class CsvTask(LabelledTask):
         name: str | None = None,
         **settings: Any,
     ) -> None:
+        if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+            raise ValueError(f"delimiter is {delimiter!r}; set task.delimiter to one character, or to null")
         self.path, self.delimiter = str(path), delimiter
-        self.sequence_column, self.label_column, self.split_column = sequence_column, label_column, split_column
+        self.sequence_column, self.label_column = word("sequence_column", sequence_column), word("label_column", label_column)
+        self.split_column = None if split_column is None else word("split_column", split_column)
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
 
@@ -102,12 +106,10 @@ def rows_of(path: str, columns: dict[str, str], delimiter: str | None = None) ->
     if path.endswith(PARQUET):
         yield from _parquet_rows(path, columns)
         return
-    bare = path.removesuffix(".gz")
-    delimiter = delimiter or ("\t" if bare.endswith((".tsv", ".tab")) else ",")
     try:
         with open_text(path) as handle:
             csv.field_size_limit(2**31 - 1)  # the module's own limit is 131,072 letters
-            table = csv.reader(handle, delimiter=delimiter)
+            table = csv.reader(handle, delimiter=delimiter or _delimiter(path))
             header = [name.strip() for name in next(table, [])]
             header[:1] = [header[0].removeprefix("\ufeff")] if header else []
             place = [column_number(path, key, name, header) for key, name in columns.items()]
@@ -132,10 +134,15 @@ def column_number(path: str, key: str, name: str, header: Sequence[str]) -> int:
 def header_of(path: str) -> list[str]:
     """The names of a table's columns."""
     if path.endswith(PARQUET):
-        return list(_parquet(path).read_schema(str(resolve(path))).names)
+        return _parquet_header(path)
     with open_text(path) as handle:
-        line = handle.readline().removeprefix("\ufeff").rstrip("\r\n")
-    return [name.strip() for name in line.split("\t" if "\t" in line else ",")]
+        names = next(csv.reader(handle, delimiter=_delimiter(path)), [])
+    return [name.strip() for name in names]
+
+
+def _delimiter(path: str) -> str:
+    """What separates the cells of a table of that name."""
+    return "\t" if path.removesuffix(".gz").endswith((".tsv", ".tab")) else ","
 
 
 def _parquet(path: str) -> Any:
@@ -146,11 +153,27 @@ def _parquet(path: str) -> Any:
     return pyarrow.parquet
 
 
-def _parquet_rows(path: str, columns: dict[str, str]) -> Iterator[tuple[int, list[str]]]:
+def _parquet_header(path: str) -> list[str]:
+    return list(_whole_parquet(path, lambda parquet, file: parquet.read_schema(file)).names)
+
+
+def _whole_parquet(path: str, read: Callable[[Any, str], Any]) -> Any:
+    """What `read` makes of the file.
+
+    Raises:
+        ValueError: naming the file, if it is damaged.
+    """
     parquet, file = _parquet(path), str(resolve(path))
-    header = list(parquet.read_schema(file).names)
+    try:
+        return read(parquet, file)
+    except (ValueError, OSError) as error:  # pyarrow's own errors are these
+        raise ValueError(f"{path} is no parquet, or damaged ({' '.join(str(error).split())}); fetch it again") from None
+
+
+def _parquet_rows(path: str, columns: dict[str, str]) -> Iterator[tuple[int, list[str]]]:
+    header = _parquet_header(path)
     for key, name in columns.items():
         column_number(path, key, name, header)
-    table = parquet.read_table(file, columns=list(columns.values()))
+    table = _whole_parquet(path, lambda parquet, file: parquet.read_table(file, columns=list(columns.values())))
     cells = [["" if value is None else str(value) for value in table.column(name).to_pylist()] for name in columns.values()]
     yield from ((number, list(row)) for number, row in enumerate(zip(*cells), 1))

@@ -14,9 +14,10 @@ import numpy as np
 from dnadiff.data.genome import Genome
 from dnadiff.data.regions import Region, read_bed
 from dnadiff.data.splits import PARTS, FractionSplit, Split, split_hash
+from dnadiff.downstream import settings
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
-from dnadiff.kmers import UNKNOWN, KmerSet
+from dnadiff.kmers import MAX_K, UNKNOWN, KmerSet
 
 
 class RegionWindows:
@@ -57,9 +58,10 @@ class RegionWindows:
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:
-        for key, value in (("length", length), ("stride", stride), ("max_train", 1 if max_train is None else max_train)):
-            if value < 1:
-                raise ValueError(f"{key} is {value}; set task.{key} to 1 or more")
+        length, stride = settings.whole("length", length, 1), settings.whole("stride", stride, 1)
+        max_train, seed = settings.whole_or_none("max_train", max_train, 1), settings.whole("seed", seed, 0)
+        k, name = settings.whole("k", k, 1, MAX_K), settings.word("name", name)
+        inside, outside = settings.word("inside", inside), settings.word("outside", outside)
         if inside == outside:
             raise ValueError(f"both classes are called {inside!r}; set task.inside or task.outside to another name")
         self.genome, self.regions, self.length, self.stride, self.k = genome, regions, length, stride, k

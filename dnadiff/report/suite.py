@@ -17,7 +17,8 @@ from dnadiff.report.sections import footer
 Results = Mapping[str, Any]
 _RULE = (
     "A published number rests on the training sequences named beside it. One that was obtained with more of them, and with a network pretrained on "
-    "a thousand times more bases, is no rival: the distance shows what was spent, not which method is better."
+    "a thousand times more bases, is no rival: the distance shows what was spent, not which method is better. Where chance, always the larger class, "
+    "is not that of the complete task, the test sequences are a part of it with other shares of the classes, and the distance says nothing at all."
 )
 
 
@@ -46,7 +47,7 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 def _table(studies: Sequence[Results]) -> str:
     rows = rows_of_suite(studies)
     beside = f"<p>{escape(_RULE)}</p>" if any(row[-1] != "-" for row in rows) else ""
-    return table([text.capitalize() if text.islower() else text for text in HEADER], rows, numbers=(1, 2, 4, 6, 7, 8, 10)) + beside
+    return table([text.capitalize() if text.islower() else text for text in HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11)) + beside
 
 
 def _task(result: Results, name: str) -> str:

@@ -91,7 +91,7 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
         gains = [said.get((f"probe, {n}", "probe, untrained"), "") for n in ("yeast", "chr20")]
         far = distance(task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"])
         rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data), far])
-    header = ["task", "train / tested", "untrained", "yeast", "chr20", "longest words", "yeast - untrained", "chr20 - untrained"]
+    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest words", "yeast - untrained", "chr20 - untrained"]
     lines = [
         "# Linear probes",
         f"`{COMMAND}`",
@@ -120,7 +120,7 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
         rows.append([task, sizes(data, counts.get(task)), *cells, gain, mcc, "; ".join(far)])
         if far:
             reasons.append(f"{task}: " + why(task, len(data.train) + len(data.valid), len(data.test)))
-    header = ["task", "train / tested", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
+    header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
         "Accuracy on the test items. One seed, three epochs (two of more than 2 M bases; the CNN eight), rates chosen on the promoters: differences are over items alone."
@@ -147,13 +147,13 @@ def distance(task: str, ours: str, accuracy: float) -> str:
 
 
 def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
-    """Sequences for training and validation, and for test."""
-    tested = counted["tested"] if counted else len(data.test)
-    return (
-        f"{len(data.train) + len(data.valid):,} / {tested:,}"
-        if counted is None or counted["protocol"] != "kfold"
-        else f"{tested:,}, five folds"
-    )
+    """Sequences for training and validation, and for test, with the share of the larger class in what is tested."""
+    folds = counted is not None and counted["protocol"] == "kfold"
+    parts = data.counts()
+    tested = {name: sum(of_part[name] for of_part in parts.values()) if folds else parts["test"][name] for name in data.classes}
+    total = sum(tested.values())
+    said = f"{total:,}, five folds" if folds else f"{len(data.train) + len(data.valid):,} / {total:,}"
+    return f"{said} ({max(tested.values()) / total:.3f})"
 
 
 def shared(data: TaskData) -> str:

@@ -10,6 +10,7 @@ from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier, FineTuning, Network, first_layers
+from dnadiff.downstream.cnn import PublishedCNN
 from dnadiff.downstream.items import Items, TaskData, batch, other_strand
 
 DNA = DNATokenizer()
@@ -159,3 +160,39 @@ def test_only_the_first_layers_of_a_network_are_used_if_asked():
     assert first_layers(whole, None) is whole and first_layers(network("dit"), 1).features(ids).shape[:2] == ids.shape
     with pytest.raises(ValueError, match="layer 3 is not one of this network's 2"):
         first_layers(whole, 3)
+
+
+def test_training_that_diverges_is_said_and_an_epoch_before_it_is_kept():
+    start = network("caduceus")
+    wild = Network(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"})
+    with pytest.raises(ValueError, match=r"gc: training at rate 1e\+30 diverged"):
+        wild(task(), 0)
+    training = FineTuning(Classifier(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=lambda *_, **__: None)
+    right = torch.nn.functional.one_hot(training.data.valid.labels, 2).float()
+    for epoch, log_probs in enumerate([1 - right, right * float("nan")]):
+        training.classifier.head.bias.data.fill_(epoch)
+        training.classifier.log_probs = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
+        training.on_train_epoch_end()
+    assert training.best_weights["head.bias"].tolist() == [0, 0]
+
+
+def test_one_device_trains_unless_told_otherwise():
+    assert PublishedCNN(DNA).trainer == {"devices": 1}
+    assert Network(lambda seed: None, 1e-3, trainer={"devices": 2}).trainer["devices"] == 2
+
+
+@pytest.mark.gpu
+def test_the_test_items_are_scored_where_the_network_was_trained():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    start = network("caduceus")
+    model = Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"})
+    assert next(model.fit(task(), 0).parameters()).is_cuda
+
+
+def test_the_classifier_goes_back_to_where_its_best_weights_are(monkeypatch):
+    moved = []
+    monkeypatch.setattr(Classifier, "to", lambda self, device: moved.append(device) or self)
+    start = network("caduceus")
+    Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=80, trainer={"accelerator": "cpu"}).fit(task(), 0)
+    assert moved[-1] == torch.device("cpu")

@@ -1,4 +1,4 @@
-from dnadiff.downstream.comparison import beside, published, rows_of_suite, trained_on
+from dnadiff.downstream.comparison import HEADER, beside, published, rows_of_suite, trained_on
 
 
 def study(name: str, protocol: str = "fixed") -> dict:
@@ -10,7 +10,10 @@ def study(name: str, protocol: str = "fixed") -> dict:
         "metrics": {"mcc": {"value": 0.8}, "auroc": {"value": 0.95}},
     }
     items = {"train": {"a": 30, "b": 20}, "valid": {"a": 3, "b": 2}, "test": {"a": 10, "b": 5}}
-    return {"task": {"name": name, "items": items, "tested": 15, "protocol": protocol}, "models": {"fine-tuned": one, "GC alone": one}}
+    return {
+        "task": {"name": name, "items": items, "tested": 15, "chance": 2 / 3, "protocol": protocol},
+        "models": {"fine-tuned": one, "GC alone": one},
+    }
 
 
 def test_a_published_number_always_comes_with_its_training_size():
@@ -23,13 +26,14 @@ def test_a_published_number_always_comes_with_its_training_size():
 
 def test_the_table_of_all_tasks_has_a_row_for_each_model():
     rows = rows_of_suite([study("human_ocr_ensembl"), study("mine")])
-    assert [(row[0], row[3]) for row in rows] == [
+    assert [(row[0], row[4]) for row in rows] == [
         ("human_ocr_ensembl", "fine-tuned"),
         ("human_ocr_ensembl", "GC alone"),
         ("mine", "fine-tuned"),
         ("mine", "GC alone"),
     ]
-    assert rows[0][1:3] == ("55", "15") and rows[0][6] == "0.020"
+    assert rows[0][1:4] == ("55", "15", "0.667") and rows[0][7] == "0.020"
+    assert {len(row) for row in rows} == {len(HEADER)}
     assert rows[0][-2:] == ("Caduceus MDLM 0.823 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
 
 

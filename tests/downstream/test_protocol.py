@@ -59,3 +59,23 @@ def test_items_of_different_width_are_joined():
     both = items(0, 1).joined(wide, PAD)
     assert both.ids.tolist() == [[7, 7, 7, 7, 7, PAD, PAD], [8] * 7]
     assert both.groups is None
+
+
+@pytest.mark.parametrize("word", ["paper", "kfold"])
+def test_a_division_that_leaves_nothing_of_a_class_to_learn_from_is_refused(word):
+    rare = items(0, 40)
+    rare = Items(rare.ids, rare.lengths, (torch.arange(40) < 2).long(), rare.groups)  # one group of the second class
+    whole = TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 40))
+    whole = whole if word == "paper" else TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 0))
+
+    def divide() -> None:
+        for seed in range(200):
+            protocol.named(word, PAD).rounds(whole, seed)
+
+    with pytest.raises(ValueError, match="leaves no item of class 'b' to learn from"):
+        divide()
+
+
+def test_a_protocol_that_is_no_word_is_refused():
+    with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
+        protocol.named(["paper"], PAD)

@@ -247,3 +247,50 @@ def test_intervals_on_grch38_are_the_sequences_of_the_tables(shared_data, tmp_pa
     whole = Counter({key: count for key, count in cut.items() if "N" not in key[2]})
     assert not table - cut  # each row of the table comes out of its interval
     assert sum(table.values()) / sum(whole.values()) > 0.9  # the table leaves out those not inside one aligned block
+
+
+def test_a_quoted_header_does_not_hide_the_official_parts(tmp_path):
+    rows = [(random_letters(np.random.default_rng(i), 12), "ab"[i % 2], "test" if i < 8 else "train") for i in range(40)]
+    text = '"seq","class","split"\n' + "".join(f'"{s}","{c}","{p}"\n' for s, c, p in rows)
+    (tmp_path / "t.csv").write_text(text)
+    data = GenomicBenchmark(tmp_path / "t.csv", "t").load(DNA)
+    assert sequences(data.test) == [s for s, _, part in rows if part == "test"]
+
+
+def test_a_damaged_parquet_is_named(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    (tmp_path / "t.parquet").write_text("nothing of the kind")
+    for task in (CsvTask(tmp_path / "t.parquet"), GenomicBenchmark(tmp_path / "t.parquet", "t")):
+        with pytest.raises(ValueError, match=r"t\.parquet is no parquet, or damaged"):
+            task.load(DNA)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "table", "message"),
+    [
+        ("classes: [\n", "", r"metadata\.yaml is not YAML"),
+        ("classes: 5\n", "", r"metadata\.yaml names no classes"),
+        ("classes:\n", "", r"metadata\.yaml names no classes"),
+        (None, "id,chrom,start,end,strand\n1,chr20,0,9,+\n", r"a\.csv\.gz has no column 'region'; intervals need"),
+        (None, "id,region,start,end,strand\n", r"a\.csv\.gz has a header and no rows"),
+    ],
+)
+def test_bad_intervals_get_one_line(tmp_path, metadata, table, message):
+    (tmp_path / "g.fa").write_text(f">20\n{random_letters(np.random.default_rng(1), 400)}\n")
+    (tmp_path / "metadata.yaml").write_text(metadata or "classes:\n  a: {}\n  b: {}\n")
+    good = "id,region,start,end,strand\n" + "".join(f"{i},chr20,{9 * i},{9 * i + 12},+\n" for i in range(10))
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        for name in "ab":
+            (tmp_path / part / f"{name}.csv.gz").write_bytes(gzip.compress((table if table and name == "a" else good).encode()))
+    with pytest.raises(ValueError, match=message) as error:
+        IntervalTask(tmp_path, tmp_path / "g.fa").load(DNA)
+    assert "\n" not in str(error.value) and "task.region" not in str(error.value)
+
+
+def test_a_path_without_files_or_with_parts_beside_files_is_refused():
+    for path in ({}, {"train": {}, "test": {}}):
+        with pytest.raises(ValueError, match="path names no file"):
+            FastaTask(path)
+    with pytest.raises(ValueError, match="path has parts beside files"):
+        FastaTask({"train": {"a": "a.fa"}, "test": "b.fa"})

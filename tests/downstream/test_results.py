@@ -180,3 +180,21 @@ def test_a_piece_that_fails_leaves_no_lock(tmp_path):
     with pytest.raises(RuntimeError):
         study(data(), {"m": Broken()}, [1], [], kept=folder)
     assert not list((tmp_path / "toy_task").iterdir())
+
+
+def test_a_prediction_whose_line_was_lost_gets_it_back_once(tmp_path):
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+    path = tmp_path / "results.csv"
+    whole = list(csv.DictReader(path.open()))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last line
+    for _ in range(2):
+        study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+    again = list(csv.DictReader(path.open()))
+    assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
+
+
+def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3")
+    append_row(tmp_path / "t.csv", {"a": 5, "b": 6}, ("a", "b"))
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n3\n5,6\n"

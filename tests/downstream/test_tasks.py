@@ -194,3 +194,37 @@ def test_a_split_column_needs_test_rows_whose_classes_training_knows(tmp_path):
 def test_a_missing_table_is_said_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         CsvTask(tmp_path / "none.csv").load(DNA)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": "abc"}, "max_length is 'abc'; set task.max_length to a whole number, 1 or more"),
+        ({"max_length": 2.5}, "max_length is 2.5"),
+        ({"test_fraction": "foo"}, "test_fraction is 'foo'; set task.test_fraction to a share between 0 and 1"),
+        ({"valid_fraction": None}, "valid_fraction is None"),
+        ({"cluster_word": 40}, r"cluster_word is 40; set task.cluster_word to a whole number, 1\.\.31"),
+        ({"cluster_word": "abc"}, "cluster_word is 'abc'"),
+        ({"seed": "abc"}, "seed is 'abc'"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stranded": "maybe"}, "stranded is 'maybe'; set task.stranded to true or false"),
+        ({"redivide": 1}, "redivide is 1"),
+        ({"name": ["a"]}, r"name is \['a'\]; set task.name to a name"),
+        ({"sequence_column": None}, "sequence_column is None"),
+        ({"delimiter": ";;"}, "delimiter is ';;'; set task.delimiter to one character"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_gets_one_line(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        CsvTask(table(tmp_path / "t.csv", some_rows()), **settings)
+
+
+@pytest.mark.parametrize("settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}])
+def test_a_setting_of_the_wrong_kind_gets_one_line_for_windows_too(toy, settings):
+    with pytest.raises(ValueError, match=rf"{next(iter(settings))} is .*; set task\."):
+        load(toy, **settings)
+
+
+def test_a_number_names_a_column_and_a_task(tmp_path):
+    data = CsvTask(table(tmp_path / "t.csv", some_rows(), "sequence,5"), label_column=5, name=7).load(DNA)
+    assert (data.name, data.classes) == ("7", ["a", "b"])
