@@ -180,5 +180,6 @@ def test_every_text_says_where_it_comes_from():
         data = compose("train", [f"data={name}"])["data"]
         assert data["hub"]["id"].count("/") == 1 and data["hub"]["revision"] and data["hub"]["splits"] and data["path"] is None
         assert "trust_remote_code" not in yaml.safe_dump(data)
+        assert data.get("streaming", False) is False and ("streaming" in data) == (name not in ("text8", "lambada"))
         tokenizer = data["tokenizer"]
         assert tokenizer["_target_"].endswith("Characters") or len(tokenizer["revision"]) == 40

@@ -52,6 +52,11 @@ class Corpus:
         self.valid_documents, self.num_documents, self.streaming = valid_documents, num_documents, streaming
         if streaming and "all" in self.places():
             raise ValueError("streaming=true needs parts of their own; set data.path={train: ..., valid: ...}, or data.path_is=train")
+        if valid_documents is not None and "all" in self.places():
+            raise ValueError(
+                f"valid_documents is {valid_documents}, but a single path that is all of the data is cut by data.split; set data.path_is=train, "
+                "or data.valid_documents=null"
+            )
         if streaming and self.cut_off and num_documents is None:
             raise ValueError("streaming=true cannot tell where the last documents begin; set data.num_documents, or give a valid part")
 
@@ -86,6 +91,19 @@ class Corpus:
         places = self.places()
         return "all" if "all" in places else part if part in places else "train"
 
+    def check_trainable(self) -> None:
+        """Refuse what cannot be trained on.
+
+        Raises:
+            ValueError: if there is no training or no validation part, saying which there are.
+        """
+        if missing := [part for part in ("train", "valid") if part not in self.parts]:
+            cut = ", or data.valid_documents=N for the last N documents of train" if missing == ["valid"] else ""
+            raise ValueError(
+                f"training needs a train and a valid part, and {self.name} has {', '.join(self.parts)} alone; "
+                f"set data.path={{train: FILE, valid: FILE}}{cut}"
+            )
+
     def source(self, place: str, keep_line_ends: bool = False) -> Any:
         """The documents of one of `places`: an iterable with `key()` and `since(number)`."""
         if self.path is None:
@@ -108,7 +126,11 @@ class Corpus:
 
 
 class Stretch:
-    """Documents `first` up to but not including `last` of a source."""
+    """Documents `first` up to but not including `last` of a source.
+
+    Raises:
+        ValueError: while it is read, if the source ends before.
+    """
 
     def __init__(self, source: Any, first: int, last: int) -> None:
         self.source, self.first, self.last = source, first, last
@@ -119,7 +141,12 @@ class Stretch:
 
     def since(self, number: int) -> Iterator[str]:
         """Documents from a number on, counted from `first`."""
-        return itertools.islice(self.source.since(self.first + number), max(0, self.last - self.first - number))
+        wanted, found = max(0, self.last - self.first - number), 0
+        for text in itertools.islice(self.source.since(self.first + number), wanted):
+            found += 1
+            yield text
+        if found < wanted:
+            raise ValueError(f"the training part has fewer than {self.last:,} documents; set data.num_documents to how many it has")
 
     def __iter__(self) -> Iterator[str]:
         return self.since(0)

@@ -19,6 +19,7 @@ from dnadiff.data.files import open_text, resolve
 KINDS = ("file", "line", "row")
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _ROWS = 1024  # of a parquet file, read at once
+_LONGEST = 2**31 - 1  # characters in a field of a .csv; the module's own limit is 131,072
 
 
 class Files:
@@ -42,7 +43,7 @@ class Files:
             raise ValueError(f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents")
         self.paths = expanded(paths)
         self.documents, self.keep_line_ends = documents, keep_line_ends
-        self.columns = [column] if isinstance(column, str) else list(column)
+        self.columns = columns_of(column)
 
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
@@ -67,14 +68,21 @@ class Files:
             if kind == "jsonl":
                 yield from self._objects(path, handle)
             elif kind == "csv":
-                rows = csv.DictReader(handle)
-                for row in rows:
-                    yield self._joined(row, f"{path}: line {rows.line_num}")
+                yield from self._fields(path, handle)
             elif self.documents == "file":
                 yield handle.read()
             else:
                 for line in handle:
                     yield line if self.keep_line_ends else line.strip() if self.documents == "line" else line if line.strip() else ""
+
+    def _fields(self, path: str, handle: Any) -> Iterator[str]:
+        csv.field_size_limit(_LONGEST)
+        rows = csv.DictReader(handle)
+        try:
+            for row in rows:
+                yield self._joined(row, f"{path}: line {rows.line_num}")
+        except csv.Error as error:
+            raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document a row") from error
 
     def _objects(self, path: str, handle: Any) -> Iterator[str]:
         for number, line in enumerate(handle, 1):
@@ -82,9 +90,17 @@ class Files:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}: line {number} is not JSON ({error.msg}); expected one object a line") from error
-            yield self._joined(row if isinstance(row, dict) else {}, f"{path}: line {number}")
+            except (json.JSONDecodeError, RecursionError) as error:
+                said = getattr(error, "msg", "nested too deeply")
+                raise ValueError(f"{path}: line {number} is not JSON ({said}); expected one object a line") from error
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f'{path}: line {number} holds a {type(row).__name__}; expected one object a line, such as {{"text": "..."}}'
+                )
+            text = self._joined(row, f"{path}: line {number}")
+            if "\\u" in line and (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)):
+                raise ValueError(f"{path}: line {number} has half of a character (\\u{ord(half):x}), which is no text; remove it")
+            yield text
 
     def _parquet(self, path: str) -> Iterator[str]:
         import pyarrow
@@ -107,6 +123,18 @@ class Files:
         return " ".join(row[column] for column in self.columns)
 
 
+def columns_of(column: Any) -> list[str]:
+    """Names of the columns whose texts a document is made of.
+
+    Raises:
+        ValueError: for anything but a name or a list of names.
+    """
+    columns = [column] if isinstance(column, str) else column
+    if not isinstance(columns, (list, tuple)) or not columns or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a list of names")
+    return list(columns)
+
+
 def kind_of(path: str) -> str | None:
     """The kind of table that a file name promises; None for text."""
     return _TABLES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
@@ -122,7 +150,9 @@ def expanded(paths: Any) -> list[str]:
     for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
         text = str(path)
         matches = (
-            sorted(glob.glob(str(Path(text).expanduser()), recursive=True)) if glob.has_magic(text) and not Path(text).exists() else [text]
+            sorted(p for p in glob.glob(str(Path(text).expanduser()), recursive=True) if not Path(p).is_dir())
+            if glob.has_magic(text) and not Path(text).exists()
+            else [text]
         )
         if not matches:
             raise FileNotFoundError(f"{text} matches no file; check the pattern (it is read from {Path.cwd()})")

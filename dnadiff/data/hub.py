@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dnadiff.data.cache import content_hash
+from dnadiff.data.documents import columns_of, expanded
 from dnadiff.data.reach import reachable
 
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
@@ -39,7 +40,7 @@ class Hub:
         if wrong := [part for part in splits if part not in ("train", "valid", "test")]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
         self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
-        self.columns = [column] if isinstance(column, str) else list(column)
+        self.columns = columns_of(column)
         self.data_files = None if data_files is None else {split: [f] if isinstance(f, str) else list(f) for split, f in data_files.items()}
 
     def part(self, part: str, name: str, streaming: bool = False) -> HubPart:
@@ -61,12 +62,18 @@ class HubPart:
 
     def key(self) -> dict[str, Any]:
         """What decides which documents come out: plain values. Local files count by their content, repositories by their revision."""
-        hub = self.hub
-        content = {}
-        if hub.id in _LOCAL and hub.data_files:
-            content = {"files": [content_hash(Path(f)) for f in hub.data_files.get(hub.splits[self.part], []) if Path(f).is_file()]}
+        hub, files = self.hub, self._local_files()
+        content = {"files": [[Path(f).name, content_hash(Path(f))] for f in files]} if files else {}
         named = {"hub": hub.id, "subset": hub.subset, "revision": hub.revision, "split": hub.splits[self.part]}
         return {**named, "columns": hub.columns, "data_files": hub.data_files, **content}
+
+    def _local_files(self) -> list[str]:
+        """Files on this machine that the documents come from, patterns expanded; none for a repository."""
+        hub = self.hub
+        if hub.id not in _LOCAL and Path(hub.id).is_dir():
+            return sorted(str(path) for path in Path(hub.id).rglob("*") if path.is_file())
+        given = hub.data_files.get(hub.splits[self.part], []) if hub.id in _LOCAL and hub.data_files else []
+        return expanded([path for path in given if "://" not in str(path)])
 
     def __iter__(self) -> Iterator[str]:
         return self.since(0)
@@ -92,8 +99,9 @@ class HubPart:
             return datasets.load_dataset(hub.id, hub.subset, **settings)
         except Exception as error:  # of several libraries below, depending on what fails
             said = " ".join(str(error).split())[:160]
+            files = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
                 f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub ({type(error).__name__}: {said}); "
-                f"without a network, give the file of its {self.part} part: 'data.path={{{self.part}: FILE}}' (.txt, .jsonl or .parquet with "
+                f"without a network, give the file of its {self.part} part, and of others that are needed: 'data.path={{{files}}}' (.txt, .jsonl or .parquet with "
                 f"{'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
             ) from error

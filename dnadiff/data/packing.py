@@ -119,9 +119,18 @@ class PaddedDocuments:
         self, tokens: Tokens, documents: NDArray[np.int64], length: int, vocab: Vocab, ends: Ends, seed: int = 0, size: int | None = None
     ) -> None:
         if not len(documents):
-            raise ValueError("no document is left for this part; choose another data.split or data.valid_documents")
+            raise ValueError(
+                "no document is left for this part; choose another data.split or data.valid_documents, or, if a .txt has a document in each "
+                "line, data.documents=line"
+            )
         self.tokens, self.documents, self.length, self.ends, self.seed = tokens, documents, length, ends, int(seed)
         self.pad_id, self.letters, self.size = vocab.pad_id, Letters(vocab), size or len(documents)
+
+    @property
+    def num_cut(self) -> int:
+        """How many documents are longer than a window, and lose what is beyond it."""
+        ends = self.tokens.ends
+        return int((np.diff(ends, prepend=0)[self.documents] > self.length - self.ends.count).sum())
 
     def rows(self, documents: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """`ids`, `weight` and `valid`, each `(B, length)`, of documents by number."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from dnadiff.data.tokenizer import CharTokenizer
 WHOLE = "tokenizer.json"
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 WORDS = "vocab.txt"
+SETS = ((WHOLE,), *PAIRS, (WORDS,))  # files that are a tokenizer, best first
 # Spellings in use, likeliest first; a text may not contain them by itself.
 KNOWN = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
@@ -39,6 +41,8 @@ class Characters:
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, characters: str | None = None) -> None:
+        if characters is not None and not isinstance(characters, str):
+            raise ValueError(f"tokenizer.characters is {characters!r}; give a text in quotes, such as '\"0123456789\"', or null")
         self.characters = characters
 
     def load(self, texts: Texts) -> CharTokenizer:
@@ -106,7 +110,7 @@ class Pretrained:
             return from_folder(path), spellings_beside(path)
         if path.is_file():
             return from_files([path]), spellings_beside(path.parent) if path.name.startswith(WHOLE) else {}
-        if path.suffix or str(self.source).startswith((".", "/", "~")) or str(self.source).count("/") > 1:
+        if _looks_like_a_file(path) or str(self.source).startswith((".", "/", "~")) or str(self.source).count("/") > 1:
             raise FileNotFoundError(
                 f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a vocab.txt, or a folder with one"
             )
@@ -117,7 +121,8 @@ class Pretrained:
             from huggingface_hub import hf_hub_download
 
             offline = not reachable()
-            whole = Path(hf_hub_download(str(self.source), WHOLE, revision=self.revision, local_files_only=offline))
+            fetch = partial(hf_hub_download, str(self.source), revision=self.revision, local_files_only=offline)
+            found = _fetched(fetch)
         except Exception as error:  # of several libraries below, depending on what fails
             raise ValueError(
                 f"tokenizer {self.source} could not be fetched from the Hugging Face Hub ({type(error).__name__}), nor is it in the Hub's cache; "
@@ -125,10 +130,23 @@ class Pretrained:
             ) from error
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             try:
-                hf_hub_download(str(self.source), name, revision=self.revision, local_files_only=offline)
+                fetch(name)
             except Exception:  # optional: the usual spellings do without
                 continue
-        return from_files([whole]), spellings_beside(whole.parent)
+        return from_files(found), spellings_beside(found[0].parent)
+
+
+def _fetched(fetch: Callable[[str], str]) -> list[Path]:
+    """The first of `SETS` that a repository has whole; older ones have no tokenizer.json."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    missing: Exception | None = None
+    for names in SETS:
+        try:
+            return [Path(fetch(name)) for name in names]
+        except EntryNotFoundError as error:
+            missing = missing or error
+    raise missing
 
 
 def from_folder(folder: Path) -> str:
@@ -137,7 +155,7 @@ def from_folder(folder: Path) -> str:
     Raises:
         FileNotFoundError: naming the files that were looked for.
     """
-    for names in ((WHOLE,), *PAIRS, (WORDS,)):
+    for names in SETS:
         found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None) for name in names]
         if all(found):
             return from_files(found)
@@ -156,12 +174,17 @@ def from_files(paths: Sequence[Path]) -> str:
     if len(paths) == 1 and _plain(paths[0]).endswith(".json"):
         return texts[0]
     if len(paths) == 1 and _plain(paths[0]).endswith(".txt"):
-        return word_piece(texts[0].splitlines())
+        return word_piece(lines_of(texts[0]))
     if len(paths) == 2 and _plain(paths[0]).endswith(".json"):
-        return byte_pairs(_table(texts[0], paths[0]), texts[1].splitlines())
+        return byte_pairs(_table(texts[0], paths[0]), lines_of(texts[1]))
     raise ValueError(
         f"tokenizer.source {', '.join(map(str, paths))}: expected {WHOLE}, {WORDS}, or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
     )
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a file of tokens. Only a line break ends one: a vocabulary may hold the other characters at which `splitlines` cuts."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def word_piece(words: Sequence[str]) -> str:
@@ -210,6 +233,11 @@ def spellings_beside(folder: Path) -> dict[str, str]:
                 if isinstance(value, str):
                     said.setdefault(role, value)
     return said
+
+
+def _looks_like_a_file(path: Path) -> bool:
+    """Whether a name ends as files of tokenizers do; ids of the Hub have dots in them too, as in `pythia-1.4b`."""
+    return path.suffix in (".json", ".txt", ".bpe", ".model", ".gz")
 
 
 def _plain(path: Path) -> str:

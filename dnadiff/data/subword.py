@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dnadiff.vocab import Vocab
 
+_MOST = 1 << 24  # ids; known vocabularies have some hundred thousand
+
 
 class SubwordTokenizer:
     """Token ids of text under a `tokenizer.json`.
@@ -68,9 +70,7 @@ class SubwordTokenizer:
         for number, (role, spelling) in enumerate(roles[:2]):
             if same := [other for other, theirs in roles[number + 1 :] if theirs == spelling]:
                 raise ValueError(f"tokenizer {name}: {role} and {same[0]} are both {spelling!r}; set tokenizer.{role}=null for a new token")
-        self.vocab = Vocab(
-            size=rules.get_vocab_size(with_added_tokens=True), mask_id=mask_id, pad_id=pad_id, never_emitted=(mask_id, pad_id)
-        )
+        self.vocab = Vocab(size=1 + max(rules.get_vocab().values()), mask_id=mask_id, pad_id=pad_id, never_emitted=(mask_id, pad_id))
         added = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
         self.special_ids = tuple(sorted((added | {self.bos_id, self.eos_id}) - {mask_id, pad_id, unk_id, None}))
         self.dtype = np.dtype(np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
@@ -126,11 +126,28 @@ class SubwordTokenizer:
 
 
 def parse(content: str, name: str) -> Any:
-    """The `tokenizers.Tokenizer` in the content of a `tokenizer.json`.
+    """The `tokenizers.Tokenizer` in the content of a `tokenizer.json`, every id below the highest with a token.
+
+    The package numbers new tokens by how many there are: after a gap in the ids (a word twice in a `vocab.txt`, a reduced vocabulary) the
+    mask would get the id of a token that text contains. Ids without a token therefore get one that no text is cut into.
 
     Raises:
         ValueError: if it is not one.
     """
+    rules = _parsed(content, name)
+    taken = set(rules.get_vocab(with_added_tokens=False).values())
+    highest = max(taken, default=-1)
+    if highest >= _MOST:
+        raise ValueError(f"tokenizer {name} has the id {highest:,}; expected ids below {_MOST:,}")
+    gaps = sorted(set(range(highest + 1)) - taken)
+    if not gaps:
+        return rules
+    table = json.loads(content)
+    table["model"]["vocab"] |= {f"[no token {number}]": number for number in gaps}
+    return _parsed(json.dumps(table, ensure_ascii=False), name)
+
+
+def _parsed(content: str, name: str) -> Any:
     from tokenizers import Tokenizer
 
     try:

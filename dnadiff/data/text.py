@@ -21,6 +21,7 @@ from dnadiff.data.loader import Batches
 from dnadiff.data.module import SequenceDataModule
 from dnadiff.data.packing import BlockCutter, Ends, PaddedDocuments, PaddedTiles, Stream, TiledBlocks
 from dnadiff.data.pretrained import Characters
+from dnadiff.data.specials import Specials
 from dnadiff.data.splits import PARTS, FractionSplit, Interval, Split
 from dnadiff.data.streaming import StreamLoader
 from dnadiff.data.tokenised import Tokens, encoded, name_of, tokenised
@@ -44,9 +45,7 @@ class TextDataModule(SequenceDataModule):
         hub, documents, column: see `Corpus`.
         detokenizer: rules that undo a corpus' word tokenization: wikitext, ptb, lm1b, lambada.
         wrap: documents one after the other, cut into blocks; false: each document is a window, padded or cut.
-        insert_eos: put the token that ends a text after each wrapped document; None: if the tokenizer has one.
-        insert_valid_eos: the same in validation and test; None: as `insert_eos`.
-        insert_special_tokens: begin and end every window with the tokens for that; None: if the tokenizer has both.
+        insert_eos, insert_valid_eos, insert_special_tokens: see `Specials`.
         windows: of wrapped training text: `uniform` over all starts, or `blocks` side by side, each once an epoch, as published.
         path_is, valid_documents, num_documents: see `Corpus`.
         streaming: training text is tokenised while training goes on, in its own order, and not stored; see `StreamLoader`.
@@ -85,17 +84,21 @@ class TextDataModule(SequenceDataModule):
     ) -> None:
         shown = f"Hugging Face Hub: {getattr(hub, 'id', None)}" if path is None else path
         super().__init__(shown, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, False, name, start_method)
+        if not isinstance(streaming, bool):
+            raise ValueError(f"streaming is {streaming!r}; set data.streaming to true or false")
         self.path, self.split = path, split or FractionSplit()
         self.corpus = Corpus(self.name, path, hub, documents, column, path_is, valid_documents, num_documents, streaming)
         if windows not in WINDOWS:
             raise ValueError(f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows")
         if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
             raise ValueError(f"num_proc is {num_proc!r}; set data.num_proc to 1 or more, a whole number, or null")
+        self.specials = Specials(wrap, insert_eos, insert_valid_eos, insert_special_tokens)
         if streaming and not wrap:
             raise ValueError("streaming=true wraps documents; set data.wrap=true, or data.streaming=false")
+        if streaming and epoch_size is not None:
+            raise ValueError(f"streaming=true shows the whole corpus in an epoch, and epoch_size is {epoch_size}; set data.epoch_size=null")
         named_rules(detokenizer)
-        self.detokenizer, self.wrap, self.streaming, self.num_proc = detokenizer, bool(wrap), bool(streaming), num_proc
-        self.insert_eos, self.insert_valid_eos, self.insert_special_tokens = insert_eos, insert_valid_eos, insert_special_tokens
+        self.detokenizer, self.wrap, self.streaming, self.num_proc = detokenizer, wrap, streaming, num_proc
         self._windows, self._given = WINDOWS[windows], tokenizer
         self._opened: dict[Any, Tokens] = {}
 
@@ -118,7 +121,7 @@ class TextDataModule(SequenceDataModule):
         if not hasattr(self._tokenizer, "encode"):
             source = Characters() if self._given is None else self._given
             self._tokenizer = source.load(lambda: self._all_texts())
-        self._check_specials()
+        self.specials.check(self._tokenizer)
         self._names = self.corpus.places()
         if "all" in self._names:
             self._checked(PARTS)
@@ -129,6 +132,7 @@ class TextDataModule(SequenceDataModule):
         Raises:
             FileNotFoundError, ValueError: in one line with the remedy.
         """
+        self.corpus.check_trainable()
         self.prepare()
         self._checked(("valid",) if self.streaming else ("train", "valid"))
         if self.streaming:
@@ -161,26 +165,13 @@ class TextDataModule(SequenceDataModule):
 
     # Tokens
 
-    def _check_specials(self) -> None:
-        tokenizer, has = self._tokenizer, "has no token that"
-        if (self.insert_eos or self.insert_valid_eos) and self.wrap and tokenizer.eos_id is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} {has} ends a text; set data.insert_eos=false, or name one by tokenizer.eos")
-        if self.insert_special_tokens and None in (tokenizer.bos_id, tokenizer.eos_id):
-            missing = "begins" if tokenizer.bos_id is None else "ends"
-            raise ValueError(
-                f"the tokenizer {tokenizer.name} {has} {missing} a text; set data.insert_special_tokens=false, or name one by tokenizer.bos and tokenizer.eos"
-            )
-
     def _eos_of(self, part: str) -> int | None:
-        """The id after each document of a part; None: nothing is put there."""
-        wanted = self.insert_eos if part in ("train", "all") or self.insert_valid_eos is None else self.insert_valid_eos
-        return self._tokenizer.eos_id if wanted is not False and self.wrap else None
+        return self.specials.after(self._tokenizer, part)
 
     @property
     def ends(self) -> Ends:
         """What every window begins and ends with."""
-        begin, end = self.tokenizer.bos_id, self.tokenizer.eos_id
-        return Ends(None, None) if self.insert_special_tokens is False or None in (begin, end) else Ends(begin, end)
+        return self.specials.ends(self.tokenizer)
 
     def _source_of(self, part: str) -> tuple[Any, Any]:
         """What stands for the documents among which a part lies, and the documents."""
@@ -196,7 +187,7 @@ class TextDataModule(SequenceDataModule):
         """The tokenised documents among which a part lies."""
         self.prepare()
         place, documents = self._source_of(part)
-        key = (*place, self._eos_of("all" if place == ("all",) else part))
+        key = (*place, self._eos_of(part))
         if key not in self._opened:
             name = self.name if place == ("all",) else f"{self.name} ({place[-1]})"
             try:
@@ -210,7 +201,14 @@ class TextDataModule(SequenceDataModule):
         tokens, number = self.tokens(part), len(self.tokens(part))
         place, _ = self._source_of(part)
         if place == ("all",):
-            return self.split([self.name], [number])[part] if not self.wrap or len(tokens) >= _MANY else None
+            if not self.wrap or len(tokens) >= _MANY:
+                return self.split([self.name], [number])[part]
+            if self._eos_of(part) != self._eos_of("train"):  # the same share of two streams is not the same text
+                raise ValueError(
+                    f"insert_valid_eos={str(self.specials.insert_valid_eos).lower()} differs from training, and the split cuts {number} documents by "
+                    f"position; give parts of their own, data.path={{train: FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
+                )
+            return None
         if not self.corpus.cut_off or place != ("train",):
             return [Interval(0, 0, number)]
         edge = self.corpus.split_off(number)
@@ -299,16 +297,19 @@ class TextDataModule(SequenceDataModule):
         """What every reported number must name: plain values, ready for JSON. Only what has been read is counted."""
         self.prepare()
         opened = [part for part in self.parts if (*self._source_of(part)[0], self._eos_of(part)) in self._opened]
+        once = {key[:-1]: tokens for key, tokens in self._opened.items()}  # a corpus may be there with and without its ends
+        cut = {} if self.wrap else {"cut_documents": {part: self._padded(part, self.length).num_cut for part in opened}}
         return {
             "name": self.name,
             "path": ", ".join(self.paths),
-            "records": sum(len(tokens) for tokens in self._opened.values()),
-            "tokens": sum(len(tokens.tokens) for tokens in self._opened.values()),
+            "records": sum(len(tokens) for tokens in once.values()),
+            "tokens": sum(len(tokens.tokens) for tokens in once.values()),
             "split": self._describe_split(),
             "split_hash": self._split_hash(),
             "split_tokens": {part: sum(i.end - i.start for i in self._part(part)) for part in opened},
             "window": self.length,
             "layout": self.layout(),
+            **cut,
             "tokenizer": f"{self._tokenizer.name}, {self.vocab.size:,} tokens",
             "detokenizer": self.detokenizer,
             "n_policy": self.n_policy,
@@ -316,19 +317,7 @@ class TextDataModule(SequenceDataModule):
 
     def layout(self) -> str:
         """How documents become windows: numbers of different layouts are not comparable."""
-        spelled = lambda token: self._tokenizer.decode([token])  # noqa: E731
-        ends = f", {spelled(self.ends.bos)} and {spelled(self.ends.eos)} at the ends" if self.ends.count else ""
-        if not self.wrap:
-            return f"padded: each document a window of {self.length} tokens, padded or cut{ends}"
-        after = {part: self._eos_of(part) for part in self.parts}
-        between = (
-            ""
-            if all(e is None for e in after.values())
-            else f", {spelled(next(e for e in after.values() if e is not None))} after each document"
-        )
-        without = [part for part, e in after.items() if e is None]
-        between += f" (not in {' and '.join(without)})" if between and without else ""
-        return f"wrapped: documents one after the other in windows of {self.length} tokens{ends}{between}"
+        return self.specials.layout(self._tokenizer, self.length, self.parts)
 
     def _describe_split(self) -> str:
         places = self.corpus.places()
@@ -341,6 +330,9 @@ class TextDataModule(SequenceDataModule):
         hashed = {}
         for place in self.corpus.places():
             source = self.corpus.source(place, keep_line_ends=self._tokenizer.eos_id is None)
-            hashed[place] = name_of(source, self._tokenizer, self.detokenizer, self._eos_of(place))
+            ends = {self._eos_of("train" if place == "all" else place): None}
+            if place == "all" or (place == "train" and self.corpus.cut_off):  # other parts are cut from it
+                ends[self._eos_of("valid")] = None
+            hashed[place] = "".join(name_of(source, self._tokenizer, self.detokenizer, end) for end in ends)
         how = [self._describe_split(), self.wrap, list(self.ends), sorted(hashed.items())]
         return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]

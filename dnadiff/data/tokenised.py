@@ -13,6 +13,7 @@ import json
 import logging
 import multiprocessing
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ FORMAT = 1
 _CHUNK = 1 << 20  # characters handled at once
 _FEW = 4  # chunks that are not worth starting processes for
 _MOST = 32  # processes
-_LOOK = 5.0  # seconds between looks whether the parent is alive
+_LOOK = 1.0  # seconds between looks whether the parent is alive
 log = logging.getLogger("dnadiff")
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]
 
@@ -85,7 +86,13 @@ def tokenised(
         ValueError, OSError: from reading and tokenising.
     """
     folder = cache_dir("texts") / name_of(documents, tokenizer, detokenizer, eos_id)
-    fill = partial(_fill, documents, partial(_joined, tokenizer, detokenizer, eos_id), tokenizer.dtype, name, num_proc)
+
+    def fill(part: Path) -> tuple[dict[str, Any], dict[str, int]]:
+        filled = _fill(documents, partial(_joined, tokenizer, detokenizer, eos_id), tokenizer.dtype, name, num_proc, part)
+        if name_of(documents, tokenizer, detokenizer, eos_id) != folder.name:
+            raise ValueError(f"{name}: a file was changed while it was read; start again when it is complete")
+        return filled
+
     shelve(folder, FORMAT, fill, name, f"{name} needs {tokenizer.dtype.itemsize} bytes a token", "tokenising", "tokenised")
     return Tokens(folder)
 
@@ -216,15 +223,26 @@ class _Worker:
 
 def _serve(pipe: Any, work: Callable[[Any], Any], parent: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process; threads do not survive the fork
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         while True:
-            while not pipe.poll(_LOOK):
-                if os.getppid() != parent:
-                    return
             item = pipe.recv()
             try:
                 pipe.send((work(item), None))
             except (ValueError, OSError) as error:
                 pipe.send((None, error))
+            except Exception as error:  # what another library raises may not pickle
+                pipe.send((None, RuntimeError(f"{type(error).__name__}: {error}")))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent has been killed.
+
+    Pipes do not tell: a forked process holds both ends of its own, and would wait in them for ever, with the lock of the cache, which it
+    has from its parent too.
+    """
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(1)

@@ -100,6 +100,30 @@ def test_a_dataset_is_read_with_and_without_streaming(hub):
     assert stored.describe()["split"].endswith("the last 8 documents of train are valid")
 
 
+@pytest.mark.parametrize("kind", ["pattern", "folder"])
+def test_files_read_by_datasets_count_by_their_content(kind, tmp_path):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    named = {"id": "json", "data_files": {"train": str(folder / "*.jsonl")}} if kind == "pattern" else {"id": str(folder)}
+    keys = []
+    for number, text in ((0, "a"), (0, "b"), (1, "a"), (0, "a")):
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        keys.append(Hub(splits={"train": "train"}, **named).part("train", "x").key())
+    assert len({json.dumps(key) for key in keys}) == 4
+    (folder / "0.jsonl").write_text(json.dumps({"text": "b"}) + "\n")
+    assert Hub(splits={"train": "train"}, **named).part("train", "x").key() == keys[2]
+
+
+def test_a_stream_that_ends_before_its_validation_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    options = {"tokenizer": LETTERS, "path_is": "train", "streaming": True, "valid_documents": 2}
+    TextDataModule(str(tmp_path / "t.jsonl"), 4, 2, num_documents=11, **options).check_training()
+    for number in (12, 50):
+        with pytest.raises(ValueError, match=rf"t\.jsonl: the training part has fewer than {number} documents; set data\.num_documents"):
+            TextDataModule(str(tmp_path / "t.jsonl"), 4, 2, num_documents=number, **options).check_training()
+
+
 class Recorder(lightning.LightningModule):
     def __init__(self):
         super().__init__()
@@ -138,6 +162,10 @@ def test_without_a_network_it_says_which_file_to_put_where(monkeypatch, tmp_path
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    data = TextDataModule(None, 8, 2, tokenizer=LETTERS, name="corpus", hub=Hub("nobody/no-such-corpus", {"train": "train"}))
-    with pytest.raises(ValueError, match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE\}'"):
+    data = TextDataModule(
+        None, 8, 2, tokenizer=LETTERS, name="corpus", hub=Hub("nobody/no-such-corpus", {"train": "train", "valid": "dev"})
+    )
+    with pytest.raises(
+        ValueError, match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE, valid: FILE\}'"
+    ):
         data.tokens("train")

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from dnadiff.data import tokenised as store
+from dnadiff.data.cache import locked
 from dnadiff.data.documents import Files
 from dnadiff.data.pretrained import Pretrained
 from dnadiff.data.text import TextDataModule
@@ -179,6 +181,10 @@ def test_files_of_all_kinds(tmp_path):
     [
         ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no text in 'body'; set data\.column to one of 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
+        ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
+        ('["a"]', {}, r"t\.jsonl: line 1 holds a list; expected one object a line"),
+        ('{"text": "a\\ud800b"}', {}, r"t\.jsonl: line 1 has half of a character \(\\ud800\)"),
+        ({"text": "x"}, {"column": []}, r"column is \[\]; set data\.column"),
         (None, {"documents": "page"}, r"documents is 'page'; choose file, line, row"),
     ],
 )
@@ -186,6 +192,26 @@ def test_what_cannot_be_read_is_named(tmp_path, content, options, message):
     (tmp_path / "t.jsonl").write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
     with pytest.raises(ValueError, match=message):
         list(Files(tmp_path / "t.jsonl", **options))
+
+
+def test_a_whole_character_in_two_escapes_is_text(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "a\\ud83d\\ude00b"}\n')
+    assert list(Files(tmp_path / "t.jsonl")) == ["a😀b"]
+
+
+def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
+    assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
+    monkeypatch.setattr("dnadiff.data.documents._LONGEST", 1000)
+    with pytest.raises(ValueError, match=r"t\.csv: line 1 is not CSV \(field larger than field limit"):
+        list(Files(tmp_path / "t.csv"))
+
+
+def test_a_pattern_passes_over_folders(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("z.txt", "a/y.txt", "a/b/x.txt"):
+        (tmp_path / name).write_text(name)
+    assert list(Files(str(tmp_path / "**"))) == ["a/b/x.txt", "a/y.txt", "z.txt"]
 
 
 def test_a_pattern_without_a_file_is_named(tmp_path):
@@ -204,11 +230,20 @@ def test_a_pattern_without_a_file_is_named(tmp_path):
         ({"streaming": True, "wrap": False, "path_is": "train"}, r"set data\.wrap=true"),
         ({"streaming": True}, r"streaming=true needs parts of their own"),
         ({"streaming": True, "path_is": "train", "valid_documents": 3}, r"set data\.num_documents"),
+        ({"streaming": True, "path_is": "train", "epoch_size": 8}, r"set data\.epoch_size=null"),
+        ({"streaming": "no"}, r"streaming is 'no'; set data\.streaming to true or false"),
+        ({"wrap": "no"}, r"wrap is 'no'; set data\.wrap to true or false$"),
+        ({"wrap": None}, r"wrap is None; set data\.wrap to true or false$"),
+        ({"insert_eos": "no"}, r"insert_eos is 'no'; set data\.insert_eos to true, false or null"),
+        ({"insert_valid_eos": 0}, r"insert_valid_eos is 0; set"),
+        ({"insert_special_tokens": "false"}, r"insert_special_tokens is 'false'; set"),
+        ({"valid_documents": 10}, r"valid_documents is 10, but a single path .* set data\.path_is=train"),
+        ({"column": 7}, r"column is 7; set data\.column"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(corpus, options, message):
     with pytest.raises(ValueError, match=message):
-        module(corpus["train"], **options)
+        module(corpus["train"], **options).prepare()
 
 
 def test_parts_are_named(corpus):
@@ -225,6 +260,50 @@ def test_a_tokenizer_without_the_tokens_needed_is_refused(corpus):
         module(corpus, insert_special_tokens=True).prepare()
     with pytest.raises(ValueError, match="the model was trained on dna, these data are text"):
         module(corpus).expect(DNATokenizer())
+
+
+def test_training_says_which_part_is_missing(corpus, letters):
+    with pytest.raises(ValueError, match=r"has train alone; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N"):
+        module({"train": corpus["train"]}, letters).check_training()
+    with pytest.raises(ValueError, match=r"has test alone; set data\.path=\{train: FILE, valid: FILE\}$"):
+        module(corpus["test"], letters, path_is="test").check_training()
+
+
+def test_held_out_documents_of_a_single_file_have_ends_of_their_own(tmp_path, monkeypatch, letters):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "t.txt").write_text("a b\n" * 200)
+    plain, data = (module(str(tmp_path / "t.txt"), letters, insert_valid_eos=eos) for eos in (None, False))
+    assert data.sequences("train")[0].tolist() == [5, 6, 3] * 160 == plain.sequences("train")[0].tolist()
+    assert [data.sequences(part)[0].tolist() for part in ("valid", "test")] == [[5, 6] * 20] * 2
+    assert plain.sequences("valid")[0].tolist() == [5, 6, 3] * 20
+    about = data.describe()
+    assert about["split_tokens"] == {"train": 480, "valid": 40, "test": 40} and about["records"] == 200
+    assert about["layout"].endswith("[SEP] after each document (not in valid and test)")
+    assert about["split_hash"] != plain.describe()["split_hash"]
+    (tmp_path / "t.txt").write_text("a b\n" * 50)  # too few to hold out whole: the split cuts the stream of tokens
+    with pytest.raises(ValueError, match=r"insert_valid_eos=false differs from training, and the split cuts 50 documents by position"):
+        module(str(tmp_path / "t.txt"), letters, insert_valid_eos=False).prepare()
+
+
+def test_validation_cut_off_training_has_ends_of_its_own(corpus, letters):
+    options = {"path_is": "train", "valid_documents": 10}
+    plain, data = (module(corpus["train"], letters, insert_valid_eos=eos, **options) for eos in (None, False))
+    assert [t for t in plain.sequences("valid")[0].tolist() if t != 3] == data.sequences("valid")[0].tolist()
+    assert np.array_equal(plain.sequences("train")[0], data.sequences("train")[0])
+    assert plain.describe()["split_hash"] != data.describe()["split_hash"]
+
+
+def test_reports_say_how_many_documents_were_cut(tmp_path, letters):
+    (tmp_path / "t.txt").write_text("a b c d e f\na b c d e f g\n\na b c d e f g h i\n")
+    data = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False)  # six letters and two ends fit
+    data.test_windows("test")
+    assert data.describe()["cut_documents"] == {"test": 2}
+
+
+def test_a_file_of_one_document_cannot_be_padded(tmp_path):
+    (tmp_path / "t.txt").write_text("a b\nc\n")
+    with pytest.raises(ValueError, match=r"no document is left for this part; .*data\.documents=line"):
+        module(str(tmp_path / "t.txt"), documents="file", wrap=False).prepare()
 
 
 def test_lines_keep_their_ends_where_no_token_ends_a_text(corpus):
@@ -297,4 +376,60 @@ def test_a_fault_in_another_process_is_reported(corpus, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK", 40)
     with pytest.raises(ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"):
         module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokens("train")
+    assert folders() == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from dnadiff.data.cache import locked
+from dnadiff.data.tokenised import in_order
+
+def items():
+    yield from range(8)
+    print("ready", flush=True)
+    time.sleep(60)
+
+with locked(Path(sys.argv[1])):
+    for _ in in_order(lambda item: bytes(1 << 20), items(), 2):  # more than fits into a pipe
+        pass
+"""
+
+
+def test_processes_of_a_killed_one_end_and_leave_the_lock(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.wait()
+    until, held = time.monotonic() + 15, False
+    while not held and time.monotonic() < until:
+        with locked(tmp_path / "lock", wait=False) as held:
+            time.sleep(0.1)
+    assert held
+
+
+class Odd(CharTokenizer):
+    """A tokenizer with a fault of its own."""
+
+    def encode(self, sequence):
+        raise KeyError("odd")
+
+
+def test_a_fault_of_another_library_in_another_process_is_reported(corpus, monkeypatch):
+    monkeypatch.setattr(store, "_CHUNK", 40)
+    with pytest.raises(RuntimeError, match=r"KeyError: 'odd'"):
+        module(corpus, Odd("abcd \n"), num_proc=2).tokens("train")
+    assert folders() == []
+
+
+def test_a_file_changed_while_it_is_read_leaves_nothing(corpus, letters, monkeypatch):
+    class Growing(Files):
+        def __iter__(self):
+            yield from super().__iter__()
+            with open(corpus["train"], "a") as file:
+                file.write("z z z\n")
+
+    monkeypatch.setattr("dnadiff.data.corpus.Files", Growing)
+    with pytest.raises(ValueError, match="a file was changed while it was read; start again when it is complete"):
+        module(corpus, letters).tokens("train")
     assert folders() == []

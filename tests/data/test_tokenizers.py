@@ -8,6 +8,8 @@ import pytest
 
 from dnadiff.config import build
 from dnadiff.data.pretrained import Characters, Pretrained
+from dnadiff.data.pretrained import byte_pairs as byte_pairs_of
+from dnadiff.data.subword import SubwordTokenizer
 from dnadiff.data.tokenizer import CharTokenizer
 
 pytest.importorskip("tokenizers")
@@ -93,6 +95,71 @@ def test_spellings_may_be_chosen(bert, tmp_path):
     assert (both.eos_id, both.vocab.pad_id, both.vocab.never_emitted) == (14, 0, (0, 4))
     chosen = Pretrained(str(tmp_path), mask=None, eos="sat", bos=None).load()
     assert chosen.vocab.mask_id == 15 and chosen.mask == "[[MASK]]" and chosen.eos_id == 14 and chosen.bos_id is None
+
+
+def test_ids_without_a_token_do_not_move_the_mask_onto_a_letter(tmp_path):
+    """New tokens come after the highest id, not after as many ids as there are tokens."""
+    gaps = SubwordTokenizer(byte_pairs_of({"a": 0, "b": 2, "c": 5}, []), "gaps")
+    assert gaps.encode("abc").tolist() == [0, 2, 5] and gaps.decode([0, 2, 5]) == "abc"
+    assert (gaps.vocab.mask_id, gaps.vocab.pad_id, gaps.vocab.size) == (6, 7, 8)
+    assert build(gaps.config()) == gaps and build(gaps.config()).vocab == gaps.vocab
+    (tmp_path / "vocab.txt").write_text("[UNK]\na\nb\na\nc\n")
+    twice = Pretrained(str(tmp_path)).load()
+    assert twice.encode("a b c").tolist() == [3, 2, 4] and (twice.vocab.mask_id, twice.vocab.size) == (5, 7)
+    added = {"id": 6, "content": "[X]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    rules = json.loads(byte_pairs_of({"a": 0, "b": 5}, [])) | {"added_tokens": [added]}
+    more = SubwordTokenizer(json.dumps(rules), "more", eos="[X]")
+    assert (more.eos_id, more.vocab.mask_id, more.encode("ab").tolist()) == (6, 7, [0, 5])
+
+
+def test_ids_beyond_all_vocabularies_are_refused():
+    rules = json.loads(byte_pairs_of({"a": 0}, []))
+    rules["model"]["vocab"]["b"] = 2_000_000_000
+    with pytest.raises(ValueError, match=r"tokenizer far has the id 2,000,000,000; expected ids below 16,777,216"):
+        SubwordTokenizer(json.dumps(rules), "far")
+
+
+def test_lines_of_a_vocabulary_end_at_line_breaks_alone(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes("[UNK]\r\na\r\n\u2028\r\nb\r\n".encode())
+    assert Pretrained(str(tmp_path)).load().encode("a b").tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("files", [["vocab.txt"], ["vocab.json", "merges.txt"], ["tokenizer.json", "vocab.txt"]])
+def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs):
+    """Those without a tokenizer.json too; names may have dots."""
+    import huggingface_hub
+
+    contents = {"tokenizer.json": bert.config()["json"], "vocab.txt": "\n".join(WORDS)}
+    contents |= {"vocab.json": (byte_pairs / "encoder.json").read_text(), "merges.txt": (byte_pairs / "vocab.bpe").read_text()}
+    for name in files:
+        (tmp_path / name).write_text(contents[name])
+    asked = []
+
+    def download(repository, name, revision, local_files_only):
+        asked.append((repository, revision, local_files_only))
+        if not (tmp_path / name).exists():
+            raise huggingface_hub.errors.EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr("dnadiff.data.pretrained.reachable", lambda: True)
+    found = Pretrained("owner/model-1.4b", "abc").load()
+    assert found.encode("the").tolist() == ([97] if "merges.txt" in files else [12]) and set(asked) == {("owner/model-1.4b", "abc", False)}
+    (tmp_path / files[0]).unlink()
+    if len(files) == 1:
+        with pytest.raises(ValueError, match=r"owner/model-1\.4b could not be fetched .*EntryNotFoundError"):
+            Pretrained("owner/model-1.4b", "abc").load()
+
+
+def test_the_end_may_be_the_begin_as_in_the_published_code(bert, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(bert.config()["json"])
+    published = Pretrained(str(tmp_path), eos="[CLS]").load()
+    assert published.bos_id == published.eos_id == 2
+
+
+def test_an_alphabet_is_a_text():
+    with pytest.raises(ValueError, match=r"tokenizer\.characters is 5; give a text in quotes"):
+        Characters(5)
 
 
 @pytest.mark.parametrize(
