@@ -57,6 +57,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     judged = Conjoined(denoiser, loaded.tokenizer.vocab) if config["conjoin"] else denoiser
     result, start, reverse = measure(config, judged, loaded.process, windows, data)
     named = [name for name in result.tokens if result.tokens[name].sum()]
+    about = described(data, tiles.length)
     content = {
         "model": {
             "checkpoint": str(loaded.path),
@@ -65,12 +66,12 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
             "step": loaded.step,
             "conjoined": config["conjoin"],
         },
-        "data": {**data.describe(), "window": tiles.length},
+        "data": about,
         "part": config["part"],
         "num_draws": result.num_draws,
         "target_se": config["target_se"],
         "seed": config["seed"],
-        "protocol": describe_protocol(config, result, data.describe()),
+        "protocol": describe_protocol(config, result, about),
         "block_size": used_size(len(tiles), config["block_size"]),
         "se_total_note": dependence(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
@@ -220,6 +221,12 @@ def measure(config: Mapping[str, Any], denoiser: Any, process: Any, windows: Any
     elif config["both_strands"]:
         reverse = on(likelihood.OtherStrand(denoiser, vocab), windows, None, result.num_draws)
     return result, start, reverse
+
+
+def described(data: Any, length: int) -> dict[str, Any]:
+    """What a reported number must name of the data, in the windows of `length` tokens that were evaluated."""
+    about = {**data.describe(), "window": length}
+    return about | {"layout": data.layout(length)} if "layout" in about else about
 
 
 def describe_protocol(config: Mapping[str, Any], result: Any, about: Mapping[str, Any]) -> str:

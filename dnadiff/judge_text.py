@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,16 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     judge = load_judge(config["judge"], config["trust"], device)
     model = None if config["checkpoint"] is None else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
     drawn = None if model is None else draw(config, model)
-    same = model is not None and model.tokenizer.config() == judge.tokenizer.config()
+    same = model is not None and model.tokenizer == judge.tokenizer  # whatever each is called
     if same:
         texts = list(drawn)
+    elif model is None:
+        texts = [reread(documents(text, judge.tokenizer), judge.tokenizer) for text in read_texts(config["samples"])]
     else:
-        words = read_texts(config["samples"]) if model is None else [model.tokenizer.decode(row) for row in drawn]
-        texts = [np.asarray(judge.tokenizer.encode(text)).astype(np.int64) for text in words]
-        texts = [ids for ids in texts if len(ids)]
+        texts = [reread(spoken(row, model.tokenizer), judge.tokenizer) for row in drawn]
+    texts = [ids for ids in texts if len(ids)]
+    if not texts:
+        raise ValueError(f"no sample of {config['samples'] or model.path} has a token of the judge {judge.path}")
     nats = token_nats(judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"])
     real = real_texts(judge, config, [len(x) for x in texts])
     rows = {"samples": describe(texts, config["words"], nats).summary()}
@@ -133,6 +137,34 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     return np.stack(rows).astype(np.int64)
 
 
+def spoken(ids: Any, tokenizer: Any) -> list[str]:
+    """The documents in `ids (L,)`: what tokens that begin or end a text separate, decoded without them."""
+    import numpy as np
+
+    special = np.isin(ids, tokenizer.special_ids)
+    runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
+    return [tokenizer.decode(run) for run in runs if run[0] not in tokenizer.special_ids]
+
+
+def documents(text: str, tokenizer: Any) -> list[str]:
+    """The documents in a text: what spellings of the tokens with which the tokenizer begins or ends one separate."""
+    spellings = {s for s in (getattr(tokenizer, "bos", None), getattr(tokenizer, "eos", None)) if s}
+    return re.split("|".join(map(re.escape, sorted(spellings))), text) if spellings else [text]
+
+
+def reread(texts: Sequence[str], tokenizer: Any) -> Any:
+    """The documents of one sample in the judge's tokens (L,), its own end token between them where it has one.
+
+    Spelled out, a special token would be read as letters: `<|endoftext|>` as seven tokens that no text holds.
+    """
+    import numpy as np
+
+    found = [ids for text in texts if len(ids := tokenizer.encode(text))]
+    end = [] if tokenizer.eos_id is None else [[tokenizer.eos_id]]
+    parts = [part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
+
+
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: the field `text` of each line of a .jsonl, or what blank lines separate in a .txt; plain or gzip.
 
@@ -145,7 +177,11 @@ def read_texts(path: str | Path) -> list[str]:
     with open_text(path) as file:
         content = file.read()
     if name.endswith(".jsonl"):
-        lines = [json.loads(line) for line in content.splitlines() if line.strip()]
+        try:
+            # Not splitlines(), which also splits at characters that a text may hold, such as U+2028.
+            lines = [json.loads(line) for line in content.split("\n") if line.strip()]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: a line is not JSON ({error})") from None
         if any(not isinstance(line, dict) or not isinstance(line.get("text"), str) for line in lines):
             raise ValueError(f"{path}: each line must be a JSON object with a field text")
         texts = [line["text"] for line in lines]

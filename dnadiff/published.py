@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,40 @@ class Published:
     path: Path
 
     @property
-    def tokenizer(self) -> DNATokenizer:
-        """What turns letters into its ids.
+    def tokenizer(self) -> DNATokenizer | None:
+        """What turns letters into its ids; None for text, as published folders hold no tokenizer: see `over`."""
+        return DNATokenizer() if self.denoiser.vocab == DNATokenizer().vocab else None
+
+    def over(self, vocab: Vocab) -> Published:
+        """The same model of text over the alphabet of a tokenizer, which may have ids of its own behind those that were published.
+
+        Under GPT-2's tokenizer the published code gives padding and mask one id, 50,257; here padding is 50,258. Its row of the embedding is
+        that of the mask, so that padding is read as there; the head's is zero, and nothing emits it.
 
         Raises:
-            ValueError: if it is not a model of DNA.
+            ValueError: if the ids cannot be the published ones.
         """
-        if self.denoiser.vocab != DNATokenizer().vocab:
+        network, known = self.denoiser.backbone, self.denoiser.vocab
+        if vocab == known:
+            return self
+        theirs = _implied(network.published().config) == known  # nothing but the number of ids is known
+        behind = set(range(known.size, vocab.size))
+        fits = isinstance(network, dit.DiT) and theirs and vocab.complement is None and vocab.size >= known.size
+        if not fits or not behind <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
             raise ValueError(
-                f"{self.path} reads {self.denoiser.vocab.size} ids that are not DNA's, and published folders hold no tokenizer; dnadiff reads "
-                "text by characters alone, so these weights can be loaded (dnadiff.checkpoint.load_published) but not trained on or sampled "
-                "from a command line; init_from= of a run of data=text can"
+                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this alphabet {vocab.size} with the mask {vocab.mask_id}: not "
+                "those that the model was trained on; choose its tokenizer (tokenizer=gpt2 for MDLM on OpenWebText)"
             )
-        return DNATokenizer()
+        with torch.random.fork_rng(devices=()):
+            wider = build(self.config["backbone"], vocab=vocab)
+        state = network.state_dict()
+        embedding, new = state["vocab_embed.embedding"], len(behind)
+        state["vocab_embed.embedding"] = torch.cat([embedding, embedding[vocab.mask_id].expand(new, -1)])
+        for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
+            state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
+        wider.load_state_dict(state)
+        told = self.denoiser.time_conditioning
+        return replace(self, denoiser=Denoiser(wider, noise=self.denoiser.noise, time_conditioning=told).eval())
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
@@ -69,9 +90,16 @@ def is_published(name: str | os.PathLike[str]) -> bool:
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
 
-def load_published(folder: str | os.PathLike[str], revision: str | None = None) -> Denoiser:
-    """The model of a published folder: Caduceus-Ph, Caduceus-PS or MDLM's DiT; see `read`."""
-    return read(folder, revision).denoiser
+def load_published(folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None) -> Denoiser:
+    """The model of a published folder: Caduceus-Ph, Caduceus-PS or MDLM's DiT; see `read`.
+
+    Args:
+        folder, revision: as in `read`.
+        vocab: the alphabet of the tokenizer that a model of text is used with (`Published.over`); None is the published one, in which
+            MDLM's padding has no id besides the mask's.
+    """
+    found = read(folder, revision)
+    return (found if vocab is None else found.over(vocab)).denoiser
 
 
 def read(folder: str | os.PathLike[str], revision: str | None = None) -> Published:

@@ -28,6 +28,7 @@ MAY_CHANGE = (
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
 PRECISIONS = ("highest", "high", "medium")
+NARROW = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 log = logging.getLogger("dnadiff")
 
 
@@ -57,9 +58,11 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
     fits(config)
     data = build(config["data"], trust=None)
-    if initial is not None:
+    if initial is not None and initial.tokenizer is not None:
         data.expect(initial.tokenizer)
     data.prepare()
+    if initial is not None and initial.tokenizer is None:  # published weights of a model of text: the tokenizer is the data's
+        initial = initial.over(data.tokenizer.vocab)
     data.check_training()
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
@@ -219,6 +222,10 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     if config["matmul_precision"] not in PRECISIONS:
         raise ValueError(f"matmul_precision {config['matmul_precision']!r} is not known; choose one of {', '.join(PRECISIONS)}")
     torch.set_float32_matmul_precision(config["matmul_precision"])
+    if str(config["trainer"].get("precision")) in NARROW:
+        raise ValueError(
+            f"trainer.precision {config['trainer']['precision']} has weights in half precision, which lose small steps; set bf16-mixed"
+        )
     torch.manual_seed(config["seed"])
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
     about = data.describe()

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff import commands
+from dnadiff.config import build
 from dnadiff.progress import table
 
-PASSED = ("checkpoint", "part", "num_draws", "batch_size", "block_size", "accelerator", "seed", "trust")
+PASSED = ("checkpoint", "num_draws", "batch_size", "block_size", "accelerator", "seed", "trust")
+PARTS = ("test", "valid", "train", "published")
+LAYOUT = ("length", "wrap", "insert_eos", "insert_valid_eos", "insert_special_tokens")  # of the training run: sets differ in text alone
+PUBLISHED = dict.fromkeys(("ptb", "wikitext2", "wikitext103", "owt"), "valid")  # the paper's numbers; of the others test
 log = logging.getLogger("dnadiff")
 
 
@@ -27,12 +31,16 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> list
     if loaded.tokenizer.vocab.complement is not None:
         raise ValueError(f"the sets are texts, and {loaded.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=...")
     protocols = ["exact"] if hasattr(loaded.denoiser, "next_log_probs") else config["protocols"]
-    length, rows, layouts = loaded.config["data"]["length"], [], {}
-    for name in config["sets"]:
+    chosen, rows, layouts = {name: settings(config, name, loaded.config["data"]) for name in config["sets"]}, [], {}
+    for one in chosen.values():  # what cannot be had or read is said before the long work
+        data = build(one["data"], trust=None)
+        data.expect(loaded.tokenizer)
+        data.prepare()
+        data.test_windows(one["part"])
+    for name, one in chosen.items():
         for protocol in protocols:
-            one = settings(config, name, "count" if protocol == "exact" else protocol, length)
-            content = evaluated(one, run_dir / name / protocol)
-            rows += rows_of(name, protocol, content)
+            content = evaluated(one | {"protocol": "count" if protocol == "exact" else protocol}, run_dir / name / protocol)
+            rows += rows_of(name, one["part"], protocol, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]
             if content["data"]["name"] == loaded.config["data"].get("name"):
                 log.warning(f"{name}: the model was trained on data of this name, so this is not zero-shot")
@@ -56,15 +64,18 @@ def check(config: Mapping[str, Any]) -> None:
             )
     if wrong := [p for p in config["protocols"] if p not in ("count", "mdlm")]:
         raise ValueError(f"protocols {wrong[0]!r} is not known; choose count, mdlm or both")
+    if config["part"] not in PARTS:
+        raise ValueError(f"part {config['part']!r} is not known; choose one of {', '.join(PARTS)}")
     if not isinstance(config["paths"], Mapping) or set(config["paths"]) - set(config["sets"]):
         raise ValueError(f"paths {config['paths']} must name files by set: 'paths={{{config['sets'][0]}: FILE}}'")
 
 
-def settings(config: Mapping[str, Any], name: str, protocol: str, length: int) -> dict[str, Any]:
-    """The configuration of `evaluate` for one set: windows as long as in training."""
+def settings(config: Mapping[str, Any], name: str, trained_on: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of `evaluate` for one set: windows as long as in training and laid out as there, as in MDLM's code."""
     one = commands.compose_beside("evaluate", [f"data={name}"])
-    one |= {key: config[key] for key in PASSED} | {"protocol": protocol, "orders": [], "output": None, "overwrite": config["overwrite"]}
-    one["data"]["length"] = length
+    one |= {key: config[key] for key in PASSED} | {"orders": [], "output": None, "overwrite": config["overwrite"]}
+    one["part"] = PUBLISHED.get(name, "test") if config["part"] == "published" else config["part"]
+    one["data"] |= {key: trained_on[key] for key in LAYOUT if key in trained_on and key in one["data"]}
     if name in config["paths"]:
         one["data"]["path"] = config["paths"][name]
     elif one["data"].get("path") == "???":
@@ -72,12 +83,12 @@ def settings(config: Mapping[str, Any], name: str, protocol: str, length: int) -
     return one
 
 
-def rows_of(name: str, protocol: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(name: str, part: str, protocol: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What is reported of one evaluation."""
     groups, has = content["groups"], "without specials" in content["groups"]
     kinds = {"all": "counted" if has else "none", "without specials": "left out"}
     return [
-        {"set": name, "protocol": protocol, "specials": kinds[group], "described": content["protocol"], **groups[group]}
+        {"set": name, "part": part, "protocol": protocol, "specials": kinds[group], "described": content["protocol"], **groups[group]}
         for group in kinds
         if group in groups
     ]
@@ -88,6 +99,7 @@ def show(rows: Sequence[Mapping[str, Any]], layouts: Mapping[str, str]) -> None:
     lines = [
         (
             r["set"],
+            r["part"],
             r["protocol"],
             r["specials"],
             f"{r['perplexity']:.2f}",
@@ -97,7 +109,7 @@ def show(rows: Sequence[Mapping[str, Any]], layouts: Mapping[str, str]) -> None:
         )
         for r in rows
     ]
-    print(table(lines, ("set", "protocol", "specials", "perplexity", "95 % interval", "bits per token", "tokens")))
+    print(table(lines, ("set", "part", "protocol", "specials", "perplexity", "95 % interval", "bits per token", "tokens")))
     for protocol, described in {r["protocol"]: r["described"] for r in rows}.items():
         print(f"{protocol}: {described}")
     for name, layout in layouts.items():

@@ -8,10 +8,10 @@ import torch
 from dnadiff.backbone.base import State
 from dnadiff.config import build, compose, config_dir
 from dnadiff.constraint import Constrained
-from dnadiff.denoiser import Score
 from dnadiff.draws import Draws
 from dnadiff.filling import effective_size, resampled
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided, Score
+from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
 from dnadiff.filling import Filler, effective_size, resampled
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
 from dnadiff.request import Free, Templates, window_around
 from dnadiff.template import CODES, dna_pattern, read_motifs, text_pattern

@@ -26,7 +26,7 @@ LEVELS = [
         "pieces",
         "allocator",
     },
-    {"process", "backbone", "data"},
+    {"process", "backbone", "data", "parameterization"},
     {"denoiser", "markov", "constraint", "template"},
     {"objective", "sampler", "likelihood", "published", "request"},
     {"checkpoint", "code_length", "coding", "dnd", "held_out", "filling", "tilt"},

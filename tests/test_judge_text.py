@@ -3,10 +3,13 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from dnadiff.config import compose
-from dnadiff.zero_shot import rows_of
+from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.judge_text import documents, read_texts, reread, spoken
+from dnadiff.zero_shot import rows_of, settings
 
 SMALL = ["data.length=32", "data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=2", "trainer.val_check_interval=2"]
 SMALL += ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
@@ -57,6 +60,52 @@ def test_texts_of_a_file(cli, runs, tmp_path):
     assert found[0]["rows"]["samples"]["tokens"] == 38 and found[0]["rows"]["samples"]["repetition"] == pytest.approx(10 / 24 / 2)
 
 
+def test_a_character_that_ends_a_line_elsewhere_is_part_of_a_text(tmp_path):
+    texts = ["one\u2028two\x85three", "four\x0cfive"]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
+    assert read_texts(tmp_path / "x.jsonl") == texts
+
+
+@pytest.fixture
+def subwords():
+    """subwords(name, words): a BERT-like tokenizer whose ids are the places of the words."""
+    pytest.importorskip("tokenizers")
+    from dnadiff.data.pretrained import word_piece
+    from dnadiff.data.subword import SubwordTokenizer
+
+    def make(name, words):
+        return SubwordTokenizer(word_piece(words), name, mask="[MASK]", pad="[PAD]", bos="[CLS]", eos="[SEP]", unk="[UNK]")
+
+    return make
+
+
+def test_tokens_that_begin_and_end_texts_become_the_judges_own(subwords):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
+    ours, judge = subwords("ours", words), subwords("judge", words[:5] + words[:4:-1])
+    ids = np.array([2, 5, 6, 3, 7, 8, 9, 3])  # [CLS] black quartz [SEP] judge my vow [SEP]
+    assert spoken(ids, ours) == ["black quartz", "judge my vow"]
+    assert reread(spoken(ids, ours), judge).tolist() == [9, 8, 3, 7, 6, 5]
+    assert documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge) == ["", " black quartz ", " judge my vow ", ""]
+    assert reread(documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge), judge).tolist() == [9, 8, 3, 7, 6, 5]
+    assert reread(spoken(np.array([2, 3, 3]), ours), judge).tolist() == [] and spoken(np.zeros(0, np.int64), ours) == []
+    characters = CharTokenizer("abc")
+    assert reread(spoken(np.array([2, 3, 4]), characters), characters).tolist() == [2, 3, 4]
+
+
+def test_the_same_tokenizer_by_another_name_needs_no_second_reading(cli, tmp_path, subwords):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
+    (tmp_path / "book.txt").write_text("judge my vow black quartz " * 200)
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    for name, args in (("dit", ["backbone=dit"]), ("ar", ["objective=ar", "backbone=transformer"])):
+        more = ["data=text", "data.path=book.txt", "tokenizer=pretrained", "tokenizer.source=vocab.txt", f"tokenizer.name={name}", *SMALL]
+        assert cli("train", *more, *args, f"hydra.run.dir={name}")[0] == 0
+    args = ["checkpoint=dit", "judge=ar", "num_samples=2", "sampler.num_groups=2", "output=j.json"]
+    status, _, err = cli("judge_text", *args)
+    assert status == 0, err
+    found = json.loads((tmp_path / "j.json").read_text())
+    assert found["rows"]["samples"]["tokens"] == 64 and all("perplexity" in row for row in found["by_position"])
+
+
 def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
     (tmp_path / "other.txt").write_text("my black vow, judge of quartz. " * 60)
     for run, protocols in (("dit", ["mdlm", "count"]), ("ar", ["exact"])):
@@ -68,11 +117,29 @@ def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
         assert found["rows"][0]["perplexity"] > 1 and all(p in out for p in protocols)
 
 
+def test_sets_are_laid_out_as_the_training_text_was():
+    config = compose("zero_shot", ["checkpoint=run"]) | {"paths": {}, "part": "published"}
+    trained_on = {
+        "length": 64,
+        "wrap": True,
+        "insert_special_tokens": False,
+        "insert_valid_eos": None,
+        "path": "mine.txt",
+        "detokenizer": None,
+    }
+    chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
+    assert [one["part"] for one in chosen.values()] == ["valid"] * 3 + ["test"] * 3
+    for name, one in chosen.items():  # LM1B too, whose own group pads
+        data = one["data"]
+        assert (data["length"], data["wrap"], data["insert_special_tokens"]) == (64, True, False)
+        assert data["path"] is None and (data["detokenizer"] is None) == (name == "ag_news")
+
+
 def test_specials_are_counted_and_left_out():
     groups = {"all": {"bits": 1.0}, "without specials": {"bits": 2.0}}
-    rows = rows_of("ptb", "count", {"groups": groups, "protocol": "words"})
+    rows = rows_of("ptb", "valid", "count", {"groups": groups, "protocol": "words"})
     assert [(r["specials"], r["bits"]) for r in rows] == [("counted", 1.0), ("left out", 2.0)]
-    assert rows_of("ptb", "count", {"groups": {"all": {"bits": 1.0}}, "protocol": "words"})[0]["specials"] == "none"
+    assert rows_of("ptb", "valid", "count", {"groups": {"all": {"bits": 1.0}}, "protocol": "words"})[0]["specials"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +148,16 @@ def test_specials_are_counted_and_left_out():
         ("judge_text", ["judge={ar}"], "give either checkpoint=RUN, which is sampled, or samples=FILE"),
         ("judge_text", ["checkpoint={dit}", "judge={dit}"], "must be an autoregressive model of text"),
         ("judge_text", ["samples=x.fa", "judge={ar}"], "must be a .jsonl or a .txt file"),
+        ("judge_text", ["samples=broken.jsonl", "judge={ar}"], "broken.jsonl: a line is not JSON"),
         ("judge_text", ["samples=bad.jsonl", "judge={ar}"], "each line must be a JSON object with a field text"),
         ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of names"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]"], "name a file"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "protocols=[all]"], "protocols 'all' is not known"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "paths={ptb: x}"], "must name files by set"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[ptb]", "part=all"], "part 'all' is not known; choose one of test, valid"),
+        # before anything is evaluated: the first set alone would do
+        ("zero_shot", ["checkpoint={dit}", "sets=[text,ptb]", "paths={text: one.txt, ptb: none.txt}"], "none.txt does not exist"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[ecoli]"], "choose data or a model of the same vocabulary"),
         ("zero_shot", ["checkpoint={dit}", "sets=[nothing]"], "data=nothing does not exist"),
         ("zero_shot", ["checkpoint={dna}", "sets=[text]"], "was trained on DNA"),
     ],
@@ -93,6 +165,8 @@ def test_specials_are_counted_and_left_out():
 def test_wrong_input_gets_one_line(cli, runs, trained, tmp_path, command, args, message):
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
     (tmp_path / "bad.jsonl").write_text('["text"]\n')
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"\n')
+    (tmp_path / "one.txt").write_text("my vow " * 60)
     before = {p.name for p in tmp_path.iterdir()}
     status, _, err = cli(
         command, *(a.replace("{dit}", str(runs / "dit")).replace("{ar}", str(runs / "ar")).replace("{dna}", str(trained)) for a in args)

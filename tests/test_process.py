@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dnadiff.denoiser import SUBS
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 

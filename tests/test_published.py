@@ -15,6 +15,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.config import build
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.vocab import Vocab
 
 DNA = DNATokenizer().vocab
 PARITY = Path(__file__).parent / "parity"
@@ -324,8 +325,7 @@ def test_what_init_from_may_name(tmp_path, trained):
     assert published.is_published(folder) and published.is_published(f"a/b@{COMMIT}")
     assert not published.is_published(trained) and not published.is_published("a/b") and not published.is_published("latest")
     assert published.read(folder).tokenizer == DNATokenizer()
-    with pytest.raises(ValueError, match="reads 33 ids that are not DNA's"):
-        _ = published.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer
+    assert published.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer is None
 
 
 def half(weights):
@@ -351,3 +351,63 @@ def test_mdlm_in_bfloat16_and_with_time_conditioning_goes_out_and_comes_back(tol
     torch.testing.assert_close(again.backbone(arrays["input_ids"], arrays["sigma"] if told else None), exact, rtol=0.05, atol=0.05)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert again.log_probs(ids, t).dtype == torch.float32
+
+
+PADDED = Vocab(34, 32, 33, (32, 33))  # a tokenizer's: padding has an id of its own
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_padding_gets_a_row_of_its_own_and_is_read_as_the_published_code_reads_it(told, tmp_path):
+    folder, arrays = folder_of("mdlm_dit", tmp_path / "in", settings={"time_conditioning": told})
+    ours, theirs = published.load_published(folder, vocab=PADDED), published.load_published(folder)
+    assert ours.vocab == PADDED and ours.time_conditioning == told and not ours.training
+    ids, t = torch.where(torch.arange(24) % 3 == 0, 32, arrays["input_ids"]), torch.tensor([0.2, 0.7])
+    log_probs = ours.log_probs(ids, t)
+    torch.testing.assert_close(log_probs[..., :33], theirs.log_probs(ids, t))
+    assert log_probs[..., 33].isneginf().all()
+    padded = torch.where(torch.arange(24) < 20, ids, 33)
+    published_code = theirs.log_probs(torch.where(padded == 33, 32, padded), t)  # there padding is the mask
+    torch.testing.assert_close(ours.log_probs(padded, t)[:, :20, :33], published_code[:, :20])
+    published.export_published(ours, tmp_path / "out")
+    again = published.load_published(tmp_path / "out")
+    assert again.vocab == PADDED and torch.equal(again.log_probs(padded, t), ours.log_probs(padded, t))
+
+
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        Vocab(32, 31, 30, (30, 31)),  # fewer ids
+        Vocab(34, 33, 32, (32, 33)),  # the mask has no row
+        Vocab(35, 32, 33, (32, 33)),  # the last id would be emitted
+        DNA,
+    ],
+)
+def test_alphabets_that_cannot_be_the_published_one_are_refused(vocab, tmp_path):
+    with pytest.raises(ValueError, match="has 33 ids with the mask 32, and this alphabet"):
+        published.load_published(folder_of("mdlm_dit", tmp_path)[0], vocab=vocab)
+
+
+def test_a_mask_among_the_published_ids_is_the_tokenizers(tmp_path):
+    bert = Vocab(33, 4, 0, (0, 4))
+    folder, arrays = folder_of("mdlm_dit", tmp_path)
+    denoiser = published.load_published(folder, vocab=bert)
+    assert denoiser.vocab == bert and torch.equal(
+        denoiser.backbone(arrays["input_ids"]), published.load_published(folder).backbone(arrays["input_ids"])
+    )
+
+
+def test_training_goes_on_from_published_weights_of_a_model_of_text(cli, tmp_path):
+    pytest.importorskip("tokenizers")
+    words = [*"abcdefghijklmnopqrstuvwxyz", "[UNK]", ",", ".", "[SEP]", "[CLS]", "!"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "book.txt").write_text("a b , c d e . f g h ! i j k . " * 90)
+    folder, _ = folder_of("mdlm_dit", tmp_path / "in")
+    assert len(words) == 32  # and a mask and padding that the tokenizer does not have
+    args = ["data=text", "data.path=book.txt", "tokenizer=pretrained", "tokenizer.source=vocab.txt", "data.length=16", "data.batch_size=2"]
+    args += ["trainer.max_steps=1", "trainer.val_check_interval=1", "data.max_valid_windows=2", "trainer.accelerator=cpu", "optimizer.lr=0"]
+    status, _, err = cli("train", *args, "init_from=in", "weight_decay=0", "hydra.run.dir=run")
+    assert status == 0, err
+    trained, start = checkpoint.load(tmp_path / "run").denoiser, published.load_published(folder, vocab=PADDED)
+    assert trained.vocab == PADDED and all(torch.equal(p, q) for p, q in zip(trained.parameters(), start.parameters(), strict=True))
+    status, _, err = cli("train", *args[:2], *args[4:], "init_from=in", "hydra.run.dir=other")
+    assert status == 1 and "choose its tokenizer" in err and "Traceback" not in err

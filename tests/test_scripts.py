@@ -214,6 +214,11 @@ def test_the_dit_benchmark_compares_gradients():
     assert bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.2) == pytest.approx(0.1)
     with pytest.raises(SystemExit, match=r"differ by 1\.0e-01"):
         bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.05)
+    for broken in ([math.nan, math.nan], [3.0, math.inf]):
+        with pytest.raises(SystemExit, match="differ by nan"):
+            bench.compare({"loss": 2.0, "gradients": {"a": broken}}, one, 0.2)
+    with pytest.raises(SystemExit, match="only one has gradients of b"):
+        bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.0], "b": [1.0, 1.0]}}, 0.2)
     shape = bench.argparse.Namespace(size="tiny", n_layers=1, batch=1, length=10, vocab=100)
     products = 12 * 512**2 * 10 + 3 * 512 * 100  # multiply-adds of the layer and of the head at three positions
     attention = 2 * 10 * 10 * 512  # of scores and of their use

@@ -85,6 +85,8 @@ def test_padded_sentences_train_and_are_evaluated_by_the_papers_protocol(cli, fi
     assert [c["protocol"].split(",")[1].strip()[:6] for c in contents] == ["MDLM's", "count "]
     assert all("padded: each document a window of 16 tokens" in c["protocol"] for c in contents)
     assert contents[0]["groups"]["all"]["tokens"] == contents[1]["groups"]["all"]["tokens"]
+    status, out, _ = cli("evaluate", "checkpoint=run", "part=valid", "length=8", "num_draws=2", "output=short.json")
+    assert status == 0 and "padded: each document a window of 8 tokens" in out
     with pytest.raises(ValueError, match="padding, which is for text"):
         checkpoint.build_denoiser(compose("train", ["objective.protocol=mdlm"]), checkpoint_tokenizer(), None)
 

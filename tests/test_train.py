@@ -167,14 +167,14 @@ def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_pat
         assert yaml.safe_load((tmp_path / "second" / "config.yaml").read_text())["backbone"]["scan"] == "auto"
 
 
-def test_published_text_weights_are_refused_with_what_is_missing(cli, train_args, tmp_path):
+def test_published_text_weights_are_refused_over_another_alphabet(cli, train_args, tmp_path):
     vocab = Vocab(33, 32, 32, (32,))
     checkpoint.export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
     (tmp_path / "book.txt").write_text("abcdefgh " * 800)
     for data in (("data=text", f"data.path={tmp_path / 'book.txt'}"), ()):
         args = [a for a in train_args("dit", 1, "init_from=text", **({"data": data} if data else {})) if "backbone" not in a]
         status, _, err = cli("train", *args)
-        assert status == 1 and "published folders hold no tokenizer" in err and "load_published" in err
+        assert status == 1 and "text has 33 ids with the mask 32, and this alphabet 1" in err and "choose its tokenizer" in err
     assert not (tmp_path / "run").exists()
 
 
@@ -242,3 +242,8 @@ def test_resume_finds_a_run_that_began_from_other_weights(cli, train_args, tmp_p
     (run / "metrics.json").unlink()
     status, _, err = cli("train", *args, "resume=true")
     assert status == 1 and "is at step 2 already" in err
+
+
+def test_weights_in_half_precision_are_refused_before_anything_is_written(cli, train_args, tmp_path):
+    status, _, err = cli("train", *train_args("dit", 1), "trainer.precision=bf16-true")
+    assert status == 1 and "set bf16-mixed" in err and "Traceback" not in err and not (tmp_path / "run").exists()

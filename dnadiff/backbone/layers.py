@@ -60,7 +60,10 @@ class Linear(nn.Linear):
         if gate is not None:
             gate = gate.to(weight.dtype)
             weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
-        if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled(x.device.type):
+            return nn.functional.linear(x, weight, bias)
+        x = x.to(weight.dtype)  # norms are in float32, whatever the weights are in
+        if x.device.type != "cpu" or x.dtype != torch.float32:
             return nn.functional.linear(x, weight, bias)
         y = linear(x, weight)
         return y if bias is None else y + bias

@@ -315,9 +315,9 @@ class TextDataModule(SequenceDataModule):
             "n_policy": self.n_policy,
         }
 
-    def layout(self) -> str:
-        """How documents become windows: numbers of different layouts are not comparable."""
-        return self.specials.layout(self._tokenizer, self.length, self.parts)
+    def layout(self, length: int | None = None) -> str:
+        """How documents become windows of `length` tokens or the module's own: numbers of different layouts are not comparable."""
+        return self.specials.layout(self._tokenizer, self.length if length is None else length, self.parts)
 
     def _describe_split(self) -> str:
         places = self.corpus.places()

@@ -8,9 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dnadiff.denoiser import SUBS, Denoiser, Parameterization
+from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Coins, Masked, Masking
+from dnadiff.parameterization import SUBS, Parameterization
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
 from dnadiff.objective.base import FEW, Loss, MaskedObjective, x0_nll
 from dnadiff.objective.masking import Masked, Masking, Steps
+from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dnadiff.denoiser import Parameterization, Softmax
 from dnadiff.draws import Draws
 from dnadiff.objective.base import FEW, Loss, Objective, refuse_unemittable, x0_nll
+from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dnadiff.denoiser import Parameterization, Score, log_expm1
 from dnadiff.objective.base import MaskedObjective
 from dnadiff.objective.masking import Masked
+from dnadiff.parameterization import Parameterization, Score, log_expm1
 
 
 class SEDD(MaskedObjective):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dnadiff.denoiser import log_expm1
 from dnadiff.draws import Draws
+from dnadiff.parameterization import log_expm1
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.base import Calls, Samples, time_left, to_fill

@@ -124,6 +124,14 @@ def test_bfloat16_stays_close_and_ends_in_float32(published, told):
     torch.testing.assert_close(logits, file["logits" if told else "logits_sigma0"], rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_weights_in_bfloat16_compute_without_autocast(published, told):
+    network, file = published
+    logits = network.bfloat16()(file["input_ids"], file["sigma"] if told else None)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, file["logits" if told else "logits_sigma0"], rtol=0.1, atol=0.1)
+
+
 @pytest.mark.slow
 def test_compiling_the_blocks_leaves_names_and_copies_alone():
     network = DiT(TEXT, 16, 2, 2, 8, compile=True)

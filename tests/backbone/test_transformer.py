@@ -77,3 +77,13 @@ def test_checkpointed_blocks_have_the_same_gradients(network):
         found.append([p.grad for p in network.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_weights_in_bfloat16_compute_without_autocast(network):
+    torch.nn.init.normal_(network.linear.weight)
+    ids = torch.randint(7, 11, (2, 12))
+    exact, narrow = network(ids), network.bfloat16()
+    torch.testing.assert_close(narrow(ids), exact, rtol=0.1, atol=0.1)
+    step, _ = narrow.step(ids[:, 0])
+    torch.testing.assert_close(narrow.head(step), exact[:, 0], rtol=0.1, atol=0.1)

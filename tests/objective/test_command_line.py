@@ -5,7 +5,8 @@ import yaml
 
 from dnadiff import checkpoint
 from dnadiff.config import compose
-from dnadiff.denoiser import SUBS, CausalDenoiser, Score, Softmax
+from dnadiff.denoiser import CausalDenoiser
+from dnadiff.parameterization import SUBS, Score, Softmax
 
 WRAPPED = {
     "d3pm": ("dit", Softmax, ["objective.masking.num_steps=10"]),

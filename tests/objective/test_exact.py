@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dnadiff.config import build, compose, config_dir
-from dnadiff.denoiser import SUBS, CausalDenoiser, Denoiser
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
@@ -16,6 +16,7 @@ from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Masked, Steps
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
+from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 

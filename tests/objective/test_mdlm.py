@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import SUBS, Denoiser
+from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective import masking as masking_module
@@ -14,6 +14,7 @@ from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Coins, ExactCount, Importance, Steps
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
+from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 

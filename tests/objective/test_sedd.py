@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import SUBS
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.masking import Masked
 from dnadiff.objective.sedd import SEDD
+from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import Denoiser, Score, log_expm1
+from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score, log_expm1
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.analytic import Analytic, posterior
 from dnadiff.vocab import Vocab

@@ -7,8 +7,8 @@ import torch
 
 from dnadiff.backbone.base import State
 from dnadiff.config import config_dir
-from dnadiff.denoiser import log_expm1
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import log_expm1
 from dnadiff.sampler.base import Calls
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.remasking import Loop

@@ -1,0 +1,130 @@
+"""What the logits of a network mean: as log-probabilities of x0 (MDLM, D3PM, BERT) or as log-ratios of probabilities (SEDD).
+
+The network and the positions that meet its head are the denoiser's business (`dnadiff.denoiser`); here are tensors alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from dnadiff.vocab import Vocab
+
+
+class Parameterization(ABC):
+    """Turns raw logits at some positions into what is known of x0 there.
+
+    Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and returns `(..., V)` in float32 or
+    better, with -inf for probability 0 and finite gradients.
+
+    Attributes:
+        normalised: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
+        banned: ids without probability under the law that the objective trains.
+    """
+
+    normalised: bool = True
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.banned: tuple[int, ...] = vocab.never_emitted
+
+    @abstractmethod
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """Log-probabilities of x0 as samplers and likelihoods use them: nothing on ids that are never emitted."""
+
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """The law of x0 that the objective trains, where that is another one."""
+        return self.log_probs(logits, xt)
+
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        """log p_t(xt with y here) / p_t(xt) for each letter y, `sigma (...)` the total noise at each position.
+
+        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma - 1), at a visible one that of the
+        mask is e^sigma - 1 and the other letters' 0. The token itself has ratio 1.
+        """
+        log_odds = log_expm1(sigma)[..., None]
+        log_score = self.log_probs(logits, xt)
+        visible = (xt != self.vocab.mask_id)[..., None]
+        to_mask = visible & (torch.arange(logits.shape[-1], device=logits.device) == self.vocab.mask_id)
+        log_score = torch.where(to_mask, log_odds.to(log_score), log_score - log_odds.to(log_score))
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _is_token(xt: Tensor, logits: Tensor) -> Tensor:
+    """(..., V) bool, True at each position's own token."""
+    return torch.arange(logits.shape[-1], device=logits.device) == xt[..., None]
+
+
+def log_expm1(sigma: Tensor) -> Tensor:
+    """log(e^sigma - 1), the log-odds of being masked, without overflow and without losing digits near 0."""
+    return sigma + torch.log(-torch.expm1(-sigma))
+
+
+def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
+    """Log-softmax of `logits (..., V)` over the ids that are emitted, -inf for the others; float32, or float64 if they are."""
+    return torch.log_softmax(_float(logits).masked_fill(~vocab.is_emitted(logits.device), -torch.inf), dim=-1)
+
+
+class SUBS(Parameterization):
+    """MDLM's substitution parameterization (arXiv 2406.07524v2, section 3.2.3).
+
+    Zero masking: ids in `vocab.never_emitted` have probability 0. Carry-over: a visible token is known.
+    """
+
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """See the class."""
+        return _carry_over(emitted_log_probs(logits, self.vocab), xt, self.vocab)
+
+
+def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
+    hidden = xt == vocab.mask_id
+    if hidden.all():  # losses and samplers ask at masked positions alone: spare them two copies of (M, V)
+        return log_probs
+    known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
+    return torch.where(hidden[..., None], log_probs, known)
+
+
+class Softmax(SUBS):
+    """A plain softmax over all ids as the law that is trained (D3PM, BERT), with SUBS's two properties as switches.
+
+    Samplers and likelihoods are served as SUBS serves them, whatever is switched off: a sample holds no mask, and a visible
+    token stays. For D3PM's posterior the second is no change; the first gives the mass on the mask back to the letters.
+
+    Args:
+        vocab: the alphabet.
+        zero_masking: ids that are never emitted have probability 0.
+        carry_over: a visible token is known.
+    """
+
+    def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
+        super().__init__(vocab)
+        self.zero_masking, self.carry_over = zero_masking, carry_over
+        self.banned = vocab.never_emitted if zero_masking else ()
+
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """See the class."""
+        log_probs = emitted_log_probs(logits, self.vocab) if self.zero_masking else torch.log_softmax(_float(logits), dim=-1)
+        return _carry_over(log_probs, xt, self.vocab) if self.carry_over else log_probs
+
+
+class Score(SUBS):
+    """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's code).
+
+    The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of letters, so that logits of 0 are
+    the ratios of a uniform guess. Nothing normalises them: score entropy does. Normalised, they are the `log_probs` of SUBS.
+    """
+
+    normalised = False
+
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        """See the class; at visible positions, whose ratios no loss and no sampler reads, they are what the network says."""
+        log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
+        log_score = log_ratio.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf) - log_expm1(sigma)[..., None].to(log_ratio)
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
