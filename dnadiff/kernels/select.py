@@ -117,24 +117,29 @@ def _failure(name: str) -> str:
     """Why a scan does not work, found by calling it on a tiny input and comparing with the portable one."""
     if name in ("portable", "reference"):
         return ""  # what the others are measured by; nothing in them depends on the machine
-    # Autocast, inference mode, function transforms, a default device and whoever counts saved tensors belong to the calling thread.
+    # The current card belongs to the calling thread; a thread without one would open the first card, which another process may use.
+    card = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    # So do autocast, inference mode, function transforms, a default device and whoever counts saved tensors: not to another thread.
     with ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(_compare, SCANS[name]).result()
+        return elsewhere.submit(_compare, SCANS[name], card).result()
 
 
-def _compare(module: ModuleType) -> str:
+def _compare(module: ModuleType, card: int) -> str:
     """How a scan differs from the portable one, or nothing."""
-    device = "cuda" if module.unsupported("cpu", torch.float32) else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    device = f"cuda:{card}" if module.unsupported("cpu", torch.float32) else "cpu"
+    if device != "cpu" and not torch.cuda.is_available():
         return "it needs a CUDA device, and PyTorch finds none"
-    precision = torch.get_float32_matmul_precision()
+    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # one by one: PyTorch has no word for two that differ
+    before = [product.fp32_precision for product in products]
     try:
-        torch.set_float32_matmul_precision("highest")  # short products would tell nearly equal inputs apart
+        for product in products:
+            product.fp32_precision = "ieee"  # short products would tell nearly equal inputs apart
         ours, theirs = _probe(module, device), _probe(portable, device)
     except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
         return str(error) or repr(error)
     finally:
-        torch.set_float32_matmul_precision(precision)
+        for product, precision in zip(products, before, strict=True):
+            product.fp32_precision = precision
     worst = torch.stack([(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]).max()
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
 

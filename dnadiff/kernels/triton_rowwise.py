@@ -86,7 +86,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor
     """See `dnadiff.kernels.short_conv`. A filter of more than 8 taps is left to PyTorch."""
     if weight.shape[1] > _TAPS:
         return portable.short_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse)
-    one = (weight.float().mT.contiguous(), bias.float())
+    one = _filter(weight, bias)
     return _convs(x, *((None, None, *one) if reverse else (*one, None, None)))[0]
 
 
@@ -94,8 +94,13 @@ def short_convs(x: Tensor, ahead: tuple[Tensor, Tensor], back: tuple[Tensor, Ten
     """`short_conv` of one x in both directions, each with its weight and bias: x is read once."""
     if max(ahead[0].shape[1], back[0].shape[1]) > _TAPS or ahead[0].shape != back[0].shape:
         return short_conv(x, *ahead, False), short_conv(x, *back, True)
-    y, y_rev = _convs(x, *(p for w, b in (ahead, back) for p in (w.float().mT.contiguous(), b.float())))
+    y, y_rev = _convs(x, *_filter(*ahead), *_filter(*back))
     return y, y_rev
+
+
+def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as the kernels read them: float32, channels side by side."""
+    return weight.float().mT.contiguous(), bias.float().contiguous()
 
 
 @torch.library.custom_op("dnadiff::short_convs", mutates_args=())

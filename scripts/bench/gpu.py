@@ -1,12 +1,13 @@
 """The scan and training steps of Caduceus on one GPU: ours in Triton, ours around mamba-ssm's scan, the published wiring around it.
 
-    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--compile] [--tune]
+    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--compile] [--tune] [--scan NAME]
     python scripts/bench/gpu.py --device cpu --quick                       # that the script itself works
 
 Needs torch, Triton and the package's kernels and backbones; no network, no Lightning, no Hydra. First the Triton kernels are compared
 with the float64 reference on the card, then the card's copy and matrix rates are measured, then the tables are filled, the most telling
-cells first; every row is printed and written when it is there, a cell that fails prints why and the others go on, and no cell is begun
-after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions (`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
+cells first; every row is printed and written when it is there, a cell that fails prints why and the others go on (in a new process, if it
+took the card or the process with it), and no cell is begun after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions
+(`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
 
 Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast, cross-entropy at half of the positions,
 backward and fused AdamW; 131,072 tokens at every length.
@@ -16,16 +17,20 @@ The limit of a scan is its bytes, each array moved once, at the copy's rate; of 
 
 import argparse
 import math
+import os
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import published_wiring
 import torch
-from measuring import Machine, Report
+from measuring import Machine
+from reporting import STATE, Report, supervised
 from torch import Tensor, nn
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.kernels import SCANS, ScanInputs, available_scans, gated_scan, selective_scan, selective_scans
+from dnadiff.kernels import SCANS, ScanInputs, available_scans, gated_scan, select, selective_scan, selective_scans
 from dnadiff.vocab import Vocab
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
@@ -52,11 +57,15 @@ def check(machine: Machine, report: Report, scan: str) -> None:
         found = []
         for tensors, by in ((list(inputs), scan), (wide, expected_by)):
             y = f(tensors, by)
-            weight = torch.arange(y.numel(), device=y.device).view(y.shape).mul(0.37).sin().to(y.dtype)
+            weight = torch.arange(y.numel(), device=y.device).view(y.shape).mul(0.37).sin().to(dtype).to(y.dtype)
             found.append([y, *torch.autograd.grad((y * weight).sum(), tensors)])
         errors = [float(((x.double() - y).abs().max() / y.abs().max()).detach()) for x, y in zip(*found, strict=True)]
         report.rows.append({"name": "errors by output", "errors": errors})
         return max(errors)
+
+    def judge(name: str, dtype: torch.dtype, error: float) -> None:
+        most = 1e-4 if dtype == torch.float32 else 1e-2
+        report.add(name, error, "of largest", verdict="right" if error < most else f"WRONG: more than {most:.0e}")
 
     def both(x: list[Tensor], by: str) -> Tensor:
         return torch.cat(selective_scans(ScanInputs(*x), ScanInputs(*x), scan=by), -1)
@@ -72,10 +81,10 @@ def check(machine: Machine, report: Report, scan: str) -> None:
         for shape in shapes:
             for dtype in (torch.float32,) if machine.quick else (torch.float32, torch.bfloat16):
                 name = f"error of {scan} {way} {shape} {str(dtype)[6:]}"
-                report.cell(name, lambda n=name, f=f, d=dtype, s=shape: report.add(n, compare(f, d, s, "reference"), "of largest"), 5)
+                report.cell(name, lambda n=name, f=f, d=dtype, s=shape: judge(n, d, compare(f, d, s, "reference")), 5)
     if not machine.quick:
         name = f"error of {scan} both (1, 20011, 40, 16) float32, in chunks"
-        report.cell(name, lambda: report.add(name, compare(both, torch.float32, (1, 20011, 40, 16), "portable"), "of largest"), 5)
+        report.cell(name, lambda: judge(name, torch.float32, compare(both, torch.float32, (1, 20011, 40, 16), "portable")), 5)
 
 
 def kernel_table(report: Report) -> None:
@@ -89,11 +98,10 @@ def kernel_table(report: Report) -> None:
                     report.add(f"registers of {name}", compiled.n_regs, "", spills=compiled.n_spills, shared=compiled.metadata.shared)
 
 
-def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[str]) -> None:
-    """Both directions of a layer's scan in bfloat16, forward and forward + backward."""
+def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[str], tiles: str = "") -> None:
+    """Both directions of a layer's scan in bfloat16, forward and forward + backward; `tiles` names what is not as chosen."""
     E, Bt = 2 * width, max(1, (1024 if machine.quick else TOKENS) // L)
     bytes_moved = {"forward": 2 * Bt * L * 2 * (3 * E + 2 * STATES), "forward+backward": 2 * Bt * L * 2 * (8 * E + 6 * STATES)}
-    base: dict[str, float] = {}
 
     def measure(name: str, make: Callable[[], tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]]) -> None:
         f, leaves = make()
@@ -105,10 +113,9 @@ def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[
             with torch.set_grad_enabled(part != "forward"):
                 took = machine.median(call)
                 memory = machine.peak(call)
-            ratio = base.setdefault(part, took) / took
-            share = bytes_moved[part] / machine.copy / took
-            label = f"scan {part} E{E} B{Bt} L{L} {name}"
-            report.add(label, took * 1e3, "ms", faster=ratio, of_limit=share, GB=memory / 1e9)
+            share, label = bytes_moved[part] / machine.copy / took, f"scan {part} E{E} B{Bt} L{L} "
+            ratio = (report.first(label) or took * 1e3) / (took * 1e3)
+            report.add(f"{label}{name}", took * 1e3, "ms", faster=ratio, of_limit=share, GB=memory / 1e9)
 
     def ours(scan: str) -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
         ahead, back = (scan_inputs(machine, Bt, L, E, torch.bfloat16) for _ in range(2))
@@ -125,7 +132,7 @@ def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[
     if published_wiring.CudaScan.raw is not None:
         report.cell(f"scan E{E} L{L} mamba-ssm, no flips", lambda: measure("mamba-ssm's, channels first, no flips", raw))
     for scan in scans:
-        report.cell(f"scan E{E} L{L} {scan}", lambda scan=scan: measure(scan, lambda: ours(scan)))
+        report.cell(f"scan E{E} L{L} {scan}{tiles}", lambda scan=scan: measure(f"{scan}{tiles}", lambda: ours(scan)))
 
 
 def training_step(machine: Machine, network: nn.Module, Bt: int, L: int) -> Callable[[], Tensor]:
@@ -173,7 +180,6 @@ def limit(machine: Machine, width: int, layers: int, tokens: int) -> float:
 def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, variants: list[str], **network_options: bool) -> None:
     """Tokens a second and memory of training steps, of each variant."""
     (width, layers), Bt = size, max(1, (1024 if machine.quick else TOKENS) // L)
-    base: list[float] = []
 
     def measure(variant: str) -> None:
         scan = "mamba_extension" if "mamba" in variant else variant.split()[0]
@@ -194,9 +200,9 @@ def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, v
         memory = machine.peak(step)
         run = captured(step) if "graph" in variant else step
         took = machine.median(run, 1.0)
-        base.append(took)
+        label, rate = f"step {width}x{layers} B{Bt} L{L} ", Bt * L / took
         report.add(
-            f"step {width}x{layers} B{Bt} L{L} {variant}", Bt * L / took, "tokens/s", faster=base[0] / took,
+            f"{label}{variant}", rate, "tokens/s", faster=rate / (report.first(label) or rate),
             of_limit=limit(machine, width, layers, Bt * L) / took, GB=memory / 1e9,
         )  # fmt: skip
 
@@ -216,8 +222,7 @@ def tune(machine: Machine, report: Report) -> None:
         for name, value in (chosen | trial).items():
             setattr(triton_scan, name, value)
         for L in (1024, 131072):
-            print(f"tiles {trial or 'as they are'}")
-            scan_rows(machine, report, 256, L, ["triton"])
+            scan_rows(machine, report, 256, L, ["triton"], " ".join(["", *(f"{name}={value}" for name, value in trial.items())]))
     for name, value in chosen.items():
         setattr(triton_scan, name, value)
 
@@ -231,24 +236,19 @@ def main() -> None:
     parser.add_argument("--prebuilt", type=Path, metavar="DIR", help="folder with mamba-ssm's extensions, .so or .so.xz")
     parser.add_argument("--compile", action="store_true", help="also a step under torch.compile, which takes minutes to compile")
     parser.add_argument("--tune", action="store_true", help="only the scan with other tile sizes, instead of the tables")
+    parser.add_argument("--scan", choices=list(SCANS), help="ours (default: triton on a card, cpu elsewhere)")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick shows that the script works")
+    if STATE not in os.environ:
+        sys.exit(supervised(options.minutes))
     report, machine = Report(options.json, options.minutes), Machine(options.device, options.quick)
     torch.manual_seed(0)
-    print(
-        f"{machine.name()}, PyTorch {torch.__version__}, {torch.cuda.get_device_properties(0).multi_processor_count if machine.cuda else torch.get_num_threads()} multiprocessors or threads"
-    )
-    reasons = available_scans()
-    for name, reason in reasons.items():
-        print(f"{name}: {reason or SCANS[name].detail()}")
-    report.rows.append({"name": "device", "device": machine.name(), "torch": torch.__version__, "scans": reasons})
-    extensions = published_wiring.load(options.prebuilt) if machine.cuda else {}
-    for name, reason in extensions.items():
-        print(f"{name}: {reason or 'works'}")
-    report.rows.append({"name": "extensions", "reasons": extensions})
-    ours = "cpu" if not machine.cuda and not reasons["cpu"] else "triton" if machine.cuda and not reasons["triton"] else "portable"
+    ours = options.scan or started(machine, report, options.prebuilt)
     scans = [ours] if ours != "portable" else []
     check(machine, report, ours)
     report.cell("rates", lambda: machine.rates(report), 5)
+    machine.recall(report)
     if options.tune:
         return tune(machine, report)
     if published_wiring.CudaScan.raw is not None:
@@ -259,13 +259,40 @@ def main() -> None:
         report.cell("registers", lambda: kernel_table(report), 1)
 
 
+def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
+    """Say what is here and why something is not, load mamba-ssm's extensions, and give back the name of our scan."""
+    count = torch.cuda.get_device_properties(0).multi_processor_count if machine.cuda else torch.get_num_threads()
+    print(f"{machine.name()}, PyTorch {torch.__version__}, {count} multiprocessors or threads", flush=True)
+    reasons = dict.fromkeys(SCANS, "a process died when it was tried")
+    if report.begin("scans"):
+        reasons = available_scans()
+        if machine.cuda and reasons["triton"]:
+            try:
+                select._probe(SCANS["triton"], "cuda")
+            except Exception:  # the reason is one line; to mend it takes more
+                traceback.print_exc(file=sys.stdout)
+        report.finish()
+    for name, reason in reasons.items():
+        print(f"{name}: {reason or SCANS[name].detail()}", flush=True)
+    extensions = dict.fromkeys(("selective_scan_cuda", "causal_conv1d_cuda"), "a process died when they were tried")
+    if not machine.cuda:
+        extensions = {}
+    elif report.begin("extensions"):
+        extensions = published_wiring.load(prebuilt)
+        report.finish()
+    for name, reason in extensions.items():
+        print(f"{name}: {reason or 'works'}", flush=True)
+    report.rows.append({"name": "device", "device": machine.name(), "torch": torch.__version__, "scans": reasons, "extensions": extensions})
+    return "cpu" if not machine.cuda and not reasons["cpu"] else "triton" if machine.cuda and not reasons["triton"] else "portable"
+
+
 def tables(machine: Machine, report: Report, ours: str, scans: list[str], compiled: bool) -> None:
     """All rows, in the order in which they matter."""
     sizes, lengths = ([(16, 2)], [128]) if machine.quick else (SIZES, LENGTHS)
     variants = ["published, mamba-ssm's scan", "ours, mamba-ssm's scan"] if "mamba_extension" in scans else []
     for L in lengths:
         scan_rows(machine, report, sizes[0][0], L, scans or ["portable"])
-        step_rows(machine, report, sizes[0], L, [*variants, ours, *([f"{ours} graph"] if machine.cuda else [])])
+        step_rows(machine, report, sizes[0], L, [*variants, ours])
     step_rows(machine, report, sizes[-1], 512 if machine.quick else LONGEST, [ours], activation_checkpointing=True)
     for size in sizes[1:]:
         for L in lengths:
@@ -274,6 +301,8 @@ def tables(machine: Machine, report: Report, ours: str, scans: list[str], compil
         scan_rows(machine, report, sizes[1][0], L, scans or ["portable"])
     if not machine.quick:
         step_rows(machine, report, sizes[0], 1024, ["portable"])
+    for L in lengths if machine.cuda else []:  # late, for a capture that fails leaves PyTorch's random numbers on the card unusable
+        step_rows(machine, report, sizes[0], L, [f"{ours} graph"])
     if compiled:
         step_rows(machine, report, sizes[0], lengths[0], [ours, f"{ours} compiled"])
 

@@ -1,47 +1,12 @@
-"""How `gpu.py` measures and reports: rows that are written as they come, a time limit, and a device's clock, memory and rates."""
+"""How `gpu.py` measures: a device's clock, memory and rates."""
 
-import json
 import math
 import statistics
 import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-
-
-class Report:
-    """Rows, written to a file as they come, and the time that is left."""
-
-    def __init__(self, path: Path | None, minutes: float) -> None:
-        self.path, self.rows, self.end = path, [], time.monotonic() + 60 * minutes
-
-    def add(self, name: str, value: float, unit: str, **more: float | str | None) -> None:
-        """Print and keep a row."""
-        self.rows.append({"name": name, "value": value, "unit": unit, **more})
-        notes = "  ".join(f"{key} {x:.3g}" if isinstance(x, float) else f"{key} {x}" for key, x in more.items() if x is not None)
-        shown = f"{value:14.1e}" if abs(value) < 0.01 else f"{value:14,.2f}"
-        print(f"{name:66} {shown} {unit:10} {notes}", flush=True)
-        if self.path:
-            new = self.path.with_suffix(".new")
-            new.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
-            new.replace(self.path)
-
-    def cell(self, name: str, f: Callable[[], None], seconds: float = 15) -> None:
-        """Run what fills a cell, if there is time for it; its failure is a row."""
-        if time.monotonic() + seconds > self.end:
-            print(f"{name:66} left out: the time is up (--minutes)", flush=True)
-            return
-        try:
-            f()
-        except Exception as error:  # the other cells are still wanted
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            message = (str(error) or repr(error)).strip().splitlines()[0][:200]
-            self.rows.append({"name": name, "error": message})
-            print(f"{name:66} failed: {message} ({Path(where.filename).name}:{where.lineno})", flush=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+from reporting import Report
 
 
 class Machine:
@@ -100,3 +65,7 @@ class Machine:
         self.product = 2 * n**3 / self.median(lambda: a @ b)
         report.add("copy, read plus written", self.copy / 1e9, "GB/s")
         report.add(f"product {n} x {n} x {n}, bfloat16", self.product / 1e12, "TFLOP/s")
+
+    def recall(self, report: Report) -> None:
+        """Take the rates from the rows, where another process has measured them."""
+        self.copy, self.product = ((report.first(name) or math.nan) * unit for name, unit in (("copy, ", 1e9), ("product ", 1e12)))

@@ -166,6 +166,27 @@ assert available_scans()["cpu"] == "", available_scans()["cpu"]
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_the_probe_runs_on_the_card_of_the_calling_thread(fresh_choice, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(select, "_probe", lambda module, device: seen.append(device) or [torch.ones(1)])
+    assert check_scan("mamba_ssm") == "mamba_ssm" and seen == ["cuda:3", "cuda:3"]
+
+
+def test_products_on_a_card_and_elsewhere_may_have_their_own_precision(fresh_choice, monkeypatch):
+    card, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before, seen = (card.fp32_precision, other.fp32_precision), []
+    monkeypatch.setattr(select, "_probe", lambda module, device: seen.append(other.fp32_precision) or [torch.ones(1)])
+    try:
+        card.fp32_precision, other.fp32_precision = "tf32", "ieee"  # which torch.get_float32_matmul_precision refuses to name
+        assert available_scans()["cpu"] == "" and seen == ["ieee"] * len(seen) != []
+        assert (card.fp32_precision, other.fp32_precision) == ("tf32", "ieee")
+    finally:
+        card.fp32_precision, other.fp32_precision = before
+
+
 def calls(scan):
     """Every operation, given float32 or bfloat16 tensors."""
     x, w, square, taps = torch.ones(1, 3, 4), torch.ones(4), torch.ones(4, 4), torch.ones(4, 2)

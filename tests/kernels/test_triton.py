@@ -69,6 +69,7 @@ def test_more_interpreted_kernels_agree_with_the_float64_reference(name):
 def test_on_a_gpu_they_agree_with_the_float64_reference(name, monkeypatch):
     for constant in ("_WARPS", "_KEPT"):  # the cases set the first; put back afterwards
         monkeypatch.setattr(triton_scan, constant, getattr(triton_scan, constant))
+    monkeypatch.setattr(select, "_failure", select._failure)  # which networks' cases replace
     small(name, cases.run(name, "cuda"))
 
 

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from dnadiff.kernels import composed, portable, reference, triton_rowwise, triton_scan
@@ -68,6 +68,8 @@ def differences(ours, theirs, inputs: list[Tensor]) -> list[float]:
 
 def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: bool, device: str, name: str) -> list[float]:
     tile(device == "cpu", chunks)
+    if chunks and device != "cpu":
+        L *= 20  # chunks are not as short there
     ways = 2 if way == "both" else 1
     inputs = []
     for direction in range(ways):
@@ -88,6 +90,8 @@ def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: 
 
 def published(device: str) -> list[float]:
     """The outputs and gradients that mamba-ssm computes."""
+    from safetensors import safe_open  # which a machine with a GPU may lack, as all else here does without
+
     triton_scan._WARPS = 10**6
     with safe_open(PARITY, "pt") as file:
         fixture = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
@@ -122,18 +126,19 @@ def rowwise(name: str, device: str) -> list[float]:
 
 
 def network(name: str, device: str) -> list[float]:
-    """A bidirectional network and one of one direction, against the portable scan in float32: features and gradients of all weights.
+    """Bidirectional networks and one of one direction, against the portable scan in float32: features and gradients of all weights.
 
     In half precision both round: what comes back is the kernels' error over the portable scan's, root mean squares over all tensors.
     """
     from dnadiff.backbone.caduceus import Caduceus
+    from dnadiff.backbone.caduceus_ps import CaduceusPS
     from dnadiff.backbone.mamba import Mamba
     from dnadiff.kernels import select
     from dnadiff.vocab import Vocab
 
     tile(device == "cpu", chunks=False)
     select._failure = lambda name: ""  # the probe takes the interpreter a minute
-    errors, vocab = [], Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
+    errors, vocab = [], Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
     ids = torch.randint(7, 11, (2, 6), generator=torch.Generator().manual_seed(0)).to(device)
     valid = torch.ones(2, 6, dtype=torch.bool, device=device)
     valid[1, 4:] = False
@@ -148,7 +153,8 @@ def network(name: str, device: str) -> list[float]:
         weight = torch.arange(features.numel(), device=device).view(features.shape).mul(0.37).sin()
         return [features.detach(), *torch.autograd.grad((features * weight).sum(), list(net.parameters()))]
 
-    for kind in (Caduceus, Mamba):
+    both_strands = (CaduceusPS, partial(CaduceusPS, swap_strands=True))
+    for kind in both_strands if "both strands" in name else (Caduceus, Mamba):
         torch.manual_seed(0)
         net = kind(vocab, 8, 2, d_state=2, residual_in_fp32=True, scan="portable").to(device)
         net = net.bfloat16() if name == "network of bfloat16" else net
@@ -159,7 +165,7 @@ def network(name: str, device: str) -> list[float]:
             [float((x.double() - y.double()).norm() / y.double().norm()) for x, y in zip(found, exact, strict=True)]
             for found in (ours, theirs)
         )
-        errors += our_errors if name == "network" else [math.hypot(*our_errors) / math.hypot(*their_errors)]
+        errors += our_errors if name in ("network", "network of both strands") else [math.hypot(*our_errors) / math.hypot(*their_errors)]
     return errors
 
 
@@ -195,6 +201,8 @@ def calls(device: str) -> list[float]:
     repeated = [x[0][:, :1].expand(2, 3, 3), *x[1:]]
     for inputs in (columns, repeated):
         compare(ours, theirs, inputs, list(range(7)))
+    apart = [x[0], x[2].repeat(1, 2), torch.stack([x[5], x[6]], -1)[:, 0]]  # a bias whose entries are not neighbours
+    compare(lambda *a: triton_rowwise.short_conv(*a, False), lambda *a: portable.short_conv(*a, False), apart, [0, 1, 2])
     compare(lambda *a: checkpoint(ours, *a, use_reentrant=False), theirs, x, list(range(7)))
     for i in range(2):  # one of two directions used, and types that differ between them
         compare(lambda *a: triton_scan.scans(a, a)[i], lambda *a: composed.scans(portable, a, a)[i], x, list(range(7)))  # noqa: B023
@@ -218,10 +226,59 @@ def calls(device: str) -> list[float]:
     return errors
 
 
-NETWORKS = ("network", "network under autocast", "network of bfloat16")
+def operators(device: str) -> list[float]:
+    """What PyTorch checks of a custom operator: schema, gradients, and that shapes and types known without computing are the computed ones."""
+    tile(device == "cpu", chunks=False)
+    u, delta, z, B, C, A, D, taps = random(device, *[(1, 3, 2)] * 3, *[(1, 3, 4)] * 2, (4, 2), (2,), (4, 2))
+    one, every = (A[None], D[None], D[None]), torch.library.opcheck
+    half = [x.bfloat16().requires_grad_() for x in (u, delta, z, B, C)]
+    leaves = [x.requires_grad_() for x in (u, delta, z, B, C, taps, D)]
+    u, delta, z, B, C, taps, weight = leaves
+    every(triton_scan._scans, ([u], [delta], [B], [C], *one, z, False, True))
+    every(
+        triton_scan._scans,
+        ([half[0]] * 2, [half[1]] * 2, [half[3]] * 2, [half[4]] * 2, *(torch.cat([p, p]) for p in one), None, False, True),
+    )
+    without = [[x.detach()] for x in (u, delta, B, C)]
+    every(triton_scan._scans, (*without, *one, None, True, False), test_utils=("test_schema", "test_faketensor"))
+    every(triton_rowwise._convs, (half[0], taps, weight, taps, weight))
+    every(triton_rowwise._convs, (u, None, None, taps, weight))
+    every(triton_rowwise._gate, (half[0], half[1], half[2]))
+    every(triton_rowwise._gate, (u, None, z))
+    every(triton_rowwise._norm, (u, half[0], weight, 1e-2, torch.bfloat16))
+    every(triton_rowwise._norm, (half[0], None, weight.detach().bfloat16().requires_grad_(), 1e-2, torch.bfloat16))
+    return [0.0]
 
 
-OTHERS = ("published", "portable's probe", "ways to call it")
+def compiled(device: str) -> list[float]:
+    """A network whose blocks are compiled, each one graph, against itself before: with and without autocast."""
+    from dnadiff.backbone.caduceus import Caduceus
+    from dnadiff.kernels import select
+    from dnadiff.vocab import Vocab
+
+    tile(device == "cpu", chunks=False)
+    select._failure = lambda name: ""
+    torch.manual_seed(0)
+    net = Caduceus(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), 4, 2, d_state=2, scan="triton").to(device)
+    ids, found = torch.tensor([[7, 8, 9]], device=device), []
+    for backend in (None, "aot_eager" if device == "cpu" else "inductor"):
+        for layer in net.layers if backend else ():
+            layer.compile(backend=backend, fullgraph=True)
+        for autocast in (False, True):
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                features = net.features(ids)
+            loss = (features * features.detach().cos()).sum()
+            found.append([features.detach(), *torch.autograd.grad(loss, list(net.parameters()))])
+    pairs = [*zip(found[0], found[2], strict=True), *zip(found[1], found[3], strict=True)]
+    errors = [float((x - y).norm() / y.norm().clamp_min(1e-6)) for x, y in pairs]
+    half = len(found[0])
+    return [*errors[:half], max(errors[half:]) / 1e3]  # under autocast products may be rounded elsewhere
+
+
+NETWORKS = ("network", "network of both strands", "network under autocast", "network of bfloat16")
+
+
+OTHERS = ("published", "portable's probe", "ways to call it", "operators", "compiled network")
 
 
 def run(name: str, device: str) -> list[float]:
@@ -235,8 +292,8 @@ def run(name: str, device: str) -> list[float]:
 
         pairs = zip(select._probe(triton_scan, device), select._probe(portable, device), strict=True)
         return [float((x - y).abs().max() / (1e-6 + y.abs().max())) for x, y in pairs]
-    if name == "ways to call it":
-        return calls(device)
+    if name in OTHERS[2:]:
+        return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[name](device)
     if name in NETWORKS:
         return network(name, device)
     return published(device) if name == "published" else rowwise(name, device)
