@@ -48,13 +48,13 @@ BIT = math.log(2)
 
 def corpora(data: Path) -> dict[str, dict]:
     """What differs between the texts: where they are and how much each model sees."""
-    characters = ["data=text", "data.length=128", "data.batch_size=32"]
+    characters = ["data=text", "data.length=128", "data.batch_size=8"]
     # The Penn Treebank has parts of its own; the vocabulary makes the head most of the work, so that there are fewer tokens in a step.
     parts = ",".join(f'{part}:"{data}/ptb.{part}.txt.gz"' for part in ("train", "valid", "test"))
     words = f"tokenizer.source='{data}/tokenizers/bert-base-uncased.vocab.txt.gz'"
     ptb = ["data=ptb", f"data.path={{{parts}}}", words, "data.length=128"]
     return {
-        "shakespeare": {"data": [*characters, f"data.path={data / 'tiny_shakespeare.txt.gz'}"], "steps": 400, "num_draws": 4},
+        "shakespeare": {"data": [*characters, f"data.path={data / 'tiny_shakespeare.txt.gz'}"], "steps": 1600, "num_draws": 4},
         "war_and_peace": {
             # 3 % of it are enough to be held out: 756 windows
             "data": [
@@ -63,9 +63,9 @@ def corpora(data: Path) -> dict[str, dict]:
                 "data.split.test=[0.8,0.83]",
                 "data.split.valid=[0.9,0.93]",
             ],
-            **{"steps": 400, "num_draws": 4},
+            **{"steps": 1600, "num_draws": 4},
         },
-        "ptb": {"data": [*ptb, "data.batch_size=16"], "steps": 240, "num_draws": 2},
+        "ptb": {"data": [*ptb, "data.batch_size=4"], "steps": 960, "num_draws": 2},
     }
 
 
