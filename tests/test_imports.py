@@ -26,7 +26,7 @@ LEVELS = [
         "pieces",
         "allocator",
     },
-    {"process", "backbone", "data", "parameterization"},
+    {"process", "backbone", "data", "parameterization", "contexts"},
     {"denoiser", "markov", "constraint", "template"},
     {"objective", "sampler", "likelihood", "published", "request"},
     {"checkpoint", "code_length", "coding", "dnd", "held_out", "filling", "tilt"},

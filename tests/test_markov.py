@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dnadiff import markov
+from dnadiff import contexts, markov
 from dnadiff.kmers import KmerSet, reverse_complement
 from dnadiff.markov import BackoffMarkov, choose_strengths
 
@@ -46,7 +46,7 @@ def both(x: np.ndarray) -> list[list[int]]:
 
 @pytest.fixture(params=[9, 1], ids=["tables", "sorted windows"])
 def storage(request, monkeypatch):
-    monkeypatch.setattr(markov, "_TABLE_ORDER", request.param)
+    monkeypatch.setattr(contexts, "_TABLE_ORDER", request.param)
 
 
 def test_counts_done_by_hand(storage):
@@ -71,8 +71,8 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
     train = [*train, bases("ACGTT")]
     strengths = [a + k for k in range(order + 1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(markov, "_TABLE_ORDER", tables)
-        patch.setattr(markov, "_BLOCK", 7)
+        patch.setattr(contexts, "_TABLE_ORDER", tables)
+        patch.setattr(contexts, "_BLOCK", 7)
         model = BackoffMarkov.fit(train, order, strengths)
         counts = slow_counts([strand for s in train for strand in both(s)], order)
         for k in range(order + 1):
@@ -103,7 +103,7 @@ def test_adaptive_counts_do_not_depend_on_blocks_or_storage(x, both_strands, blo
     model = BackoffMarkov.fit([bases("ACGTT")], 4, 3)
     expected = model.adaptive_log_probs(x, both_strands=both_strands)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(markov, "_BLOCK", block)
+        patch.setattr(contexts, "_BLOCK", block)
         patch.setattr(markov, "_RUNNING_ORDER", tables)
         assert model.adaptive_log_probs(x, both_strands=both_strands) == pytest.approx(expected, nan_ok=True, rel=1e-12)
 
