@@ -261,12 +261,12 @@ def dependence(tiles: Any, block_size: int) -> str | None:
 
 def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
     """h(n) and the code length of K network calls."""
-    from dnadiff import code_length
+    from dnadiff import cost_curve
 
     curve, bit = result.curve(), math.log(2)
     return {
         "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
-        "code_length": code_length.table(code_length.Samples.of(result, start), length),
+        "code_length": cost_curve.table(cost_curve.Samples.of(result, start), length),
     }
 
 

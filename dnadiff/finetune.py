@@ -180,8 +180,9 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
-    from dnadiff.downstream.classifier import Trained, first_layers
+    from dnadiff.downstream.classifier import first_layers
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbours
+    from dnadiff.downstream.trained import Trained
     from dnadiff.draws import hash64
 
     def trained(seed: int) -> Any:
@@ -217,8 +218,8 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
 def networks(config: Mapping[str, Any], how: Any, backbone: Any, rates: Sequence[float], about: Mapping[str, Any]) -> Any:
     """A network trained as a whole; with several rates or batch sizes, those that validation chooses."""
-    from dnadiff.downstream.classifier import Network
     from dnadiff.downstream.grid import Grid
+    from dnadiff.downstream.trained import Network
 
     alike = {
         "epochs": config["epochs"] or how.epochs,

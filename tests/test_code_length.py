@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import code_length, likelihood
+from dnadiff import code_length, cost_curve, likelihood
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -149,12 +149,12 @@ def samples(toy, oracle, process):
     index = torch.multinomial(toy.joint, 4000, replacement=True, generator=torch.Generator().manual_seed(1))
     batches = [(toy.sequences[index], {"all": torch.ones(4000, 3, dtype=torch.bool)})]
     result = likelihood.estimate(oracle, process, batches, num_draws=6, block_size=1)
-    return code_length.Samples.of(result, likelihood.all_masked(oracle, process, batches))
+    return cost_curve.Samples.of(result, likelihood.all_masked(oracle, process, batches))
 
 
 def test_the_table_agrees_with_enumeration_within_its_error(toy, oracle, process, samples):
     h = curve(oracle, toy, process)
-    table = code_length.table(samples, 3)
+    table = cost_curve.table(samples, 3)
     assert [row["groups"] for row in table["rows"]] == [1, 2]
     for row, sizes in zip(table["rows"], ([3], [2, 1])):
         expected = code_length.code_length(h, sizes) / 3 / math.log(2)
@@ -170,7 +170,7 @@ def test_the_fitted_curve_falls_and_keeps_its_sum():
     n = generator.integers(0, 200, (400, 8))
     true = 1.2 + 0.8 * np.exp(-np.arange(200) / 60)
     noisy = true[n] + generator.normal(0, 0.3, n.shape)
-    h = code_length.Samples(n / 200, noisy, np.full(400, true[0]), np.full(400, 200), np.arange(400)).fit(200)
+    h = cost_curve.Samples(n / 200, noisy, np.full(400, true[0]), np.full(400, 200), np.arange(400)).fit(200)
     assert (np.diff(h) <= 1e-12).all() and h[0] == true[0]
     assert h.mean() == pytest.approx(true.mean(), abs=0.02) and np.abs(h - true).max() < 0.15
 
@@ -182,14 +182,14 @@ def measured(true, windows, draws=8, noise=0.6, seed=0):
     u = (random.random((windows, draws)) + np.arange(draws) // 2) / (draws // 2)
     n = length - np.minimum((u * length).astype(int) + 1, length)
     nats = true[n] + level[:, None] + random.normal(size=n.shape) * noise / np.sqrt(length - n)
-    return code_length.Samples(n / length, nats, true[0] + level, np.full(windows, length), np.arange(windows))
+    return cost_curve.Samples(n / length, nats, true[0] + level, np.full(windows, length), np.arange(windows))
 
 
 def test_a_curve_that_rises_is_neither_capped_nor_levelled():
     # A network on data unlike its own does worse with more context; capped at h(0) the table said 2.03 bits for 2.43.
     true = 1.4 + 0.6 * np.arange(64) / 64
     samples = measured(true, 400)
-    table = code_length.table(samples, 64)
+    table = cost_curve.table(samples, 64)
     bits = {row["groups"]: row["uniform"]["bits"] for row in table["rows"]}
     nelbo = samples.nats.mean() / math.log(2)
     assert table["nelbo_bits"] == pytest.approx(nelbo, rel=1e-12) and bits[64] == pytest.approx(nelbo, rel=1e-12)
@@ -218,10 +218,10 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
 
 def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
     # Chosen and judged on one flat, noisy curve they would always seem to save something.
-    flat = [code_length.table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
+    flat = [cost_curve.table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
     gain = np.array([row["optimal"]["bits"] - row["uniform"]["bits"] for row in flat])
     assert (gain <= 0).all() and gain.mean() > -0.01
-    steep = code_length.table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
+    steep = cost_curve.table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
     assert steep["optimal"]["bits"] < steep["uniform"]["bits"] - 0.02
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dnadiff.downstream.classifier import SequenceClassifier, Trained
+from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.trained import Trained
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnadiff import checkpoint, code_length, compress, decompress, likelihood, pieces
+from dnadiff import checkpoint, compress, cost_curve, decompress, likelihood, pieces
 from dnadiff.config import build, compose
 from dnadiff.data.fasta import Record, write_fasta
 from dnadiff.markov import BackoffMarkov
@@ -36,8 +36,8 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
         likelihood.Batch(x, {"all": emitted[x]}, valid) for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
     result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
-    samples = code_length.Samples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
-    rows = code_length.table(samples, max(map(len, parts)), groups)["rows"]
+    samples = cost_curve.Samples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
+    rows = cost_curve.table(samples, max(map(len, parts)), groups)["rows"]
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 

@@ -35,7 +35,7 @@ import torch
 from sampler_timing import DDPM, EPS, ddpm_seconds, in_turns, time_ar, time_ddpm, time_planned
 from torch import nn
 
-from dnadiff import checkpoint, code_length, likelihood, study
+from dnadiff import checkpoint, code_length, cost_curve, likelihood, study
 from dnadiff.allocator import keep_freed_memory
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.config import build
@@ -146,7 +146,7 @@ class Study:
         batches = [likelihood.Batch(i, {"all": w}) for i, w in zip(ids.split(16), weight.split(16))]
         result = likelihood.estimate(found.denoiser, found.process, batches, self.size["num_draws"])
         start = likelihood.all_masked(found.denoiser, found.process, batches)
-        samples = code_length.Samples.of(result, start)
+        samples = cost_curve.Samples.of(result, start)
         half = np.arange(len(samples.tokens)) % 2
         chooses, h = (samples.fit(length, (half == i).astype(float)) for i in range(2))
         exact = likelihood.chain_rule(twin.denoiser, batches)

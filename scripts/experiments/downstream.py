@@ -27,11 +27,11 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.commands import quieten
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import baselines, seen
-from dnadiff.downstream.classifier import Network
 from dnadiff.downstream.cnn import PublishedCNN
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.pieces import Predictions, task_data
 from dnadiff.downstream.probe import LinearProbe
+from dnadiff.downstream.trained import Network
 from dnadiff.draws import hash64
 
 MAIN = "human_nontata_promoters"

@@ -9,9 +9,10 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.classifier import Classifier, FineTuning, Network, first_layers
+from dnadiff.downstream.classifier import Classifier, first_layers
 from dnadiff.downstream.cnn import PublishedCNN
 from dnadiff.downstream.items import Items, TaskData, batch, other_strand
+from dnadiff.downstream.trained import FineTuning, Network
 
 DNA = DNATokenizer()
 
