@@ -15,10 +15,11 @@ COLUMNS = ("name", "length", "longest_match", "seen_24mers")
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Search and return the summary."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output, replacing
+    from dnadiff.data.files import check_output, replacing, resolve
     from dnadiff.report import copies
 
     output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
+    resolve(config["input"])  # is there, before the training part is read
     data = copies.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
     found = copies.of_file(config["input"], copies.indexed(data))
     with replacing(output, config["overwrite"]) as file:

@@ -77,7 +77,8 @@ class Model:
             motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top.
             prompt: what each begins with.
             gc: mean share of G and C; see `dnadiff.tilt`.
-            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the four above is given, else 0.
+            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the four above is given and the
+                network takes the whole sequence at once, else 0.
 
         Raises:
             ValueError: for a length that the network cannot take, a label that it does not know, a sampler that does not fit it, or
@@ -86,8 +87,7 @@ class Model:
         check_request(None, num_samples, 1 if length is None else length)
         request = from_text(self.tokenizer, num_samples, length, self.length, seed, template, motif, prompt)
         asked = template is not None or motif or prompt or gc is not None
-        draws = (8 if asked else 0) if num_draws is None else num_draws
-        return self._fill(request, sampler, seed, batch_size, label, guidance, gc, draws)
+        return self._fill(request, sampler, seed, batch_size, label, guidance, gc, num_draws if asked or num_draws is not None else 0)
 
     def infill(
         self,
@@ -102,7 +102,7 @@ class Model:
         label: str | Sequence[str] | None = None,
         guidance: float = 1.0,
         gc: float | None = None,
-        num_draws: int = 8,
+        num_draws: int | None = None,
     ) -> list[Design]:
         """The sequence with [start, end) designed anew, `n` times; everything else is as it was.
 
@@ -114,7 +114,7 @@ class Model:
             length: what the network reads, with the interval in its middle; None is the training window.
             sampler, seed, batch_size, label, guidance: see `sample`.
             gc: mean share of G and C in the designs.
-            num_draws: network calls for the bound on log p(design | flanks); 0 leaves it out.
+            num_draws: network calls for the bound on log p(design | flanks); 0 leaves it out, None is as in `sample`.
 
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
@@ -166,13 +166,21 @@ class Model:
         label: str | Sequence[str] | None,
         guidance: float,
         gc: float | None,
-        num_draws: int,
+        num_draws: int | None,
     ) -> list[Design]:
+        most = self.denoiser.backbone.max_length
+        too_long = most is not None and request.lengths[1] > most  # for one look at the whole, not for windows (`SemiAR`)
+        num_draws = (0 if too_long else 8) if num_draws is None else num_draws
         if not isinstance(batch_size, Integral) or batch_size < 1:
             raise ValueError(f"batch_size {batch_size!r} must be at least 1, and a whole number")
         if not isinstance(num_draws, Integral) or num_draws < 0 or num_draws % 2:  # before hours of sampling, not behind them
             raise ValueError(f"num_draws {num_draws!r} must be even: two draws a stratum give the Monte-Carlo error; 0 leaves bounds out")
         filler = self.filler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+        if num_draws and too_long:
+            raise ValueError(
+                f"num_draws {num_draws}: bounds are of whole sequences, and {request.lengths[1]} tokens are more than the {most} that "
+                "this network takes; set num_draws=0"
+            )
         if gc is not None:
             filler = filler.tilted(tilt.fit(filler, request, tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
         designs, done, none = [], 0, None if filler.weighs(request) is None else 0.0

@@ -18,6 +18,7 @@ from dnadiff.draws import hash64
 from dnadiff.filling import effective_size, resampled
 
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
+_DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 
 
 def json_path(output: Path) -> Path:
@@ -26,18 +27,28 @@ def json_path(output: Path) -> Path:
 
 
 def weights(path: Path, packed: bool) -> NDArray[np.float64]:
-    """The log weights in the headers of a FASTA file, (S,)."""
+    """The log weights in the headers of a FASTA file, or the lines of a .jsonl, (S,)."""
     with opened(path, packed) as file:
-        return np.array([float(_WEIGHT.search(line)[1]) for line in file if line.startswith(b">")])
+        return np.array([found for line in file if (found := _weight(line)) is not None])
 
 
 def has_weights(path: Path, packed: bool) -> bool:
-    """Whether the first record of a FASTA file has a weight."""
+    """Whether the first record of a FASTA or .jsonl file has a weight."""
     with opened(path, packed) as file:
-        return _WEIGHT.search(file.readline()) is not None
+        return _weight(file.readline()) is not None
 
 
-def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> None:
+def _weight(line: bytes) -> float | None:
+    """The log weight that a line of either file states, if it does."""
+    if line.startswith(b"{"):
+        found = json.loads(line).get("log_weight")
+    else:
+        match = _WEIGHT.search(line) if line.startswith(b">") else None
+        found = None if match is None else match[1]
+    return None if found is None else float(found)
+
+
+def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
     """Write `keep` of every `each` records of a FASTA file, taken in proportion to their weights; the file appears when it is complete.
 
     A record taken twice is there twice. Names are counted anew; the number that a record had is its `proposal`.
@@ -48,21 +59,35 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> Non
         each: proposals for each target, one target after the other.
         keep: records written for each target.
         seed: of the one random number that each target takes.
+
+    Returns:
+        How many letters of what was designed, in the records written, are G or C, and how many are known at all.
     """
     log_weight = weights(source, output.suffix == ".gz")
     uniforms = [(hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)]
     taken = [resampled(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
     times = np.concatenate([np.bincount(rows, minlength=each) for rows in taken])
-    number = 0
+    number = gc = known = 0
     with opened(source, output.suffix == ".gz") as file, replacing(output, overwrite=True) as target:
         for i, (header, body) in enumerate(_records(file)):
             number = 0 if i % each == 0 else number
             name, _, rest = header.removeprefix(b">").partition(b" ")
             base, _, own = name.rpartition(b"_")
+            some, all_ = _gc(header, body)
+            gc, known = gc + some * int(times[i]), known + all_ * int(times[i])
             for _ in range(times[i]):
                 number += 1
                 target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))
                 target.write(body)
+    return gc, known
+
+
+def _gc(header: bytes, body: bytes) -> tuple[int, int]:
+    """G and C, and known bases, in a record, or in the part that its header says was designed."""
+    letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
+    letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
+    gc = letters.count(b"G") + letters.count(b"C")
+    return gc, gc + letters.count(b"A") + letters.count(b"T")
 
 
 def _records(file: Any) -> Iterator[tuple[bytes, bytes]]:

@@ -88,7 +88,7 @@ class Free(Request):
         motifs: Sequence[Motif] = (),
     ) -> None:
         self.each, self.seed = num_samples, seed
-        self._lengths = (length, length) if isinstance(length, int) else length
+        self._lengths = (int(length), int(length)) if isinstance(length, Integral) else length
         if tokenizer.vocab.complement is None and motifs:
             raise ValueError("motif is for models of DNA; for text give prompt= or a template with [MASK]")
 
@@ -229,7 +229,8 @@ def refuse_nothing_free(pattern: Pattern, mask_id: int, what: str) -> None:
         ValueError: naming `what` leaves none.
     """
     if not (pattern.ids == mask_id).any():
-        raise ValueError(f"{what} leave nothing to generate; give letters such as N" if len(pattern.ids) else f"{what} is empty")
+        way = "[MASK] for it" if pattern.letters is None else "letters such as N"
+        raise ValueError(f"{what} leave nothing to generate; give {way}" if len(pattern.ids) else f"{what} is empty")
 
 
 def from_text(

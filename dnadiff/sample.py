@@ -69,10 +69,17 @@ def check_numbers(config: dict[str, Any]) -> None:
     for key in ("prompt", "output"):
         if config[key] is not None and not isinstance(config[key], (str, Path)):
             raise ValueError(f"{key} {config[key]!r} is not text; put it into quotes, as in '{key}=\"1984\"'")
-    if config["proposals"] is not None and not config["resample"]:
-        raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
+    if config["proposals"] is not None:
+        if not config["resample"]:
+            raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
+        if config["proposals"] < config["num_samples"]:
+            raise ValueError(
+                f"proposals {config['proposals']} are fewer than the num_samples {config['num_samples']} that are taken from them; set more"
+            )
     if config["write"] not in ("window", "designed"):
         raise ValueError(f"write {config['write']!r} is not known; choose window or designed")
+    if config["write"] == "designed" and config["infill"] is None:
+        raise ValueError("write=designed is for infill=, which has flanks to leave out; leave write out")
     for one, other in (("template", "prompt"), ("infill", "template"), ("infill", "prompt"), ("infill", "motif")):
         if config[one] is not None and config[other] not in (None, "", []):
             raise ValueError(f"{one} and {other} exclude each other; leave one out")
@@ -139,6 +146,7 @@ def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> 
             if name.endswith(FASTA):
                 yield as_bytes(synthetic_record(target.name, text, **about))
             elif name.endswith(".jsonl"):
+                about |= {"log_weight": float(about["log_weight"])} if weighed else {}
                 yield json.dumps({"name": target.name, "synthetic": True, **about, "text": text}, ensure_ascii=False).encode() + b"\n"
             else:
                 yield text.encode() + b"\n\n"
@@ -154,15 +162,16 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, st
     output, totals = stream.output, stream.notes
     written, weighed = len(request), {}
     part = stream.part if stream.part.exists() else output
-    if stream.output.name.removesuffix(".gz").endswith(FASTA) and provenance.has_weights(part, output.suffix == ".gz"):
+    stated = stream.output.name.removesuffix(".gz").endswith((*FASTA, ".jsonl"))
+    if stated and provenance.has_weights(part, output.suffix == ".gz"):
         weighed = {"weights": provenance.of_weights(provenance.weights(part, output.suffix == ".gz"), request.each)}
-    if config["resample"]:
-        provenance.resample(stream.part, output, request.each, config["num_samples"], config["seed"])
+    gc = totals["gc"]
+    if config["resample"]:  # leads on from the GC of the proposals, too
+        gc = provenance.resample(stream.part, output, request.each, config["num_samples"], config["seed"])
         written = request.num_groups * config["num_samples"]
         weighed["weights"] |= {"resampled": config["num_samples"]}
     else:
         stream.finish()
-    gc = totals["gc"]
     tilt = {} if config["gc"] is None else {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}}
     copies = {} if training is None else memorised(output, training)
     content = {

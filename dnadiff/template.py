@@ -19,6 +19,7 @@ FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
 _MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
+_MOST_MASKS = 10_000_000  # in one [MASK*n]: what no network reads, and still fits into memory
 
 _CODE_OF_BYTE = np.zeros(256, np.uint8)
 for _letter, _code in CODES.items():
@@ -145,10 +146,12 @@ def text_pattern(tokenizer: Any, text: str, length: int | None = None) -> Patter
         length: tokens in all, free behind the text; None ends with the text.
 
     Raises:
-        ValueError: for characters that the vocabulary does not have, or a text longer than `length`.
+        ValueError: for characters that the vocabulary does not have, a text longer than `length`, or a number of masks beyond reason.
     """
     mask_id, parts, at = tokenizer.vocab.mask_id, [], 0
     for match in _MASK.finditer(text):
+        if match[1] and (len(match[1]) > 18 or int(match[1]) > _MOST_MASKS):
+            raise ValueError(f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MOST_MASKS}]")
         parts += [_encoded(tokenizer, text[at : match.start()]), np.full(int(match[1] or 1), mask_id)]
         at = match.end()
     ids = np.concatenate([*parts, _encoded(tokenizer, text[at:])]).astype(np.int64)

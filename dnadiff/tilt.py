@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from dnadiff.draws import hash64
@@ -21,7 +22,7 @@ def check(gc: object, request: Request, tokenizer: Any) -> float:
     Raises:
         ValueError: naming what can be.
     """
-    if isinstance(gc, bool) or not isinstance(gc, (int, float)) or not 0 < gc < 1:
+    if isinstance(gc, bool) or not isinstance(gc, Real) or not 0 < gc < 1:
         raise ValueError(f"gc {gc!r} must be a number between 0 and 1, the share of G and C that is asked for, such as 0.5")
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 import dnadiff
+from dnadiff import provenance
 from dnadiff.data.fasta import read_fasta
-from dnadiff.data.stream import Stream, beside
+from dnadiff.data.stream import Stream, beside, discard
 from dnadiff.data.tokenizer import reverse_complement
+from dnadiff.filling import effective_size
+from dnadiff.report import copies
 from dnadiff.request import Infill
 from dnadiff.template import CODES
 
@@ -235,6 +238,56 @@ def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
     assert status == 0 and "the pilot" not in err  # its tilt is in the journal
     assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "whole.fa").read_bytes()
+    letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
+    reached = json.loads((tmp_path / "a.fa.json").read_text())["gc"]["reached"]
+    assert reached == pytest.approx(sum(map(letters.count, "GC")) / len(letters))  # of what is in the file, not of all proposals
+
+
+def test_the_gc_of_resampled_designs_is_that_of_the_designed_part(tmp_path):
+    records = [(">a_1 synthetic designed=2-3 log_weight=0", "GATG"), (">a_2 synthetic designed=2-3 log_weight=-99", "AGGT")]
+    records += [(">b_1 synthetic log_weight=0.5", "acgN"), (">b_2 synthetic log_weight=-99", "AAAA")]
+    (tmp_path / "p.fa").write_text("".join(f"{header}\n{body}\n" for header, body in records))
+    assert provenance.resample(tmp_path / "p.fa", tmp_path / "k.fa", 2, 3, 1) == (6, 15)  # AT and acgN, three times each
+
+
+def test_a_journal_vouches_for_no_bytes_but_its_own(tmp_path, monkeypatch):
+    output = tmp_path / "a.fa"
+    first = Stream(output, {"seed": 1})
+    first.append(b">one\nACGT\n", 1)
+    first.close()
+    second = Stream(output, {"seed": 2}, overwrite=True)
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "_write_journal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            second.append(b">another\nACGTACGT\n", 1)
+    second.close()
+    assert Stream(output, {"seed": 1}, resume=True).done == 0
+
+
+def test_what_killed_processes_left_is_tidied_up(tmp_path):
+    code = "0f" * 16
+    left = [f".a.fa.{code}.part", f".a.fa.json.{code}.part", f"..a.fa.journal.{code}.part", ".a.fa.part", ".a.fa.journal"]
+    others = ["a.fa", f".b.a.fa.{code}.part", ".axfa.part", f".axfa.{code}.part", f"a.fa.{code}.part"]
+    for name in left + others:
+        (tmp_path / name).write_text("")
+    discard(tmp_path / "a.fa")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
+
+
+def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
+    base = (np.arange(40) * 7 % 11 % 4).astype(np.uint8)
+    training = copies.Training([base], 8)
+    text = "".join("ACGT"[b] for b in base[:20])
+    headers = ["a designed=3-12", "b designed=abc", "c designed=30-40", "d designed=12-3", "e redesigned=3-12", "f"]
+    (tmp_path / "x.fa").write_text("".join(f">{header}\n{text}\n" for header in headers))
+    assert [m.length for m in copies.of_file(tmp_path / "x.fa", training)] == [10, 20, 20, 20, 20, 20]
+    monkeypatch.setattr(copies, "training_data", lambda *args: pytest.fail("the training part is read before the input is looked for"))
+    status, _, err = cli("copies", "input=none.fa", f"checkpoint={trained}")
+    assert status == 1 and "none.fa does not exist" in err
 
 
 @pytest.fixture(scope="module")
@@ -260,16 +313,35 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
     assert cli("sample", f"checkpoint={text_run}", "prompt=the dog", "num_samples=2", "output=b.txt.gz", "length=20")[0] == 0
     texts = gzip.decompress((tmp_path / "b.txt.gz").read_bytes()).decode().split("\n\n")
     assert all(text.startswith("the dog") and len(text) == 20 for text in texts[:2]) and texts[2] == ""
+    (tmp_path / "full.txt").write_text("the cat\n")
+    (tmp_path / "huge.txt").write_text("the [MASK*99999999999]\n")
     with pytest.raises(ValueError, match="infill is for models of DNA"):
         dnadiff.load(text_run, device="cpu").infill("the dog", 1, 3)
     for argument, message in (
         ("motif=TA@3", "for models of DNA"),
         ("gc=0.4", "for models of DNA"),
         ("prompt=THE", "'T' at position 1"),
+        ("template=full.txt", "leave nothing to generate; give [MASK]"),
+        ("template=huge.txt", "[MASK*99999999999] is more than can be generated at once"),
         ("output=a.fa", ".txt, .jsonl"),
     ):
         status, _, err = cli("sample", f"checkpoint={text_run}", argument)
         assert status == 1 and message in err and err.count("\n") == 1, err
+
+
+def test_weights_of_text_are_summed_up_too(cli, tmp_path):
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. the dog sat on the log. " * 100)
+    network = ["objective=ar", "backbone=transformer", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"]
+    data = ["data=text", "data.path=book.txt", "data.length=32", "data.batch_size=4", "data.max_valid_windows=2"]
+    assert cli("train", *data, *network, "trainer.accelerator=cpu", "trainer.max_steps=2", "hydra.run.dir=run")[0] == 0
+    (tmp_path / "t.txt").write_text("the [MASK*3] sat")
+    args = ["checkpoint=run", "sampler=ar", "template=t.txt", "num_samples=6", "batch_size=4"]
+    status, out, err = cli("sample", *args, "output=a.jsonl.gz")
+    assert status == 0 and "effective sample size" in out, err
+    rows = [json.loads(line) for line in gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).splitlines()]
+    weights = np.array([row["log_weight"] for row in rows])
+    content = json.loads((tmp_path / "a.jsonl.gz.json").read_text())["weights"]
+    assert content["effective_size"]["mean"] == pytest.approx(effective_size(weights)) and content["proposals"] == 6 and (weights < 0).all()
 
 
 REFUSED = [
@@ -304,6 +376,8 @@ REFUSED = [
     (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
     (["output=5"], "output 5 is not text; put it into quotes"),
     (["proposals=20"], "proposals are what resample=true chooses from"),
+    (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
+    (["write=designed"], "write=designed is for infill="),
     (["resume=true"], "resume=true goes on with a file: give output="),
     (["output=a.jsonl"], "another kind of file"),
 ]
@@ -328,6 +402,7 @@ def test_python_gives_strings_with_their_bounds(model):
     assert all(d.startswith("ACGTTT") and d.endswith("acgt") and d[8] in "AG" and d[9] in "CT" for d in designs)
     assert all(d.log_prob < 0 and d.log_weight < 0 for d in designs) and isinstance(designs[0], str)
     plain = model.sample(2, length=20)
+    assert model.sample(2, length=np.int64(20)) == plain  # as numpy counts
     assert plain[0].log_prob is None and plain[0].log_weight == 0 and model.sample(2, length=20, num_draws=2)[0].log_prob < 0
     rich = "".join(model.sample(20, length=40, gc=0.75))
     assert 0.68 < sum(map(rich.count, "GC")) / len(rich) < 0.82

@@ -191,6 +191,13 @@ def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path
     assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [100, 100]  # the window is the network's
+    # a bound would need the whole at once: left out where it was not asked for, else refused before anything is sampled
+    designed = model.sample(1, length=100, sampler=SemiAR(Grouped(4)), motif="TATA@5")
+    assert designed[0][5:9] == "TATA" and designed[0].log_prob is None
+    infilled = model.infill("ACGTA" * 30, 70, 80, length=100, sampler=SemiAR(Grouped(4)))
+    assert len(infilled[0]) == 150 and infilled[0].log_prob is None and model.infill("ACGTA" * 30, 70, 80)[0].log_prob < 0
+    with pytest.raises(ValueError, match=r"num_draws 2: bounds are of whole sequences, and 100 tokens are more than the 64"):
+        model.sample(1, length=100, sampler=SemiAR(Grouped(4)), num_draws=2)
     with pytest.raises(
         ValueError, match=r"window 65 is more than the 64 tokens that this network takes; set sampler.window to that or less"
     ):

@@ -282,6 +282,12 @@ def test_two_sided_laws_are_posteriors_of_the_chain():
     np.testing.assert_allclose(both, expected / expected.sum())
 
 
+def test_accuracies_of_a_few_windows_have_no_interval():
+    percent = script("experiments/infilling")._percent
+    assert percent({"value": 0.25, "low": None, "high": None}) == "25.00" == percent({"value": 0.25, "low": np.nan, "high": np.nan})
+    assert percent({"value": 0.25, "low": 0.2, "high": 0.3}) == "25.00 (20.00 to 30.00)" and percent(None) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shows"),

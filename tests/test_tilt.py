@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from dnadiff import tilt
@@ -37,6 +38,6 @@ def test_targets_beyond_what_is_given_are_refused(gc):
     request = Templates([("t", dna_pattern(DNA, 10, "GCATNNNNNN"))], 4, 3)  # 0.2 and 0.8 only if every letter were one of two
     with pytest.raises(ValueError, match=r"gc .* (must be a number between 0 and 1|cannot be reached: .* from 0.200 to 0.800)"):
         tilt.check(gc, request, DNA)
-    assert tilt.check(0.5, request, DNA) == 0.5
+    assert tilt.check(0.5, request, DNA) == 0.5 == tilt.check(np.float32(0.5), request, DNA)
     with pytest.raises(ValueError, match="for models of DNA"):
         tilt.check(0.5, request, CharTokenizer("ab"))

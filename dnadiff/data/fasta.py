@@ -5,7 +5,7 @@ Records keep their letters as they are, case included; `dnadiff.data.genome` tur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +32,19 @@ class Record(NamedTuple):
 
 
 def read_fasta(path: str | Path) -> list[Record]:
-    """Read all records of a FASTA file: wrapped or not, LF or CRLF, blank lines anywhere.
+    """All records of a FASTA file; see `each_record`."""
+    return list(each_record(path))
+
+
+def each_record(path: str | Path) -> Iterator[Record]:
+    """The records of a FASTA file as they are read, one in memory at a time: wrapped or not, LF or CRLF, blank lines anywhere.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is empty or no FASTA, or a record has no name, no sequence, a name seen before
             or a letter that is no nucleotide (its position is counted from 1).
     """
-    records: dict[str, Record] = {}
+    names: set[str] = set()
     with open_text(path) as handle:
         _check_first_line(path, handle)
         for number, (title, sequence) in enumerate(SimpleFastaParser(handle), start=1):
@@ -49,12 +54,12 @@ def read_fasta(path: str | Path) -> list[Record]:
                 raise ValueError(f"{path}: record {number} has no name; write one after its '>'")
             if not sequence:
                 raise ValueError(f"{where} has no sequence; remove it or complete the file")
-            if name in records:
+            if name in names:
                 raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
             if (problem := not_a_nucleotide(sequence)) is not None:
                 raise ValueError(f"{where}: {problem}")
-            records[name] = Record(name, description, sequence.encode("ascii"))
-    return list(records.values())
+            names.add(name)
+            yield Record(name, description, sequence.encode("ascii"))
 
 
 def _check_first_line(path: str | Path, handle) -> None:

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +28,14 @@ def beside(output: Path, kind: str) -> Path:
 
 
 def discard(output: Path) -> None:
-    """Remove beginning and journal: nothing is left to go on with."""
+    """Remove beginning and journal, and what processes that were killed left of files about to appear: nothing is left to go on with."""
     for kind in ("part", "journal"):
         beside(output, kind).unlink(missing_ok=True)
+    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", beside(output, "journal").name))
+    unfinished = re.compile(rf"\.({names})\.[0-9a-f]{{32}}\.part")  # as `replacing` calls them
+    for path in output.parent.iterdir():
+        if unfinished.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 class Stream:
@@ -96,6 +102,8 @@ class Stream:
         except OSError:
             self._file.close()
             raise ValueError(f"{self.output} is being written by another process; wait for it, or choose another name") from None
+        if not self.done:
+            self.journal.unlink(missing_ok=True)  # of a beginning that is replaced: it would vouch for bytes that are not its own
         self._file.truncate(self.bytes)
         self._file.seek(self.bytes)
 

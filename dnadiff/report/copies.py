@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dnadiff.config import build
-from dnadiff.data.fasta import read_fasta
+from dnadiff.data.fasta import each_record
 from dnadiff.held_out import MOST_WORDS, offline
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
 
+_DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _SEED = 11  # matches begin with a word of so many bases, looked up in a table of 4^11
 
 
@@ -112,12 +114,11 @@ def of_file(path: str | Path, training: Training) -> list[Match]:
     from dnadiff.report.composition import as_bases
 
     found = []
-    for record in read_fasta(path):
+    for record in each_record(path):
         bases = as_bases(record.sequence)
-        said = dict(word.split("=", 1) for word in record.description.split() if "=" in word)
-        if "designed" in said:
-            first, _, last = said["designed"].partition("-")
-            bases = bases[int(first) - 1 : int(last)]
+        said = _DESIGNED.search(record.description)  # of a range that is none of this record's, whoever wrote it, nothing follows
+        if said is not None and 1 <= int(said[1]) <= int(said[2]) <= len(bases):
+            bases = bases[int(said[1]) - 1 : int(said[2])]
         hits, words = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
         found.append(Match(record.name, len(bases), longest, float(hits) / words if words else float("nan")))

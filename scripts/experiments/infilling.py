@@ -265,9 +265,15 @@ class Study:
 
 
 def _percent(found: dict[str, float] | None) -> str:
-    if found is None or math.isnan(found["value"]):
+    if found is None or _unknown(found["value"]):
         return ""
-    return f"{100 * found['value']:.2f} ({100 * found['low']:.2f} to {100 * found['high']:.2f})"
+    span = "" if _unknown(found["low"]) else f" ({100 * found['low']:.2f} to {100 * found['high']:.2f})"  # few windows have no interval
+    return f"{100 * found['value']:.2f}{span}"
+
+
+def _unknown(number: float | None) -> bool:
+    """Not a number; as JSON has it, null."""
+    return number is None or math.isnan(number)
 
 
 def main() -> None:
