@@ -65,7 +65,7 @@ def corpora(data: Path) -> dict[str, dict]:
             ],
             **{"steps": 1600, "num_draws": 4},
         },
-        "ptb": {"data": [*ptb, "data.batch_size=4"], "steps": 960, "num_draws": 2},
+        "ptb": {"data": [*ptb, "data.batch_size=4"], "steps": 480, "num_draws": 2},
     }
 
 
