@@ -142,10 +142,10 @@ def settled(settings: Mapping[str, Any], model: Any, length: int, shortest: int 
         inside = [None if n is None else min(settings["window"], n) for n in (length, shortest)]
         settings["sampler"] = settled(settings["sampler"], model, *inside)
     if "sizes" in settings:
-        chosen = model.groups(length, settings["num_groups"], settings["sizes"])
+        chosen = model.stored.groups(length, settings["num_groups"], settings["sizes"])
         if settings["num_groups"] is None and settings["sizes"] in (None, "optimal") and chosen != {"num_groups": None, "sizes": None}:
             kind = "groups of best sizes" if chosen["sizes"] else "equal groups"
-            measured = model.measured_length()
+            measured = model.stored.measured_length()
             assumed = "" if measured == length else f" of {measured} tokens, if h(n) depends on the visible share alone"
             log.info(
                 f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"

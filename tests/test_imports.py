@@ -30,6 +30,7 @@ LEVELS = [
     {"denoiser", "markov", "constraint", "template"},
     {"objective", "sampler", "likelihood", "published", "request"},
     {"checkpoint", "code_length", "coding", "dnd", "held_out", "filling", "tilt"},
+    {"stored"},
     {"training", "callbacks", "downstream", "model", "cost_curve"},
     {"report"},
     {"commands", "study", "provenance"},
