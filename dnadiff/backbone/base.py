@@ -37,6 +37,7 @@ class Backbone(nn.Module, ABC):
         d_model: width D of `features`; a network that reads both strands has twice the width of one.
         causal: True if position l sees only 0..l; masked diffusion needs False.
         max_length: longest sequence it accepts, None for any.
+        reads_both_strands: whether features hold both strands' channels, as `rc.join` arranges them.
         takes_sigma: whether it can be told the noise level.
         num_labels: C, columns of the labels that it can be told; 0 is none.
     """
@@ -45,6 +46,7 @@ class Backbone(nn.Module, ABC):
 
     causal: bool = False
     max_length: int | None = None
+    reads_both_strands: bool = False
 
     def __init__(self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0) -> None:
         super().__init__()

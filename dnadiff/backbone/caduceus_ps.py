@@ -31,6 +31,8 @@ class CaduceusPS(Caduceus):
         ValueError: if the vocabulary has no complement.
     """
 
+    reads_both_strands = True
+
     def __init__(self, vocab: Vocab, *args: Any, swap_strands: bool = False, **kwargs: Any) -> None:
         super().__init__(vocab, *args, **kwargs)
         self.d_model = 2 * self.d_model

@@ -41,6 +41,15 @@ def join(streams: Tensor) -> Tensor:
     return torch.cat([first, second.flip(1, 2)], dim=-1)
 
 
+def invariant(features: Tensor) -> Tensor:
+    """What joined features say of a position whichever strand was given, the mean of both strands' channels: (..., 2D) -> (..., D).
+
+    A linear layer that treats the strands alike can use no more of them.
+    """
+    first, second = features.chunk(2, dim=-1)
+    return (first + second.flip(-1)) / 2
+
+
 def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
     """Head weights for joined features: each id's row beside its complement's reversed one, (rows, D) -> (rows, 2D)."""
     return torch.cat([weight, weight[complement].flip(1)], dim=1)

@@ -7,14 +7,20 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.downstream.items import Batch, Items, TaskData, batch
 from dnadiff.vocab import Vocab
 
 
-def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Mean of the features of `ids (B, L)` over the positions in `valid (B, L)`: (B, D) float32."""
+def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
+    """Mean of the features of `ids (B, L)` over the positions in `valid (B, L)`: (B, D) float32.
+
+    Where the strand says nothing (`stranded=False`) a network that reads both gives what is the same for either: (B, D/2).
+    """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
+    if backbone.reads_both_strands and not stranded:
+        features = rc.invariant(features)
     if valid is not None:
         features = torch.where(valid[..., None], features, 0.0)
     count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
@@ -27,10 +33,12 @@ class SequenceClassifier(nn.Module, ABC):
     Attributes:
         vocab: the alphabet.
         num_classes: C.
+        invariant: whether either strand of a sequence gives the same logits.
     """
 
     vocab: Vocab
     num_classes: int
+    invariant: bool = False
 
     @abstractmethod
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -43,13 +51,13 @@ class SequenceClassifier(nn.Module, ABC):
         Args:
             items: sequences of one or more tokens.
             batch_size: items at once, grouped by length.
-            both_strands: average the log-probabilities of the two strands.
+            both_strands: average the log-probabilities of the two strands; an invariant network reads one of them.
         """
         training, device, vocab = self.training, next(self.parameters()).device, self.vocab
         self.eval()
         result = torch.empty(len(items), self.num_classes)
         for index in items.lengths.argsort(stable=True).split(batch_size):
-            strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands else [None]
+            strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not self.invariant else [None]
             total = torch.zeros(len(index), self.num_classes)
             for reverse in strands:
                 ids, valid, _ = moved(batch(items, index, vocab, reverse), device)
@@ -65,16 +73,18 @@ class Classifier(SequenceClassifier):
     Args:
         backbone: the network; told no noise level.
         num_classes: C.
+        stranded: whether the strand says something; if not, a network that reads both becomes invariant.
     """
 
-    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+    def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:
         super().__init__()
-        self.backbone, self.vocab, self.num_classes = backbone, backbone.vocab, num_classes
-        self.head = nn.Linear(backbone.d_model, num_classes)
+        self.backbone, self.vocab, self.num_classes, self.stranded = backbone, backbone.vocab, num_classes, stranded
+        self.invariant = backbone.reads_both_strands and not stranded
+        self.head = nn.Linear(backbone.d_model // (2 if self.invariant else 1), num_classes)
 
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         """See `SequenceClassifier`."""
-        return self.head(pooled(self.backbone, ids, valid))
+        return self.head(pooled(self.backbone, ids, valid, self.stranded))
 
 
 def first_layers(backbone: Backbone, number: int | None) -> Backbone:

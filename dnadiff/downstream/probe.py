@@ -22,6 +22,8 @@ def embedded(
 ) -> np.ndarray:
     """Mean features of each item, (S, D) float32; with `both_strands` the mean of those of the two strands.
 
+    A network that reads both strands itself reads an item once, and then gives (S, D/2).
+
     Args:
         backbone: put into evaluation mode.
         items: sequences.
@@ -31,13 +33,15 @@ def embedded(
     """
     backbone.eval()
     device = next(backbone.parameters()).device
-    result = torch.empty(len(items), backbone.d_model)
+    itself = both_strands and backbone.reads_both_strands
+    width = backbone.d_model // 2 if itself else backbone.d_model
+    result = torch.empty(len(items), width)
     for index in items.lengths.argsort(stable=True).split(batch_size):
-        strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands else [None]
-        total = torch.zeros(len(index), backbone.d_model)
+        strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not itself else [None]
+        total = torch.zeros(len(index), width)
         for reverse in strands:
             ids, valid, _ = batch(items, index, backbone.vocab, reverse)
-            total += pooled(backbone, ids.to(device), None if valid is None else valid.to(device)).cpu()
+            total += pooled(backbone, ids.to(device), None if valid is None else valid.to(device), not both_strands).cpu()
             if report is not None:
                 report(0, ids.numel())
         result[index] = total / len(strands)

@@ -245,4 +245,4 @@ class Network(Trained):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        return Classifier(backbone, len(data.classes))
+        return Classifier(backbone, len(data.classes), data.stranded)

@@ -124,10 +124,21 @@ def test_training_stops_when_validation_no_longer_improves():
 
 
 def test_a_parameter_shared_network_gives_both_strands_one_prediction():
-    classifier = Classifier(network("caduceus_ps"), 2)
+    classifier = Network(lambda seed: network("caduceus_ps"), 1e-3).untrained(task(), 0)
     items = rich_or_poor(7, 4)
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
-    assert torch.allclose(classifier.log_probs(items, 3, True), classifier.log_probs(other, 3, True), atol=1e-6)
+    assert torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
+    assert torch.equal(classifier.log_probs(items, 3, True), classifier.log_probs(items, 3, False))  # read once
+    plain = Network(lambda seed: network("caduceus"), 1e-3).untrained(task(), 0)
+    assert not torch.allclose(plain.log_probs(items, 3, False), plain.log_probs(other, 3, False), atol=1e-4)
+
+
+def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels():
+    classifier = Network(lambda seed: network("caduceus_ps"), 1e-3).untrained(task(stranded=True), 0)
+    items = rich_or_poor(7, 4)
+    other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
+    assert classifier.head.in_features == classifier.backbone.d_model
+    assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-4)
 
 
 def test_training_says_what_it_found_and_how_fast_it_was(learner):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData, other_strand
@@ -39,6 +40,17 @@ def test_features_do_not_depend_on_padding_or_on_the_strand_given(network):
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert np.allclose(both, alone, atol=1e-5)
     assert np.allclose(both, embedded(network, other, 4, both_strands=True), atol=1e-5)
+
+
+def test_a_network_that_reads_both_strands_reads_an_item_once():
+    torch.manual_seed(0)
+    network, tokens = CaduceusPS(DNA.vocab, d_model=16, n_layers=2, d_state=4), []
+    items = rich_or_poor(9, 3)
+    other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
+    both = embedded(network, items, 9, True, lambda _, n: tokens.append(n))
+    assert both.shape == (9, 16) and tokens == [9 * int(items.lengths.max())]
+    assert np.allclose(both, embedded(network, other, 4, both_strands=True), atol=1e-6)
+    assert embedded(network, items, 9, both_strands=False).shape == (9, 32)
 
 
 @pytest.mark.parametrize("kind", [LinearProbe, NearestNeighbours])
