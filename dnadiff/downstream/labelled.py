@@ -157,7 +157,7 @@ class LabelledTask(ABC):
             self._divide(found.source, parts, labels, together, classes, "valid", self.valid_fraction)
         self._check(found, parts, labels, classes, "valid")
         items = {part: self._items(found, np.flatnonzero(parts == part), labels, together, tokenizer) for part in PARTS}
-        seen = {groups.strandless(bases[row]) for row in np.flatnonzero(parts == "train")}
+        seen = {groups.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}  # validation rows were training's once
         notes = {
             "path": found.source,
             "split": found.part_place if divided else f"random, {100 * self.test_fraction:g} % of each class for test",

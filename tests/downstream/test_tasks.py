@@ -159,8 +159,9 @@ def test_copies_of_a_sequence_on_either_strand_stay_in_one_part(tmp_path):
 def test_copies_across_a_given_split_are_counted(tmp_path):
     rows = [[s, c, "train"] for s, c in some_rows()]
     rows += [[reverse_complement(rows[0][0]), "b", "test"], ["AAAAAAAAAA", "a", "test"], *([r[0], r[1], "valid"] for r in rows[2:4])]
+    rows += [["ACCCTTTTTT", "a", "valid"], ["ACCCTTTTTT", "a", "test"]]
     data = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(DNA)
-    assert data.notes["test_sequences_also_in_training"] == 1
+    assert data.notes["test_sequences_also_in_training"] == 2
 
 
 @pytest.mark.parametrize(
