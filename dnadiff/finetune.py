@@ -140,7 +140,9 @@ def study_of(
 ) -> dict[str, Any]:
     """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
     from dnadiff import __version__
+    from dnadiff.checkpoint import build_objective
     from dnadiff.downstream import seen
+    from dnadiff.downstream.comparison import counterpart
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.run import runs_of, study
 
@@ -158,7 +160,9 @@ def study_of(
     progress = Progress(steps, "finetune")
     result = study(data, models, seeds, pairs, progress.update, how, kept, subsets)
     progress.close()
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, **result}
+    objective = build_objective(loaded.config, loaded.process, ("dnadiff", *config["trust"]))
+    held_against = counterpart(type(loaded.denoiser.backbone).__name__, type(objective).__name__)
+    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": held_against, **result}
     kept.summarise(data.name, result)
     return result
 
@@ -171,7 +175,7 @@ def announce(data: Any) -> None:
         words = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
         log.info(f"left out of test for a {data.notes['shared_word']}-mer that the training part holds on either strand: {words}")
     if copies := data.notes.get("test_sequences_also_in_training"):
-        log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training part, on either strand")
+        log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand")
 
 
 def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, Any]:

@@ -26,6 +26,14 @@ HEADER = (
 )
 
 
+_COUNTERPARTS = {
+    ("Caduceus", "MDLM"): "Caduceus MDLM",
+    ("Caduceus", "MLM"): "Caduceus MLM",
+    ("CaduceusPS", "MLM"): "Caduceus-PS",
+    ("Mamba", "AR"): "Mamba AR",
+}
+
+
 class Published(NamedTuple):
     """A published accuracy.
 
@@ -69,16 +77,26 @@ def published(task: str) -> list[Published]:
         ]
 
 
-def like(ours: str) -> str | None:
-    """The published model that a model of ours is held against; None for those that nobody published."""
+def counterpart(backbone: str, objective: str) -> str | None:
+    """The published model with that network and that pretraining, both by the names of our classes; None if nobody published it."""
+    return _COUNTERPARTS.get((backbone, objective))
+
+
+def like(ours: str, pretrained: str | None) -> str | None:
+    """The published model that a model of ours is held against; None for those that nobody published.
+
+    Args:
+        ours: name in the study.
+        pretrained: `counterpart` of the network that was fine-tuned.
+    """
     if ours == "CNN":
         return "CNN"
-    return "Caduceus MDLM" if ours.startswith("fine-tuned") else None
+    return pretrained if ours.startswith("fine-tuned") else None
 
 
-def beside(task: str, ours: str) -> Published | None:
-    """The published number that one of ours is held against, if there is one."""
-    name = like(ours)
+def beside(task: str, ours: str, pretrained: str | None) -> Published | None:
+    """The published number that one of ours is held against, if there is one; arguments as of `like`."""
+    name = like(ours, pretrained)
     return next((row for row in published(task) if row.model == name), None)
 
 
@@ -96,7 +114,7 @@ def rows_of_suite(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]
     for result in studies:
         task = result["task"]
         for name, m in result["models"].items():
-            known, accuracy = beside(task["name"], name), m["accuracy"]
+            known, accuracy = beside(task["name"], name, result.get("counterpart")), m["accuracy"]
             rows.append(
                 (
                     task["name"],

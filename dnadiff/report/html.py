@@ -60,13 +60,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
     mark = ['class="number"' if column in numbers else "" for column in range(len(head))]
     top = "".join(f'<th scope="col" {m}>{escape(text)}</th>' for text, m in zip(head, mark))
     body = "".join(
-        f'<tr><th scope="row" {mark[0]}>{escape(row[0])}</th>'
-        + "".join(f"<td {m}>{escape(text)}</td>" for text, m in zip(row[1:], mark[1:]))
+        f'<tr><th scope="row" {mark[0]}>{_cell(row[0])}</th>'
+        + "".join(f"<td {m}>{_cell(text)}</td>" for text, m in zip(row[1:], mark[1:]))
         + "</tr>"
         for row in rows
     )
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     return f'<div class="scroll" tabindex="0"><table class="{kind}">{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    """The text, with leave to break a line after each underscore: long names otherwise push the last columns out of sight."""
+    return escape(text).replace("_", "_<wbr>")
 
 
 def facts(heading: str, values: Mapping[str, Any]) -> str:

@@ -47,13 +47,16 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 def _table(studies: Sequence[Results]) -> str:
     rows = rows_of_suite(studies)
     beside = f"<p>{escape(_RULE)}</p>" if any(row[-1] != "-" for row in rows) else ""
-    return table([text.capitalize() if text.islower() else text for text in HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11)) + beside
+    return (
+        table([text.capitalize() if text.islower() else text for text in HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide")
+        + beside
+    )
 
 
 def _task(result: Results, name: str) -> str:
     """A task: pictures, differences, and what a reader of its numbers should know."""
     task, models = result["task"], classification.in_order(result)
-    against = {known for model in models if (known := like(model))}
+    against = {known for model in models if (known := like(model, result.get("counterpart")))}
     known = [row for row in published(task["name"]) if row.model in against]
     height = 0.9 + 0.36 * (len(models) + len(known))
     bars = picture(

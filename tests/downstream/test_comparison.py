@@ -1,4 +1,6 @@
-from dnadiff.downstream.comparison import HEADER, beside, published, rows_of_suite, trained_on
+import pytest
+
+from dnadiff.downstream.comparison import HEADER, beside, counterpart, published, rows_of_suite, trained_on
 
 
 def study(name: str, protocol: str = "fixed") -> dict:
@@ -12,15 +14,16 @@ def study(name: str, protocol: str = "fixed") -> dict:
     items = {"train": {"a": 30, "b": 20}, "valid": {"a": 3, "b": 2}, "test": {"a": 10, "b": 5}}
     return {
         "task": {"name": name, "items": items, "tested": 15, "chance": 2 / 3, "protocol": protocol},
+        "counterpart": "Caduceus MDLM",
         "models": {"fine-tuned": one, "GC alone": one},
     }
 
 
 def test_a_published_number_always_comes_with_its_training_size():
-    known = beside("human_nontata_promoters", "fine-tuned")
+    known = beside("human_nontata_promoters", "fine-tuned", "Caduceus MDLM")
     assert (known.model, known.accuracy, known.train) == ("Caduceus MDLM", 0.940, 27097)
-    assert beside("human_nontata_promoters", "CNN").accuracy == 0.861
-    assert beside("human_nontata_promoters", "scratch") is None and beside("my own", "CNN") is None
+    assert beside("human_nontata_promoters", "CNN", None).accuracy == 0.861
+    assert beside("human_nontata_promoters", "scratch", "Caduceus MDLM") is None and beside("my own", "CNN", None) is None
     assert len(published("human_ocr_ensembl")) == 9
 
 
@@ -39,3 +42,19 @@ def test_the_table_of_all_tasks_has_a_row_for_each_model():
 
 def test_with_folds_everything_is_trained_on():
     assert trained_on(study("x")) == 55 and trained_on(study("x", "kfold")) == 70
+
+
+@pytest.mark.parametrize(
+    "backbone, objective, model",
+    [
+        ("Caduceus", "MDLM", "Caduceus MDLM"),
+        ("Caduceus", "MLM", "Caduceus MLM"),
+        ("CaduceusPS", "MLM", "Caduceus-PS"),
+        ("Mamba", "AR", "Mamba AR"),
+        ("Caduceus", "SEDD", None),
+        ("DiT", "MDLM", None),
+    ],
+)
+def test_a_fine_tuned_network_is_held_against_its_own_kind_alone(backbone, objective, model):
+    found = beside("human_ocr_ensembl", "fine-tuned", counterpart(backbone, objective))
+    assert (found and found.model) == model

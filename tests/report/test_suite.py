@@ -32,7 +32,7 @@ def study(name: str, classes: list[str]) -> dict:
         "protocol": "fixed",
         "chance": 1 / len(classes),
     }
-    return {"task": task, **compared, "notes": {"path": "/home/someone/table.csv"}}
+    return {"counterpart": "Caduceus MDLM", "task": task, **compared, "notes": {"path": "/home/someone/table.csv"}}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,11 @@ def test_the_page_has_every_picture_and_escapes_names(page):
         assert text in page
     assert "<own>" not in page and "<alone>" not in page and "someone" not in page
     assert not re.search(r"(src|href)=\"http", page)
+
+
+def test_a_network_that_nobody_published_stands_beside_no_other(tmp_path):
+    page = write_suite(tmp_path / "r.html", [study("human_nontata_promoters", ["0", "1"]) | {"counterpart": None}]).read_text()
+    assert "Caduceus MDLM" not in page and "CNN 0.861 (27,097)" in page
 
 
 def test_bars_of_published_numbers_are_told_apart_from_ours():
