@@ -57,6 +57,14 @@ TASKS = {
     "emp_h4": ("emp_h4", PARTIAL + "EMP_H4.dev_test_only", REDIVIDED),
     "splice_reconstructed": ("splice_reconstructed", PARTIAL + "splice_reconstructed.dev_test_only", REDIVIDED),
     "prom_300_all": ("prom_300_all", PARTIAL + "prom_prom_300_all.dev_test_only", REDIVIDED),
+    **{
+        f"cnnprom_{name}": (
+            "csv",
+            f"benchmarks/cnnprom/{name}",
+            (f"task.name=cnnprom_{name}", "task.stranded=true", "task.cluster_word=24"),
+        )
+        for name in ("ecoli", "bacillus", "arabidopsis_tata", "mouse_tata")
+    },
 }
 FULL = {
     "tasks": TASKS,
@@ -108,15 +116,15 @@ class Study:
         pieces |= {f"inside-{n}": lambda n=n: self.inside(n) for n in size["pretraining"]} | {"counts": self.counts}
         pieces |= {f"permuted-{n}": lambda n=n: self.permuted(n) for n in ("words", "chr20")}
         pieces |= {f"base-{t}": lambda t=t: self.baselines(t) for t in tasks[1:]}
-        pieces |= {f"cnn-{t}-s1": lambda t=t: self.cnn(t, 1) for t in tasks[1:] if not self.is_sample(t)}
-        some = [(t, n) for t in tasks[1:] for n in ("chr20", "scratch") if not self.is_sample(t)]
+        pieces |= {f"cnn-{t}-s1": lambda t=t: self.cnn(t, 1) for t in tasks[1:] if not self.is_probed_alone(t)}
+        some = [(t, n) for t in tasks[1:] for n in ("chr20", "scratch") if not self.is_probed_alone(t)]
         pieces |= {f"full-{t}-{n}": lambda t=t, n=n: self.fine_tuned(t, n, 1, None) for t, n in some}
         return pieces
 
     @staticmethod
-    def is_sample(task: str) -> bool:
-        """Whether it is a few hundred sequences of a task, for probes alone."""
-        return task.endswith(", sample")
+    def is_probed_alone(task: str) -> bool:
+        """Whether it is a few hundred sequences of a task, or none of the benchmarks that are fine-tuned on: for probes alone."""
+        return task.endswith(", sample") or task.startswith("cnnprom")
 
     def task(self, name: str, protocol: str | None = None) -> tuple:
         """The task and its protocol; `protocol` replaces `fixed`."""
@@ -256,7 +264,7 @@ class Study:
         plain = ["length alone", "GC alone", *words, "4-mer gradient boosting", "CNN"]
         probes, tuned = [Titles.probe(n) for n in self.networks], [Titles.tuned(n) for n in self.networks]
         main = self.compared(MAIN, [*plain, *probes, *tuned], self.size["probe_seeds"])
-        rest = [task for task in self.size["tasks"] if task != MAIN and not self.is_sample(task)]
+        rest = [task for task in self.size["tasks"] if task != MAIN and not self.is_probed_alone(task)]
         shuffled = {n: self.kept[f"permuted-{n}"] for n in ("words", "chr20") if f"permuted-{n}" in self.kept}
         tried = {n: self.rate(n)[1] for n in self.networks if all(f"tune-{n}-{r:g}" in self.kept for r in self.size["rates"])}
         every = {task: self.compared(task, [*probes, words[-1]], self.size["probe_seeds"], "paper") for task in self.size["tasks"]}

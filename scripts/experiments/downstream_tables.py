@@ -8,6 +8,7 @@ from dnadiff.downstream.comparison import beside, published
 from dnadiff.downstream.items import TaskData
 
 COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
+PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
 Compared = tuple[TaskData, Mapping[str, Any]]
 
 
@@ -72,7 +73,7 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapp
         chance = max(data.counts()["test"].values()) / test
         lines = [f"{'words' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()]
         text += [f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."]
-    text += [f"Test sequences that are also in training, on either strand: {shared(data)}."]
+    text += [f"Test sequences that are also in training or validation, on either strand: {shared(data)}."]
     return "\n\n".join(text)
 
 
@@ -100,7 +101,7 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
         study.markdown([*header, "MCC", "test also in training", "minus published, fine-tuned as a whole"], rows),
         "Published numbers are of whole networks fine-tuned on the complete task, after pretraining on the human genome with some 10^10 tokens; "
         "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and but "
-        "for the promoters other items are tested. Tasks without an entry (GUE, UCI) have no published number in `published.csv`.",
+        "for the promoters other items are tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
     ]
     return "\n\n".join(lines)
 
@@ -142,7 +143,7 @@ def why(task: str, train: int, test: int) -> str:
 
 def distance(task: str, ours: str, accuracy: float) -> str:
     """How far a number is from the published one, with both names and the published training size."""
-    row = beside(task, ours)
+    row = beside(task, ours, PRETRAINED)
     return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
 
 
