@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import native, select
+from dnadiff.kernels import cpu_linear, native, select
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def close() -> Callable[..., None]:
 
 @pytest.fixture
 def fresh_choice():
-    """Forgets which scans work and which library is loaded, before and after."""
+    """Forgets which scans and products work and which library is loaded, before and after."""
 
     def forget() -> None:
-        for cached in (select._failure, select._fastest, native.library):
+        for cached in (select._failure, select._fastest, native.library, cpu_linear._onednn_wins):
             cached.cache_clear()
 
     forget()
