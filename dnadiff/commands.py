@@ -154,13 +154,13 @@ def _explain_config(error: Exception, name: str, overrides: Sequence[str]) -> st
             f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
         )
     if key := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text):
-        return unknown_key(key[1].partition("@")[0], name)
+        return unknown_key(key[1].partition("@")[0], name, overrides)
     return " ".join(text.split())
 
 
-def unknown_key(key: str, name: str) -> str:
-    """What to say of a key or group that the command does not have."""
-    config = compose_again(name)
+def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
+    """What to say of a key or group that the command does not have, with the groups that were chosen."""
+    config = compose_beside(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
     known = list(flatten(config))
@@ -169,12 +169,9 @@ def unknown_key(key: str, name: str) -> str:
     return f"unknown key {key}{_closest(key, known)}; known{f' in {shelf}' if shelf else ''}: {', '.join(k.rpartition('.')[2] for k in sorted(set(beside)))}"
 
 
-def compose_again(name: str) -> dict[str, Any]:
-    """The command's configuration without overrides, unresolved where something is missing."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    return compose(name, resolve=False)
+def group_choices(overrides: Sequence[str]) -> list[str]:
+    """Those overrides that choose a file of a group, as in `data=fasta`."""
+    return [o for o in overrides if (config_dir() / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir()]
 
 
 def compose_beside(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
@@ -200,8 +197,8 @@ def refuse_unread(config: Mapping[str, Any], overrides: Sequence[str], name: str
         ValueError: naming the key and the nearest one that exists.
     """
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
-    if added and (unread := [key for key in added if key.partition(".")[0] not in compose_again(name)]):
-        raise ValueError(unknown_key(unread[0], name))
+    if added and (unread := [key for key in added if key.partition(".")[0] not in compose_beside(name, [], resolve=False)]):
+        raise ValueError(unknown_key(unread[0], name, overrides))
 
 
 def refuse_words(config: Mapping[str, Any], overrides: Sequence[str], name: str) -> None:
@@ -214,8 +211,7 @@ def refuse_words(config: Mapping[str, Any], overrides: Sequence[str], name: str)
     keys = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in given]
     if not keys:
         return
-    choices = [o for o in overrides if (config_dir() / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir()]
-    before = dict(leaves(compose_beside(name, choices, resolve=False)))
+    before = dict(leaves(compose_beside(name, group_choices(overrides), resolve=False)))
     for key in keys:
         if isinstance(before.get(key), bool):
             raise ValueError(f"{key}={given[key]} is neither true nor false: say {key}=true or {key}=false")

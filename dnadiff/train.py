@@ -223,7 +223,9 @@ def finish(trainer: Any, module: Any, config: Mapping[str, Any], run_dir: Path, 
         shown += [("validation, nats per token", f"{metrics['valid_nll']:.4f}"), ("best of them", f"{min(valid):.4f}")]
     print(table(shown))
     if not done:
-        print(f"stopped at step {trainer.global_step} of {trainer.max_steps}; go on with resume=true hydra.run.dir={run_dir}")
+        print(
+            f"stopped at step {trainer.global_step} of {trainer.max_steps}; go on with the same command and resume=true hydra.run.dir={run_dir}"
+        )
     print(f"files are in {run_dir}")
     if not done:
         raise SystemExit(130)  # as for any interrupted command: what follows with && must not run on half a training

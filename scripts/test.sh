@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs with the test extra and runs the linter and the whole suite.
+# Installs with the test extra and runs the linter and the tests, without those marked slow or gpu.
 # Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test]"
 

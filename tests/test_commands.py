@@ -3,12 +3,17 @@
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from dnadiff.commands import LIST
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
     "backbon=dit": "unknown key backbon; did you mean backbone?",
+    "data=fasta data.path=plain.fa data.window=intervals": "unknown key data.window; did you mean data.windows?",
     "backbone=caduceu": "backbone=caduceu does not exist; did you mean caduceus?; known: caduceus, caduceus_ps, dit, mamba",
     "data=fasta": "data.path is missing: give data.path=...",
     "data=fasta data.path=none.fa": "none.fa does not exist",
@@ -107,11 +112,17 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "sample", "judge", "judge_text", "zero_shot", "finetune", "score", "compress", "decompress", "genome"]
+    "command",
+    ["train", "evaluate", "sample", "judge", "judge_text", "copies", "zero_shot", "finetune", "score", "compress", "decompress", "genome"],
 )
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
+
+
+def test_every_command_is_installed_as_a_script():
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in LIST}
 
 
 def test_the_list_of_commands():

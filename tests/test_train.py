@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "go on with resume=true" in out, out
+    assert process.returncode == 130 and "go on with the same command and resume=true" in out, out
     (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
     step = checkpoint.load(last).step
     assert step > 0
