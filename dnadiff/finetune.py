@@ -140,9 +140,7 @@ def study_of(
 ) -> dict[str, Any]:
     """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
     from dnadiff import __version__
-    from dnadiff.checkpoint import build_objective
     from dnadiff.downstream import seen
-    from dnadiff.downstream.comparison import counterpart
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.run import runs_of, study
 
@@ -160,11 +158,17 @@ def study_of(
     progress = Progress(steps, "finetune")
     result = study(data, models, seeds, pairs, progress.update, how, kept, subsets)
     progress.close()
-    objective = build_objective(loaded.config, loaded.process, ("dnadiff", *config["trust"]))
-    held_against = counterpart(type(loaded.denoiser.backbone).__name__, type(objective).__name__)
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": held_against, **result}
+    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": held_against(config, loaded), **result}
     kept.summarise(data.name, result)
     return result
+
+
+def held_against(config: Mapping[str, Any], loaded: Any) -> str | None:
+    """The published model of the same kind as the checkpoint's; None for a network cut to its first layers, which nobody published."""
+    from dnadiff.downstream.comparison import counterpart
+
+    objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
+    return counterpart(type(loaded.denoiser.backbone).__name__, objective) if config["layer"] is None else None
 
 
 def announce(data: Any) -> None:
@@ -197,6 +201,8 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
         return first_layers(build_denoiser(loaded.config, loaded.tokenizer, ("dnadiff", *config["trust"]))[0].backbone, config["layer"])
 
     cut = {} if config["layer"] is None else {"layer": config["layer"]}
+    if loaded.denoiser.backbone.reads_both_strands:  # predictions kept before its head was made so are not used again
+        cut["strands"] = "merged unless stranded"
     known, unknown = {"weights": weights_digest(loaded), "step": loaded.step, **cut}, {"untrained": loaded.config["backbone"], **cut}
     on_gpu = config["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"

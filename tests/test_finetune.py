@@ -13,10 +13,13 @@ from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.downstream.protocol import named
 
+DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
+CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
 
-def checkpoint(path: Path, tokenizer) -> str:
+
+def checkpoint(path: Path, tokenizer, network: tuple[str, ...] = DIT) -> str:
     """An untrained network as a training run would have saved it."""
-    config = compose("train", ["backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40"])
+    config = compose("train", [*network, "data.length=40"])
     torch.manual_seed(0)
     denoiser, _ = build_denoiser(config, tokenizer)
     state = {f"denoiser.{name}": tensor for name, tensor in denoiser.state_dict().items()}
@@ -227,3 +230,34 @@ def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
     finetune.check_settings(config)
     models = finetune.contenders(config, loaded, named("fixed", 4))
     assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}
+
+
+@pytest.mark.parametrize(
+    "network, layer, model",
+    [
+        (CADUCEUS, None, "Caduceus MDLM"),
+        ((*CADUCEUS, "objective=mlm"), None, "Caduceus MLM"),
+        ((*CADUCEUS, "objective=sedd"), None, None),
+        (CADUCEUS, 1, None),
+        (DIT, None, None),
+    ],
+)
+def test_a_checkpoint_is_held_against_a_published_one_of_its_kind(tmp_path, network, layer, model):
+    loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
+    assert finetune.held_against({"layer": layer}, loaded) == model
+
+
+def test_the_result_says_what_it_is_held_against(tmp_path, table):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
+    run_dir = call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+    assert json.loads((run_dir / "finetune.json").read_text())["counterpart"] == "Caduceus MDLM"
+
+
+def test_kept_predictions_know_how_a_network_merges_the_strands(tmp_path):
+    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "probe=true"])
+    finetune.check_settings(config)
+    for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
+        loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
+        models = finetune.contenders(config, loaded, named("fixed", 4))
+        for name in (finetune.FINE_TUNED, finetune.SCRATCH, finetune.PROBE, finetune.RANDOM_PROBE):
+            assert ("strands" in models[name].describe()) == merges

@@ -13,13 +13,23 @@ from dnadiff.downstream.items import Batch, Items, TaskData, batch
 from dnadiff.vocab import Vocab
 
 
+def merges_strands(backbone: Backbone, stranded: bool) -> bool:
+    """Whether `pooled` gives the same for either strand: the network reads both, and the strand says nothing."""
+    return backbone.reads_both_strands and not stranded
+
+
+def pooled_width(backbone: Backbone, stranded: bool) -> int:
+    """Numbers that `pooled` gives of a sequence."""
+    return backbone.d_model // 2 if merges_strands(backbone, stranded) else backbone.d_model
+
+
 def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
     """Mean of the features of `ids (B, L)` over the positions in `valid (B, L)`: (B, D) float32.
 
     Where the strand says nothing (`stranded=False`) a network that reads both gives what is the same for either: (B, D/2).
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
-    if backbone.reads_both_strands and not stranded:
+    if merges_strands(backbone, stranded):
         features = rc.invariant(features)
     if valid is not None:
         features = torch.where(valid[..., None], features, 0.0)
@@ -79,8 +89,8 @@ class Classifier(SequenceClassifier):
     def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:
         super().__init__()
         self.backbone, self.vocab, self.num_classes, self.stranded = backbone, backbone.vocab, num_classes, stranded
-        self.invariant = backbone.reads_both_strands and not stranded
-        self.head = nn.Linear(backbone.d_model // (2 if self.invariant else 1), num_classes)
+        self.invariant = merges_strands(backbone, stranded)
+        self.head = nn.Linear(pooled_width(backbone, stranded), num_classes)
 
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         """See `SequenceClassifier`."""

@@ -26,6 +26,7 @@ HEADER = (
 )
 
 
+# network and objective, by our class names -> the model as published.csv calls it
 _COUNTERPARTS = {
     ("Caduceus", "MDLM"): "Caduceus MDLM",
     ("Caduceus", "MLM"): "Caduceus MLM",

@@ -157,17 +157,23 @@ class LabelledTask(ABC):
             self._divide(found.source, parts, labels, together, classes, "valid", self.valid_fraction)
         self._check(found, parts, labels, classes, "valid")
         items = {part: self._items(found, np.flatnonzero(parts == part), labels, together, tokenizer) for part in PARTS}
-        seen = {groups.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}  # validation rows were training's once
         notes = {
             "path": found.source,
             "split": found.part_place if divided else f"random, {100 * self.test_fraction:g} % of each class for test",
             "kept_together": "copies, either strand" if self.cluster_word is None else f"a common {self.cluster_word}-mer, either strand",
-            "test_sequences_also_in_training": sum(groups.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test")),
+            "test_sequences_also_in_training": self._copies(bases, parts),
             **({"cut_to_max_length": cut} if self.max_length else {}),
             **found.notes,
             **self._compare(parts),
         }
         return TaskData(self.name, classes, items["train"], items["valid"], items["test"], self.stranded, notes)
+
+    def _copies(self, bases: list[np.ndarray], parts: np.ndarray) -> int:
+        """Test sequences that are also among those for training or validation, which choose together; folds keep copies together."""
+        if self.protocol == "kfold":
+            return 0
+        seen = {groups.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}
+        return sum(groups.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test"))
 
     def _cut(self, found: Labelled) -> int:
         """Shorten what exceeds `max_length`, and how many sequences that were."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.downstream.baselines import log_probs_of, logistic, most_accurate
-from dnadiff.downstream.classifier import check_length, pooled
+from dnadiff.downstream.classifier import check_length, merges_strands, pooled, pooled_width
 from dnadiff.downstream.items import Items, TaskData, batch
 
 
@@ -33,15 +33,15 @@ def embedded(
     """
     backbone.eval()
     device = next(backbone.parameters()).device
-    itself = both_strands and backbone.reads_both_strands
-    width = backbone.d_model // 2 if itself else backbone.d_model
+    stranded = not both_strands
+    width = pooled_width(backbone, stranded)
     result = torch.empty(len(items), width)
     for index in items.lengths.argsort(stable=True).split(batch_size):
-        strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not itself else [None]
+        strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not merges_strands(backbone, stranded) else [None]
         total = torch.zeros(len(index), width)
         for reverse in strands:
             ids, valid, _ = batch(items, index, backbone.vocab, reverse)
-            total += pooled(backbone, ids.to(device), None if valid is None else valid.to(device), not both_strands).cpu()
+            total += pooled(backbone, ids.to(device), None if valid is None else valid.to(device), stranded=stranded).cpu()
             if report is not None:
                 report(0, ids.numel())
         result[index] = total / len(strands)

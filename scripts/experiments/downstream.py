@@ -8,8 +8,9 @@ several processes may work in one DIR, each passing over what another has in han
 
 `human_nontata_promoters`: the complete official test set, 9,034 sequences, divided 80/20 so that sequences with a common 24-mer stay together
 (promoters overlap). Three rates for each network, chosen on validation with three epochs instead of eight and a seed of its own; three seeds.
-All tasks at hand: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part), baselines, and full fine-tuning
-of chr20's network and of an untrained one with one seed, three epochs (two of more than 2 M bases) and the rates chosen on the promoters. Where only a part of a task is at hand, it says so beside the published number.
+All tasks at hand: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part) and baselines. All but the
+promoters of CNNProm and the samples of a task: full fine-tuning of chr20's network and of an untrained one with one seed, three epochs (two
+of more than 2 M bases) and the rates chosen on the promoters. Where only a part of a task is at hand, it says so beside the published number.
 """
 
 import copy
@@ -224,7 +225,7 @@ class Study:
         return self.predictions.add(f"{MAIN}, labels permuted", name, 1, data, model, how)
 
     def counts(self) -> dict:
-        """Sizes, test sequences that are also in training, and what differs from the known counts."""
+        """Sizes, test sequences that are also in training or validation, and what differs from the known counts."""
         rows = {}
         for name in self.size["tasks"]:
             data, how = self.task(name)
@@ -245,7 +246,10 @@ class Study:
         """The items inside and outside a network's pretraining, where that is known."""
         if f"inside-{name}" not in self.kept:
             return {}
-        shares = np.array(self.kept[f"inside-{name}"]["tasks"][task]["shares"])
+        found = self.kept[f"inside-{name}"]["tasks"].get(task)
+        if found is None:  # made before the study had this task
+            return {}
+        shares = np.array(found["shares"])
         return {f"inside {name}": shares >= seen.SEEN_FROM, f"outside {name}": shares < seen.SEEN_FROM}
 
     def compared(self, task: str, models: list[str], seeds: tuple[int, ...], protocol: str | None = None) -> tuple[TaskData, dict]:

@@ -98,7 +98,7 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
         f"`{COMMAND}`",
         "Accuracy of a logistic regression on the frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
         "with 95 % intervals over items and seeds. MCC and the last column are of chr20.",
-        study.markdown([*header, "MCC", "test also in training", "minus published, fine-tuned as a whole"], rows),
+        study.markdown([*header, "MCC", "test also in training or validation", "minus published, fine-tuned as a whole"], rows),
         "Published numbers are of whole networks fine-tuned on the complete task, after pretraining on the human genome with some 10^10 tokens; "
         "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and but "
         "for the promoters other items are tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",

@@ -46,9 +46,9 @@ def task(stranded: bool = False) -> TaskData:
     return TaskData("gc", ["poor", "rich"], rich_or_poor(160, 0), rich_or_poor(40, 1), rich_or_poor(60, 2), stranded)
 
 
-@pytest.mark.parametrize("kind", ["dit", "caduceus", "caduceus_ps"])
-def test_padding_on_the_right_changes_no_prediction(kind):
-    classifier = Classifier(network(kind), 3).eval()
+@pytest.mark.parametrize("kind, stranded", [("dit", True), ("caduceus", True), ("caduceus_ps", True), ("caduceus_ps", False)])
+def test_padding_on_the_right_changes_no_prediction(kind, stranded):
+    classifier = Classifier(network(kind), 3, stranded).eval()
     items = rich_or_poor(6, 3)
     with torch.no_grad():
         together = batch(items, torch.arange(6), DNA.vocab)
@@ -123,8 +123,14 @@ def test_training_stops_when_validation_no_longer_improves():
     assert len(steps) == 3 * 4  # the first epoch is the best, two more are waited for
 
 
-def test_a_parameter_shared_network_gives_both_strands_one_prediction():
-    classifier = Network(lambda seed: network("caduceus_ps"), 1e-3).untrained(task(), 0)
+@pytest.mark.parametrize("swap_strands", [False, True])
+@pytest.mark.parametrize("layer", [None, 1])
+def test_a_parameter_shared_network_gives_both_strands_one_prediction(swap_strands, layer):
+    def both(seed: int) -> CaduceusPS:
+        torch.manual_seed(0)
+        return first_layers(CaduceusPS(DNA.vocab, d_model=16, n_layers=3, d_state=4, swap_strands=swap_strands), layer)
+
+    classifier = Network(both, 1e-3).untrained(task(), 0)
     items = rich_or_poor(7, 4)
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)

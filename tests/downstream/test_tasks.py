@@ -7,6 +7,7 @@ import pytest
 from dnadiff.data.regions import Region
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.downstream.protocol import named
 from dnadiff.downstream.table import CsvTask
 from dnadiff.downstream.tasks import RegionWindows, covered_bases, window_starts, word_centres
 from dnadiff.kmers import KmerSet
@@ -162,6 +163,11 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
     rows += [["ACCCTTTTTT", "a", "valid"], ["ACCCTTTTTT", "a", "test"]]
     data = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(DNA)
     assert data.notes["test_sequences_also_in_training"] == 2
+    folds = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split", protocol="kfold").load(DNA)
+    assert folds.notes["test_sequences_also_in_training"] == 0
+    for one in named("kfold", DNA.vocab.pad_id).rounds(folds, 1):
+        learnt, tested = ({min(s, reverse_complement(s)) for s in sequences(i)} for i in (one.data.train, one.data.test))
+        assert tested and not learnt & tested
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dnadiff.downstream.items import Items
 from dnadiff.downstream.results import Prediction
 from dnadiff.downstream.run import compare
 from dnadiff.report import classification, figures
+from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite
 
 
@@ -67,6 +68,11 @@ def test_bars_of_published_numbers_are_told_apart_from_ours():
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
     assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]
     assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
+
+
+def test_long_names_may_break_after_underscores_and_stay_escaped():
+    cells = table(("a", "b"), [("an_<i>", "x_y&z")])
+    assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
 
 
 def test_without_a_study_there_is_no_page(tmp_path):
