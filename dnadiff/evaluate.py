@@ -59,13 +59,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     named = [name for name in result.tokens if result.tokens[name].sum()]
     about = described(data, tiles.length)
     content = {
-        "model": {
-            "checkpoint": str(loaded.path),
-            "backbone": type(denoiser.backbone).__name__,
-            "parameters": sum(p.numel() for p in denoiser.parameters()),
-            "step": loaded.step,
-            "conjoined": config["conjoin"],
-        },
+        "model": described_model(loaded, config["conjoin"]),
         "data": about,
         "part": config["part"],
         "num_draws": result.num_draws,
@@ -89,6 +83,13 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         Scores.of(result, data, tiles).save(scores)
     checkpoint.write_json(output, content)
     return content | {"is_dna": is_dna}
+
+
+def described_model(loaded: Any, conjoined: bool) -> dict[str, Any]:
+    """What the result says of the network."""
+    parameters = sum(p.numel() for p in loaded.denoiser.parameters())
+    backbone = type(loaded.denoiser.backbone).__name__
+    return {"checkpoint": str(loaded.path), "backbone": backbone, "parameters": parameters, "step": loaded.step, "conjoined": conjoined}
 
 
 def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | None:

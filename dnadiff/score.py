@@ -20,7 +20,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     import numpy as np
     import torch
 
-    from dnadiff import checkpoint, likelihood, pieces
+    from dnadiff import checkpoint
     from dnadiff.data.fasta import read_fasta
     from dnadiff.data.files import check_output, replacing
 
@@ -35,32 +35,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     window = commands.check_window(config["window"], loaded)
     records = read_fasta(config["input"])
     ids = [torch.from_numpy(tokenizer.encode(r.sequence)) for r in records]
-    cuts = pieces.cut([len(x) for x in ids], window)
-    emitted = tokenizer.vocab.is_emitted()
-    cuts = [p for p in cuts if emitted[ids[p.record][p.start : p.end].long()].any()]  # nothing is asked where nothing counts
-    parts = [ids[p.record][p.start : p.end] for p in cuts]
-    causal = hasattr(denoiser, "next_log_probs")
-    log.info(f"model: {loaded.path}; {len(records):,} records in {len(parts):,} windows of at most {window} bases")
-
-    order: list[int] = []
-
-    def batches() -> Iterator[likelihood.Batch]:
-        for number, tokens, valid in pieces.batches(parts, batch_size, tokenizer.vocab.pad_id):
-            order.extend(number)
-            yield likelihood.Batch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number))
-
-    bar = Progress(len(parts), "score")
-    settings = {"block_size": 1, "progress": lambda n: bar.update(n, n * window * (1 if causal else num_draws))}
-    nats, variance, counted = np.zeros((3, len(records)))
-    if parts:
-        if causal:
-            result = likelihood.chain_rule(denoiser, batches(), **settings)
-        else:
-            result = likelihood.estimate(denoiser, loaded.process, batches(), num_draws, seed, **settings)
-        record = [cuts[i].record for i in order]
-        for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
-            np.add.at(total, record, values)
-    bar.close()
+    nats, variance, counted = measured(loaded, denoiser, ids, window, batch_size, num_draws, seed)
     with np.errstate(invalid="ignore"):  # a record without a countable base has no likelihood: nan
         per_base, se = nats / counted, np.sqrt(variance) / counted
     with replacing(output, config["overwrite"]) as file:
@@ -78,6 +53,44 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     print(table(rows))
     print(f"files are in {output}")
     return output
+
+
+def measured(
+    loaded: Any, denoiser: Any, ids: Sequence[Any], window: int, batch_size: int, num_draws: int, seed: int
+) -> tuple[Any, Any, Any]:
+    """Nats, their Monte-Carlo variance and the counted bases of each record, three arrays (R,); records are read in windows."""
+    import numpy as np
+    import torch
+
+    from dnadiff import likelihood, pieces
+
+    tokenizer, emitted = loaded.tokenizer, loaded.tokenizer.vocab.is_emitted()
+    cuts = pieces.cut([len(x) for x in ids], window)
+    cuts = [p for p in cuts if emitted[ids[p.record][p.start : p.end].long()].any()]  # nothing is asked where nothing counts
+    parts = [ids[p.record][p.start : p.end] for p in cuts]
+    causal = hasattr(denoiser, "next_log_probs")
+    log.info(f"model: {loaded.path}; {len(ids):,} records in {len(parts):,} windows of at most {window} bases")
+
+    order: list[int] = []
+
+    def batches() -> Iterator[likelihood.Batch]:
+        for number, tokens, valid in pieces.batches(parts, batch_size, tokenizer.vocab.pad_id):
+            order.extend(number)
+            yield likelihood.Batch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number))
+
+    bar = Progress(len(parts), "score")
+    settings = {"block_size": 1, "progress": lambda n: bar.update(n, n * window * (1 if causal else num_draws))}
+    nats, variance, counted = np.zeros((3, len(ids)))
+    if parts:
+        if causal:
+            result = likelihood.chain_rule(denoiser, batches(), **settings)
+        else:
+            result = likelihood.estimate(denoiser, loaded.process, batches(), num_draws, seed, **settings)
+        record = [cuts[i].record for i in order]
+        for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
+            np.add.at(total, record, values)
+    bar.close()
+    return nats, variance, counted
 
 
 def main() -> None:
