@@ -10,7 +10,7 @@ several processes may work in one DIR, each passing over what another has in han
 (promoters overlap). Three rates for each network, chosen on validation with three epochs instead of eight and a seed of its own; three seeds.
 All tasks at hand: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part) and baselines. All but the
 promoters of CNNProm and the samples of a task: full fine-tuning of chr20's network and of an untrained one with one seed, three epochs (two
-of more than 2 M bases) and the rates chosen on the promoters. Where only a part of a task is at hand, it says so beside the published number.
+of more than 1 M bases, one of more than 2.2 M) and the rates chosen on the promoters. Where only a part of a task is at hand, it says so beside the published number.
 """
 
 import copy
@@ -76,7 +76,7 @@ FULL = {
     "network": ["backbone=caduceus", "backbone.d_model=64", "backbone.n_layers=4", "objective=mdlm"],
     "windows": ["data.length=512", "data.batch_size=16"],
     **{"steps": 1464, "rates": (5e-4, 1e-3, 2e-3), "seeds": (1, 2, 3), "probe_seeds": (1, 2, 3, 4, 5), "words": (3, 4, 5, 6)},
-    **{"batch": 32, "epochs": 8, "tuning_epochs": 3, "few": {2_000_000: 3, 1_000_000_000: 2}},
+    **{"batch": 32, "epochs": 8, "tuning_epochs": 3, "few": {1_000_000: 3, 2_200_000: 2, 1_000_000_000: 1}},
 }
 QUICK = {
     "tasks": {MAIN: ("ecoli_coding", None, ("task.max_train=40",)), "uci_splice": ("ecoli_coding", None, ("task.max_train=60",))},

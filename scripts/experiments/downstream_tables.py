@@ -124,7 +124,7 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
     header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
-        "Accuracy on the test items. One seed, three epochs (two of more than 2 M bases; the CNN eight), rates chosen on the promoters: differences are over items alone."
+        "Accuracy on the test items. One seed, three epochs (two of more than 1 M bases, one of more than 2.2 M; the CNN eight), rates chosen on the promoters: differences are over items alone."
     ]
     return "\n\n".join([*text, study.markdown(header, rows), *reasons])
 
