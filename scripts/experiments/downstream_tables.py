@@ -9,6 +9,10 @@ from dnadiff.downstream.items import TaskData
 
 COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
+SPENT = (
+    "Published networks were pretrained on the whole human genome with some 10^10 tokens, these with 1.2 * 10^7: the distance says how much "
+    "less was spent, and not which method is better."
+)
 Compared = tuple[TaskData, Mapping[str, Any]]
 
 
@@ -65,7 +69,7 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapp
         text += [
             study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "first is"], [difference(d) for d in result["differences"]])
         ]
-    text += [why(task, train, test)]
+    text += [f"{why(task, train, test)} {SPENT}"]
     if tried:
         lines = [f"{name}: " + ", ".join(f"{rate} {accuracy:.3f}" for rate, accuracy in of.items()) for name, of in tried.items()]
         text += ["Learning rates tried, with their accuracy on the validation items: " + "; ".join(lines) + "."]
@@ -100,8 +104,8 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
         "with 95 % intervals over items and seeds. MCC and the last column are of chr20.",
         study.markdown([*header, "MCC", "test also in training or validation", "minus published, fine-tuned as a whole"], rows),
         "Published numbers are of whole networks fine-tuned on the complete task, after pretraining on the human genome with some 10^10 tokens; "
-        "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and but "
-        "for the promoters other items are tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
+        "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and "
+        "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
     ]
     return "\n\n".join(lines)
 
@@ -120,13 +124,13 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
         mcc = number(models["fine-tuned, chr20"]["metrics"]["mcc"]["value"]) if "fine-tuned, chr20" in models else ""
         rows.append([task, sizes(data, counts.get(task)), *cells, gain, mcc, "; ".join(far)])
         if far:
-            reasons.append(f"{task}: " + why(task, len(data.train) + len(data.valid), len(data.test)))
+            reasons.append(f"- {task}: " + why(task, len(data.train) + len(data.valid), len(data.test)))
     header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
         "Accuracy on the test items. One seed, three epochs (two of more than 1 M bases, one of more than 2.2 M; the CNN eight), rates chosen on the promoters: differences are over items alone."
     ]
-    return "\n\n".join([*text, study.markdown(header, rows), *reasons])
+    return "\n\n".join([*text, study.markdown(header, rows), "\n".join(reasons), SPENT])
 
 
 def why(task: str, train: int, test: int) -> str:
@@ -135,9 +139,8 @@ def why(task: str, train: int, test: int) -> str:
     if not known:
         return "Nothing is published here for this task."
     return (
-        f"Published numbers rest on {known[0].train:,} training sequences, these on {train:,} ({100 * train / known[0].train:.0f} %), and on the "
-        f"official test set; here {test:,} sequences are scored. The published networks were pretrained on the whole human genome with some "
-        "10^10 tokens, these with 1.2 * 10^7. So the distance says how much less was spent, and not which method is better."
+        f"Published numbers rest on {known[0].train:,} training sequences, these on {train:,} ({100 * train / known[0].train:.0f} %); "
+        f"here {test:,} sequences are scored, there the official test set."
     )
 
 

@@ -16,7 +16,7 @@ import itertools
 from pathlib import Path
 
 from downstream import MAIN, TASKS, Study
-from downstream_tables import Titles, kept_together, number, seeds, signed, why, with_interval
+from downstream_tables import SPENT, Titles, kept_together, number, seeds, signed, why, with_interval
 
 from dnadiff import study
 from dnadiff.commands import quieten
@@ -119,7 +119,7 @@ class Objectives(Study):
         sizes = f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."
         text = ["# What pretraining is worth", f"`{COMMAND}`", f"`{MAIN}`: {sizes}", study.markdown(header, rows)]
         text += [study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "what it says"], said)] if said else []
-        return "\n\n".join([*text, self.tried(), why(MAIN, train, test)])
+        return "\n\n".join([*text, self.tried(), f"{why(MAIN, train, test)} {SPENT}"])
 
     def untrained(self, name: str) -> str:
         """The network of the same kind from scratch."""
@@ -135,8 +135,10 @@ class Objectives(Study):
 
 
 def verdict(difference: dict) -> str:
-    """Preservation, unless the interval excludes 0."""
-    return {"not distinguishable": "preserved: the interval holds 0"}.get(difference["verdict"], f"the first is {difference['verdict']}")
+    """Preservation with what it leaves open, the loss at the interval's lower end; better or worse only where the interval excludes 0."""
+    if difference["low"] <= 0 <= difference["high"]:
+        return f"preserved to within {-difference['low']:.3f}"
+    return f"the first is {difference['verdict']}"
 
 
 def main() -> None:
