@@ -103,7 +103,7 @@ def _everything(name="E. coli", model="fine-tuned"):
 
 
 class _Page(HTMLParser):
-    VOID = frozenset({"meta", "br", "link", "img"})
+    VOID = frozenset({"meta", "br", "link", "img", "wbr"})
 
     def __init__(self, text):
         super().__init__()
