@@ -16,7 +16,7 @@ UNDECIDED = "no interval, so no verdict"
 FEWEST = 5  # blocks from which a spread can be told
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """A ratio with its bootstrap standard error and 95 % interval; NaN where too little is there to tell."""
 
     value: float
@@ -42,7 +42,7 @@ def used_size(num_items: int, block_size: int) -> int:
 
 def ratio(
     numerator: np.ndarray, denominator: np.ndarray, block: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0
-) -> Interval:
+) -> ConfidenceInterval:
     """sum(numerator)/sum(denominator) with its interval, blocks drawn with replacement.
 
     The bootstrap standard error of n blocks is too small by sqrt((n-1)/n), and n is sometimes small: it is scaled up, and
@@ -70,12 +70,12 @@ def ratio(
     top, bottom = top[bottom > 0], bottom[bottom > 0]
     n = len(bottom)
     if n < FEWEST:
-        return Interval(value, float("nan"), float("nan"), float("nan"))
+        return ConfidenceInterval(value, float("nan"), float("nan"), float("nan"))
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
     worlds = (counts @ top) / (counts @ bottom)
     se = float(worlds.std(ddof=1)) * math.sqrt(n / (n - 1))
     half = student_t(n - 1) * se
-    return Interval(value, se, value - half, value + half)
+    return ConfidenceInterval(value, se, value - half, value + half)
 
 
 def student_t(freedom: int) -> float:

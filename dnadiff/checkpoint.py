@@ -7,8 +7,6 @@ A checkpoint is a Lightning file read as a plain dict: weights (averaged where t
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
-from dnadiff import weights
 from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.layout import listing
 from dnadiff.config import PACKAGE, build, locate
 from dnadiff.denoiser import Denoiser
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
-from dnadiff.published import export_published, load_published  # noqa: F401
+from dnadiff.published import tensors
+from dnadiff.published.layout import listing
+from dnadiff.published.model import export_published, load_published  # noqa: F401
 
 PREFIX = "denoiser."
 
@@ -119,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
     """
-    content = weights.read(path)
+    content = tensors.read(path)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
     parts = [content.get("state_dict"), described.get("config"), described.get("tokenizer")] if isinstance(described, dict) else []
     if not parts or not all(isinstance(part, dict) for part in parts):
@@ -178,19 +176,3 @@ def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) 
             "Was it trained with another vocabulary or size?"
         )
     denoiser.load_state_dict(state)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON beside the target, then rename: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def _finite(content: Any) -> Any:
-    """The same with null for NaN and infinities, which JSON does not have."""
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

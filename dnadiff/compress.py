@@ -19,8 +19,10 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     import numpy as np
     import torch
 
-    from dnadiff import checkpoint, coding, dnd, pieces
-    from dnadiff.data.files import check_output, replacing
+    from dnadiff import checkpoint
+    from dnadiff.compression import coding, container
+    from dnadiff.data.files import atomic_write, check_output
+    from dnadiff.data.genome import pieces
 
     output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
     if output.suffix == ".gz":
@@ -33,9 +35,9 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)
     coding.refuse_causal(loaded)
-    text = dnd.read_text(config["input"])
-    layout, letters = dnd.parse(text, config["input"])
-    if dnd.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
+    text = container.read_text(config["input"])
+    layout, letters = container.parse(text, config["input"])
+    if container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(f"{config['input']} cannot be written back byte for byte; rewrap it, with one kind of line ends")
 
     denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
@@ -46,7 +48,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     bar = Progress(len(parts), "compress")
     with coding.threads(threads):
         header = {
-            "format": dnd.FORMAT,
+            "format": container.FORMAT,
             "model": coding.fingerprint(denoiser, loaded.config),
             "machine": coding.machine(denoiser),
             "window": window,
@@ -56,8 +58,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         masked = [emitted[x] for x in parts]
         coding.code(denoiser, loaded.process, parts, masked, encoder, True, **options, progress=lambda n: bar.update(n, n * window))
     bar.close()
-    content = dnd.pack(header, layout, encoder.words())
-    with replacing(output, config["overwrite"]) as file:
+    content = container.pack(header, layout, encoder.words())
+    with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
     bases = sum(int(emitted[x].sum()) for x in ids)
     sizes = {

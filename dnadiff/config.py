@@ -10,11 +10,69 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
+Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
+Json = Any  # a value that JSON can hold
+
+
+# Where classes that a configuration may name were before: runs and checkpoints of earlier versions keep loading. Keys are modules or classes.
+MOVED = {
+    "dnadiff.callbacks": "dnadiff.training.callbacks",
+    "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
+    "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
+    "dnadiff.data.hub": "dnadiff.data.text.hub",
+    "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
+    "dnadiff.data.short": "dnadiff.data.genome.short_sequences",
+    "dnadiff.data.subword": "dnadiff.data.text.subword",
+    "dnadiff.data.text": "dnadiff.data.text.datamodule",
+    "dnadiff.objective.masking.Coins": "dnadiff.objective.masking.Bernoulli",
+    "dnadiff.objective.masking.Steps": "dnadiff.objective.masking.DiscreteTime",
+    "dnadiff.objective.masking.WeighedSteps": "dnadiff.objective.masking.ImportanceDiscreteTime",
+    "dnadiff.optim": "dnadiff.training.optim",
+    "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
+    "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
+}
+# Choices of the command line that have a new name; the old ones are accepted with a warning until version 0.3.
+RENAMED_CHOICES = {
+    "objective/masking=coins": "objective/masking=bernoulli",
+    "objective/masking=steps": "objective/masking=discrete_time",
+    "sampler=drawn_token": "sampler=low_confidence",
+}
+
+
+def current_name(target: str) -> str:
+    """The dotted path that a class has now, from one that it had in an earlier version."""
+    module, _, name = target.rpartition(".")
+    return MOVED.get(target) or f"{MOVED.get(module, module)}.{name}"
+
+
+def with_current_choices(overrides: Sequence[str]) -> list[str]:
+    """The overrides with choices that were renamed under their new names, each with a warning."""
+    current = []
+    for override in overrides:
+        bare = override.lstrip("+")
+        if new := RENAMED_CHOICES.get(bare):
+            logging.getLogger("dnadiff").warning(f"{bare} is now called {new}; the old name will stop working in version 0.3")
+            override = override.removesuffix(bare) + new
+        current.append(override)
+    return current
+
+
+def with_current_names(config: Any) -> Any:
+    """A nested config in which every `_target_` has the name that it has now."""
+    if isinstance(config, Mapping):
+        return {
+            key: current_name(value) if key == "_target_" and isinstance(value, str) else with_current_names(value)
+            for key, value in config.items()
+        }
+    if isinstance(config, (list, tuple)):
+        return [with_current_names(value) for value in config]
+    return config
 
 
 def config_dir() -> Path:
@@ -39,7 +97,7 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True) -
     from omegaconf import OmegaConf
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = hydra_compose(command, overrides=list(overrides))
+        config = hydra_compose(command, overrides=with_current_choices(overrides))
         return OmegaConf.to_container(config, resolve=resolve)
 
 
@@ -58,6 +116,7 @@ def locate(target: Any, trust: Sequence[str] | None) -> Any:
     """
     if not isinstance(target, str) or "." not in target:
         raise ValueError(f"_target_ {target!r} is not a dotted path to a class")
+    target = current_name(target)
     root = target.partition(".")[0]
     if trust is not None and root not in trust:
         raise ValueError(

@@ -15,17 +15,17 @@ COLUMNS = ("name", "length", "longest_match", "seen_24mers")
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Search and return the summary."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output, replacing, resolve
-    from dnadiff.report import copies
+    from dnadiff.data.files import atomic_write, check_output, resolve
+    from dnadiff.metrics import memorization
 
     output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
     resolve(config["input"])  # is there, before the training part is read
-    data = copies.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
-    found = copies.of_file(config["input"], copies.indexed(data))
-    with replacing(output, config["overwrite"]) as file:
+    data = memorization.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
+    found = memorization.of_file(config["input"], memorization.indexed(data))
+    with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())
         file.writelines(f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found)
-    content = copies.summary(found)
+    content = memorization.summary(found)
     rows = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),

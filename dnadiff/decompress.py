@@ -27,13 +27,17 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     import numpy as np
     import torch
 
-    from dnadiff import checkpoint, coding, dnd, pieces
-    from dnadiff.data.files import check_output, replacing
+    from dnadiff import checkpoint
+    from dnadiff.compression import coding, container
+    from dnadiff.data.files import atomic_write, check_output
+    from dnadiff.data.genome import pieces
 
     output = check_output(config["output"] or run_dir / Path(config["input"]).name.removesuffix(".dnd"), config["overwrite"])
-    header, layout, words = dnd.unpack(config["input"])
-    if header["format"] != dnd.FORMAT:
-        raise ValueError(f"{config['input']} has format {header['format']}, this version reads {dnd.FORMAT}; use the dnadiff that wrote it")
+    header, layout, words = container.unpack(config["input"])
+    if header["format"] != container.FORMAT:
+        raise ValueError(
+            f"{config['input']} has format {header['format']}, this version reads {container.FORMAT}; use the dnadiff that wrote it"
+        )
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     coding.refuse_causal(loaded)
@@ -42,7 +46,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
         refuse_mismatch(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
-    known = dnd.skeletons(layout)
+    known = container.skeletons(layout)
     ids = [
         torch.from_numpy(tokenizer.encode(np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes()).astype(np.int64)) for row in known
     ]
@@ -59,10 +63,10 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
-    text = dnd.restore(layout, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
+    text = container.restore(layout, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
     if hashlib.blake2b(text, digest_size=16).hexdigest() != header["text"]:
         raise ValueError(f"{config['input']}: what was decoded is not what was compressed: {coding.OTHER_PROBABILITIES}")
-    with replacing(output, config["overwrite"]) as file:
+    with atomic_write(output, config["overwrite"]) as file:
         file.write(text)
     print(f"files are in {output}")
     return output

@@ -86,11 +86,11 @@ class Denoiser(nn.Module):
         return features if positions is None else features[positions]
 
     @property
-    def wide(self) -> bool:
-        """Whether losses should ask for `sums`: the vocabulary is large, and the head one matrix."""
-        return _wide(self.backbone)
+    def fused_head(self) -> bool:
+        """Whether losses should ask for `log_sum_and_logits`: the vocabulary is large, and the head one matrix."""
+        return _fused_head(self.backbone)
 
-    def sums(
+    def log_sum_and_logits(
         self,
         ids: Tensor,
         banned: Sequence[int],
@@ -104,7 +104,7 @@ class Denoiser(nn.Module):
 
         No logits are held (`dnadiff.kernels.linear_log_sum`); all that objectives need follows: -log p(x0) is the difference of the two.
         """
-        return _sums(self.backbone, self._features(xt, t, cond, positions, valid), ids, banned)
+        return _log_sum_and_logits(self.backbone, self._features(xt, t, cond, positions, valid), ids, banned)
 
     def log_probs(
         self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
@@ -230,11 +230,11 @@ class CausalDenoiser(nn.Module):
         return self.backbone.features(torch.cat([start, x[:, :-1]], 1).long(), None, cond, valid)
 
     @property
-    def wide(self) -> bool:
-        """See `Denoiser.wide`."""
-        return _wide(self.backbone)
+    def fused_head(self) -> bool:
+        """See `Denoiser.fused_head`."""
+        return _fused_head(self.backbone)
 
-    def sums(
+    def log_sum_and_logits(
         self,
         ids: Tensor,
         banned: Sequence[int],
@@ -243,9 +243,9 @@ class CausalDenoiser(nn.Module):
         positions: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Denoiser.sums`, of the logits behind `next_log_probs`."""
+        """See `Denoiser.log_sum_and_logits`, of the logits behind `next_log_probs`."""
         features = self._read(x, cond, valid)
-        return _sums(self.backbone, features if positions is None else features[positions], ids, banned)
+        return _log_sum_and_logits(self.backbone, features if positions is None else features[positions], ids, banned)
 
     def step(self, token: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
         """One token further: the law of the next token, as `next_log_probs` has it, without reading the earlier ones again.
@@ -286,9 +286,9 @@ def nll(
     What losses and likelihoods ask of anything that has `log_probs`; a `Denoiser` over a large vocabulary holds no (M, V) for it.
     """
     target = x0[positions].long()[:, None]
-    if not getattr(denoiser, "wide", False):
+    if not getattr(denoiser, "fused_head", False):
         return -denoiser.log_probs(xt, t, cond, positions, valid).gather(-1, target)[:, 0]
-    log_sum, at = denoiser.sums(target, denoiser.vocab.never_emitted, xt, t, cond, positions, valid)
+    log_sum, at = denoiser.log_sum_and_logits(target, denoiser.vocab.never_emitted, xt, t, cond, positions, valid)
     return log_sum - at[:, 0]
 
 
@@ -298,17 +298,17 @@ def next_nll(
     """-log p of the tokens at the chosen positions given those before each, `(M,)`; all of them for None. As `nll`, for causal models."""
     positions = torch.ones_like(x, dtype=torch.bool) if positions is None else positions
     target = x[positions].long()[:, None]
-    if not getattr(denoiser, "wide", False):
+    if not getattr(denoiser, "fused_head", False):
         return -denoiser.next_log_probs(x, cond, positions, valid).gather(-1, target)[:, 0]
-    log_sum, at = denoiser.sums(target, denoiser.vocab.never_emitted, x, cond, positions, valid)
+    log_sum, at = denoiser.log_sum_and_logits(target, denoiser.vocab.never_emitted, x, cond, positions, valid)
     return log_sum - at[:, 0]
 
 
-def _wide(backbone: Backbone) -> bool:
+def _fused_head(backbone: Backbone) -> bool:
     return backbone.vocab.size >= LARGE and backbone.head_matrix() is not None
 
 
-def _sums(backbone: Backbone, features: Tensor, ids: Tensor, banned: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _log_sum_and_logits(backbone: Backbone, features: Tensor, ids: Tensor, banned: Sequence[int]) -> tuple[Tensor, Tensor]:
     weight, bias = backbone.head_matrix()
     size = backbone.vocab.size
     return linear_log_sum(features, weight[:size], None if bias is None else bias[:size], ids, banned)

@@ -27,9 +27,9 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """Evaluate, write the JSON file and return its contents."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
-    from dnadiff.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
+    from dnadiff.data.files import check_output, write_json
     from dnadiff.likelihood import Conjoined, both_strands, check_one_draw
+    from dnadiff.likelihood.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
@@ -81,7 +81,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     if scores is not None:
         scores.parent.mkdir(parents=True, exist_ok=True)
         Scores.of(result, data, tiles).save(scores)
-    checkpoint.write_json(output, content)
+    write_json(output, content)
     return content | {"is_dna": is_dna}
 
 
@@ -100,7 +100,7 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
         own: the same data where they are evaluated anyway.
         trust: further packages whose classes its configuration may name.
     """
-    from dnadiff.held_out import MOST_WORDS, offline
+    from dnadiff.likelihood.held_out import MOST_WORDS, offline
 
     data = own
     if data is None:
@@ -262,12 +262,12 @@ def dependence(tiles: Any, block_size: int) -> str | None:
 
 def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
     """h(n) and the code length of K network calls."""
-    from dnadiff import cost_curve
+    from dnadiff.likelihood import curve as code_curve
 
     curve, bit = result.curve(), math.log(2)
     return {
         "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
-        "code_length": cost_curve.table(cost_curve.Samples.of(result, start), length),
+        "code_length": code_curve.table(code_curve.CurveSamples.of(result, start), length),
     }
 
 

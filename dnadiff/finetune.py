@@ -26,8 +26,8 @@ PROBE, RANDOM_PROBE, NEIGHBOURS = "frozen + logistic regression", "untrained, fr
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output, replacing
-    from dnadiff.downstream import seen, suite
+    from dnadiff.data.files import atomic_write, check_output, write_json
+    from dnadiff.downstream import pretraining_overlap, suite
     from dnadiff.report.suite import write_suite
 
     check_settings(config)
@@ -41,7 +41,9 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, kept = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.present(several)
-    words = seen.pretraining_words(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
+    words = (
+        pretraining_overlap.pretraining_words(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
+    )
     found, left_out = {}, {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
         try:
@@ -56,10 +58,10 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
-    with replacing(run_dir / "finetune.yaml", overwrite=True) as file:
+    with atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(output, result)
+    write_json(output, result)
     write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {' '.join(overrides)}"])
     show(studies, several is not None)
     for name, why in left_out.items():
@@ -140,13 +142,13 @@ def study_of(
 ) -> dict[str, Any]:
     """Every model on one task; what is finished is kept in `folder`. With the `words` of the pretraining also what holds them apart."""
     from dnadiff import __version__
-    from dnadiff.downstream import seen
+    from dnadiff.downstream import pretraining_overlap
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.run import runs_of, study
 
     models = contenders(config, loaded, how)
     announce(data)
-    subsets = None if words is None else seen.subsets(how.tested(data), words, loaded.tokenizer)
+    subsets = None if words is None else pretraining_overlap.subsets(how.tested(data), words, loaded.tokenizer)
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
     kept = ResultsFolder(folder, provenance, __version__)
@@ -189,8 +191,8 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
     from dnadiff.downstream.classifier import first_layers
+    from dnadiff.downstream.finetuning import Trained
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbours
-    from dnadiff.downstream.trained import Trained
     from dnadiff.draws import hash64
 
     def trained(seed: int) -> Any:
@@ -228,8 +230,8 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
 def networks(config: Mapping[str, Any], how: Any, backbone: Any, rates: Sequence[float], about: Mapping[str, Any]) -> Any:
     """A network trained as a whole; with several rates or batch sizes, those that validation chooses."""
+    from dnadiff.downstream.finetuning import Network
     from dnadiff.downstream.grid import Grid
-    from dnadiff.downstream.trained import Network
 
     alike = {
         "epochs": config["epochs"] or how.epochs,

@@ -40,8 +40,7 @@ def pack(data: Any, config: Mapping[str, Any]) -> list[str]:
 
 def describe(data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Lengths and composition of each record, and the windows of each part."""
-    from dnadiff.checkpoint import write_json
-    from dnadiff.data.files import check_output
+    from dnadiff.data.files import check_output, write_json
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
@@ -89,7 +88,7 @@ def check_files(data: Any, lengths: Mapping[str, int]) -> None:
     Raises:
         ValueError: naming file and line.
     """
-    from dnadiff.data.regions import read_bed
+    from dnadiff.data.genome.regions import read_bed
 
     if getattr(data.split, "bed", None):
         data.split(list(lengths), list(lengths.values()))
@@ -115,9 +114,9 @@ def windows(data: Any) -> dict[str, Any]:
 
 def extract(data: Any, config: Mapping[str, Any]) -> int:
     """Write the sequences of regions to FASTA, strand respected, soft-masking in lower case."""
-    from dnadiff.data.fasta import write_fasta
     from dnadiff.data.files import check_output
-    from dnadiff.data.regions import read_regions
+    from dnadiff.data.genome.fasta import write_fasta
+    from dnadiff.data.genome.regions import read_regions
 
     for key, example in (("regions", "regions=my.bed"), ("output", "output=regions.fa")):
         if config[key] is None:
@@ -132,7 +131,7 @@ def extract(data: Any, config: Mapping[str, Any]) -> int:
 
 def records(genome: Any, regions: Sequence[Any]) -> Iterator[Any]:
     """A FASTA record for each region, called `chrom:first-last(strand)`, counted from 1."""
-    from dnadiff.data.fasta import Record
+    from dnadiff.data.genome.fasta import Record
 
     seen: dict[str, int] = {}
     for region in regions:

@@ -18,13 +18,12 @@ log = logging.getLogger("dnadiff")
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Judge and return the contents of the JSON file."""
-    from dnadiff import checkpoint
-    from dnadiff.data.fasta import read_fasta
-    from dnadiff.data.files import check_output
+    from dnadiff.data.files import check_output, write_json
+    from dnadiff.data.genome.fasta import read_fasta
+    from dnadiff.metrics.composition import as_bases
+    from dnadiff.metrics.memorization import TrainingSequence
+    from dnadiff.metrics.sample_quality import Judge
     from dnadiff.report import figures
-    from dnadiff.report.composition import as_bases
-    from dnadiff.report.copies import Training
-    from dnadiff.report.judgement import Judge
     from dnadiff.report.panels import mutual_information, word_distances
 
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
@@ -42,7 +41,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     training = training_text(data) if data is not None else None
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     stranded = bool(getattr(data, "stranded", False)) if config["stranded"] is None else bool(config["stranded"])
-    judgement = Judge(samples, real, None if training is None else Training(training), not stranded, order, num_splits, seed)()
+    judgement = Judge(samples, real, None if training is None else TrainingSequence(training), not stranded, order, num_splits, seed)()
     about = {
         "samples": {"path": str(config["samples"]), "number": len(samples)},
         "real": {"source": source, "number": len(real), **({} if data is None else {"data": data.describe()})},
@@ -50,7 +49,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     }
     content = about | judgement.content()
     output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(output, content)
+    write_json(output, content)
     picture = figures.save(
         figures.overview([(word_distances, (judgement,)), (mutual_information, (judgement,))]), output.with_suffix(".png")
     )
@@ -80,7 +79,7 @@ def held_out_data(config: dict[str, Any]) -> Any:
         ValueError: if it is no model of DNA.
     """
     from dnadiff import checkpoint
-    from dnadiff.held_out import offline
+    from dnadiff.likelihood.held_out import offline
 
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     if loaded.tokenizer.vocab.complement is None:
@@ -125,7 +124,7 @@ def cut(records: Sequence[Any], length: int) -> list[Any]:
 
 def training_text(data: Any) -> list[Any] | None:
     """The training part as bases; None with a message where it is too large to be searched."""
-    from dnadiff.held_out import MOST_WORDS
+    from dnadiff.likelihood.held_out import MOST_WORDS
 
     tokens = sum(i.end - i.start for i in data.intervals["train"])
     if tokens > MOST_WORDS // 4:

@@ -24,9 +24,9 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     import torch
 
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
+    from dnadiff.data.files import check_output, write_json
+    from dnadiff.metrics.text_quality import by_position, describe, token_nats
     from dnadiff.model import Model
-    from dnadiff.report.prose import by_position, describe, token_nats
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
     config |= {
@@ -65,14 +65,14 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         starts = stretches(config, model, drawn.shape[1])
         content["by_position"] = by_position(drawn, starts, config["words"], np.stack(nats) if same else None)
     output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(output, content)
+    write_json(output, content)
     show(content)
     print(f"files are in {output}")
     return content
 
 
 @dataclass(frozen=True)
-class Judge:
+class JudgeModel:
     """A causal model of text.
 
     Attributes:
@@ -92,34 +92,35 @@ class Judge:
     data: Mapping[str, Any] | None = None
 
 
-def load_judge(source: str, trust: Sequence[str], device: str) -> Judge:
+def load_judge(source: str, trust: Sequence[str], device: str) -> JudgeModel:
     """A run of objective=ar, or a folder with GPT-2 and its tokenizer.
 
     Raises:
         ValueError: if it is no causal model of text.
     """
-    from dnadiff import checkpoint, published
+    from dnadiff import checkpoint
+    from dnadiff.published import model
 
     folder = Path(source)
-    if (folder / published.CONFIG).is_file():
-        from dnadiff.data.pretrained import Pretrained
+    if (folder / model.CONFIG).is_file():
+        from dnadiff.data.text.pretrained import Pretrained
 
         tokenizer = Pretrained(str(folder)).load()
-        denoiser = published.load_gpt2(folder, tokenizer.vocab).to(device)
-        return Judge(denoiser, tokenizer, denoiser.backbone.max_length, folder)
+        denoiser = model.load_gpt2(folder, tokenizer.vocab).to(device)
+        return JudgeModel(denoiser, tokenizer, denoiser.backbone.max_length, folder)
     loaded = checkpoint.load(source, trust)
     if not loaded.denoiser.causal or loaded.tokenizer.vocab.complement is not None:
         raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
     data = loaded.config["data"]
-    return Judge(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
+    return JudgeModel(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
 
 
 def draw(config: dict[str, Any], model: Any) -> Any:
     """Samples of the model: (S, L) ids."""
     import numpy as np
 
-    from dnadiff.request import Free
-    from dnadiff.requested import settled
+    from dnadiff.design.options import settled
+    from dnadiff.design.request import Free
     from dnadiff.sample import check_settings
 
     if model.tokenizer.vocab.complement is not None:
@@ -199,7 +200,7 @@ def real_texts(judge: Any, config: Mapping[str, Any], lengths: Sequence[int]) ->
     """As many held-out texts of the judge's data, of the samples' median length; none, with a message, where they cannot be had."""
     import numpy as np
 
-    from dnadiff.held_out import offline
+    from dnadiff.likelihood.held_out import offline
 
     if judge.data is None:
         return []

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff import checkpoint, likelihood, tilt
+from dnadiff import checkpoint, likelihood
 from dnadiff.denoiser import Guided
+from dnadiff.design import gc_tilt
+from dnadiff.design.generate import Design, Filler
+from dnadiff.design.request import Request, Templates, check_request, from_text, opened, window_around
 from dnadiff.draws import hash64
-from dnadiff.filling import Design, Filler
-from dnadiff.request import Request, Templates, check_request, from_text, opened, window_around
-from dnadiff.sampler.ar import AR
+from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.grouped import Grouped
-from dnadiff.stored import StoredCurve
 
 
 class Model:
@@ -72,7 +73,7 @@ class Model:
             template: what each holds, in IUPAC letters for DNA (`ACGTNNNRY`), with `[MASK]` for text; it says the length.
             motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top.
             prompt: what each begins with.
-            gc: mean share of G and C; see `dnadiff.tilt`.
+            gc: mean share of G and C; see `dnadiff.design.gc_tilt`.
             num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the four above is given and the
                 network takes the whole sequence at once, else 0.
 
@@ -178,7 +179,7 @@ class Model:
                 "this network takes; set num_draws=0"
             )
         if gc is not None:
-            filler = filler.tilted(tilt.fit(filler, request, tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
+            filler = filler.tilted(gc_tilt.fit(filler, request, gc_tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
         designs, done, none = [], 0, None if filler.weighs(request) is None else 0.0
         for batch in filler.batches(request, seed, batch_size):
             numbers = range(done, done + len(batch.targets))
@@ -217,7 +218,7 @@ class Model:
 
     def default_sampler(self, length: int) -> Sampler:
         """Random groups, or left to right for an autoregressive model."""
-        return AR() if getattr(self.denoiser, "causal", False) else Grouped(**self.stored.groups(length))
+        return Autoregressive() if getattr(self.denoiser, "causal", False) else Grouped(**self.stored.groups(length))
 
     def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:
         """The denoiser, guided if asked, and the labels `(1, C)` that it is to be told.
@@ -270,7 +271,7 @@ class Model:
                 continue
             # Noise belongs to the sequence itself, so that its number does not depend on what else is asked in the same call.
             rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
-            batch = likelihood.Batch(ids, {"all": counted}, rows=rows)
+            batch = likelihood.WindowBatch(ids, {"all": counted}, rows=rows)
             estimate = likelihood.estimate(self.denoiser, self.process, [batch], num_draws, seed, 1)
             tokens = estimate.tokens["all"]
             result[chosen] = np.where(tokens > 0, estimate.per_sequence() / np.maximum(tokens, 1), np.nan)

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands, requested
+from dnadiff import commands
 from dnadiff.config import build
+from dnadiff.design import options
 from dnadiff.progress import Progress, duration, table
 
 FASTA = (".fa", ".fasta", ".fna")
@@ -20,9 +21,9 @@ log = logging.getLogger("dnadiff")
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff.data.stream import Stream, beside, discard
+    from dnadiff.design.output import ResumableOutput, beside, discard
+    from dnadiff.design.provenance import is_complete
     from dnadiff.model import load
-    from dnadiff.provenance import is_complete
 
     check_numbers(config)
     check_settings(config["sampler"])
@@ -33,18 +34,18 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true goes on with a file: give output=, the one that was begun")
     model.conditioned(config["label"], config["guidance"])
-    request = requested.request(config, model)
+    request = options.request(config, model)
     low, high = request.lengths
-    settings = requested.settled(config["sampler"], model, high, low)
+    settings = options.settled(config["sampler"], model, high, low)
     filler = model.filler(build(settings, trust=None), request, config["label"], config["guidance"])
     if config["gc"] is not None:
-        from dnadiff import tilt
+        from dnadiff.design import gc_tilt
 
-        config["gc"] = tilt.check(config["gc"], request, model.tokenizer)
+        config["gc"] = gc_tilt.check(config["gc"], request, model.tokenizer)
         filler = filler.tilted(1.0)  # how much is calibrated when everything else is known to be possible
-    weighed = requested.check_weights(config, filler, request, is_dna)
-    training = requested.training(config, model)
-    kept = requested.depends_on(config, model, request, settings)
+    weighed = options.check_weights(config, filler, request, is_dna)
+    training = options.training(config, model)
+    kept = options.depends_on(config, model, request, settings)
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that ended while it was tidying up
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
@@ -52,7 +53,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
         return output
     if config["resume"] and not beside(output, "journal").is_file():
         log.info(f"{output}: there is nothing to go on with; a new file begins")
-    stream = Stream(output, kept, config["resume"], config["overwrite"])
+    stream = ResumableOutput(output, kept, config["resume"], config["overwrite"])
     fill(config, model, request, filler, stream, weighed)
     finish(config, model, request, filler.sampler, stream, training)
     return output
@@ -122,10 +123,10 @@ def fill(config: Mapping[str, Any], model: Any, request: Any, filler: Any, strea
 
 def tilted(config: Mapping[str, Any], request: Any, filler: Any, totals: dict[str, Any]) -> Any:
     """The filler with the tilt for the GC that is asked for, calibrated now or when the file was begun."""
-    from dnadiff import tilt
+    from dnadiff.design import gc_tilt
 
     if totals["tilt"] is None:
-        found = tilt.fit(filler, request, config["gc"], config["seed"], config["batch_size"])
+        found = gc_tilt.fit(filler, request, config["gc"], config["seed"], config["batch_size"])
         totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
         log.info(f"gc: the pilot comes to {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
     return filler.tilted(totals["tilt"]["log_odds"])
@@ -133,7 +134,7 @@ def tilted(config: Mapping[str, Any], request: Any, filler: Any, totals: dict[st
 
 def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> Any:
     """What turns a batch into the bytes of its records, by the name of the file."""
-    from dnadiff.data.fasta import as_bytes, synthetic_record
+    from dnadiff.data.genome.fasta import as_bytes, synthetic_record
 
     name = output.name.removesuffix(".gz")
 
@@ -156,8 +157,8 @@ def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> 
 
 def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, stream: Any, training: Any) -> None:
     """Resample if asked, give the file its name, and write the JSON beside it; then the closing table."""
-    from dnadiff import provenance
-    from dnadiff.data.stream import discard
+    from dnadiff.design import provenance
+    from dnadiff.design.output import discard
 
     output, totals = stream.output, stream.notes
     written, weighed = len(request), {}
@@ -172,8 +173,8 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, st
         weighed["weights"] |= {"resampled": config["num_samples"]}
     else:
         stream.finish()
-    tilt = {} if config["gc"] is None else {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}}
-    copies = {} if training is None else memorised(output, training)
+    gc_tilt = {} if config["gc"] is None else {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}}
+    memorization = {} if training is None else memorised(output, training)
     content = {
         "records": written,
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
@@ -185,9 +186,9 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, st
         "seconds": round(totals["seconds"], 3),
         "sessions": totals["sessions"],
         "seed": config["seed"],
-        **tilt,
+        **gc_tilt,
         **weighed,
-        **copies,
+        **memorization,
         "inputs": {key: config[key] for key in ("template", "motif", "prompt", "infill", "genome", "label") if config[key] is not None},
         "settings": stream.settings,
     }
@@ -199,9 +200,9 @@ def finish(config: Mapping[str, Any], model: Any, request: Any, sampler: Any, st
 
 def memorised(output: Path, training: Any) -> dict[str, Any]:
     """The longest exact match of each record with the training part, either strand."""
-    from dnadiff.report import copies
+    from dnadiff.metrics import memorization
 
-    return {"copies": copies.summary(copies.of_file(output, copies.indexed(training)))}
+    return {"copies": memorization.summary(memorization.of_file(output, memorization.indexed(training)))}
 
 
 def show(config: Mapping[str, Any], content: Mapping[str, Any], made: int) -> None:

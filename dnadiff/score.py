@@ -21,8 +21,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     import torch
 
     from dnadiff import checkpoint
-    from dnadiff.data.fasta import read_fasta
-    from dnadiff.data.files import check_output, replacing
+    from dnadiff.data.files import atomic_write, check_output
+    from dnadiff.data.genome.fasta import read_fasta
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"])
     batch_size, num_draws, seed = (
@@ -38,7 +38,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     nats, variance, counted = measured(loaded, denoiser, ids, window, batch_size, num_draws, seed)
     with np.errstate(invalid="ignore"):  # a record without a countable base has no likelihood: nan
         per_base, se = nats / counted, np.sqrt(variance) / counted
-    with replacing(output, config["overwrite"]) as file:
+    with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())
         for i, r in enumerate(records):
             numbers = (per_base[i], per_base[i] / math.log(2), se[i], nats[i] / math.log(2))
@@ -62,7 +62,8 @@ def measured(
     import numpy as np
     import torch
 
-    from dnadiff import likelihood, pieces
+    from dnadiff import likelihood
+    from dnadiff.data.genome import pieces
 
     tokenizer, emitted = loaded.tokenizer, loaded.tokenizer.vocab.is_emitted()
     cuts = pieces.cut([len(x) for x in ids], window)
@@ -73,10 +74,10 @@ def measured(
 
     order: list[int] = []
 
-    def batches() -> Iterator[likelihood.Batch]:
+    def batches() -> Iterator[likelihood.WindowBatch]:
         for number, tokens, valid in pieces.batches(parts, batch_size, tokenizer.vocab.pad_id):
             order.extend(number)
-            yield likelihood.Batch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number))
+            yield likelihood.WindowBatch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number))
 
     bar = Progress(len(parts), "score")
     settings = {"block_size": 1, "progress": lambda n: bar.update(n, n * window * (1 if causal else num_draws))}

@@ -14,8 +14,8 @@ import yaml
 
 from dnadiff import commands
 from dnadiff.config import build
-from dnadiff.earlier import adopt, clear, holds_run, reached, resumable, start_weights
 from dnadiff.progress import duration, table
+from dnadiff.training.resume import adopt, clear, holds_run, reached, resumable, start_weights
 
 PRECISIONS = ("highest", "high", "medium")
 NARROW = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -28,6 +28,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     Whatever can be refused is refused before the run folder is made or cleared.
     """
     from dnadiff import checkpoint
+    from dnadiff.data.files import write_json
 
     config["seed"] = commands.whole("seed", config["seed"], 0)
     config["data"] = {key: anchored(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
@@ -66,7 +67,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         if start_from is None:
             clear(run_dir)
         (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
-        checkpoint.write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+        write_json(run_dir / "tokenizer.json", data.tokenizer.config())
         about = data.describe()
         log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
         log.info(f"network: {type(module.denoiser.backbone).__name__}, {parameters:,} parameters; run folder {run_dir}")
@@ -106,9 +107,9 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     """The Trainer and the LightningModule of a configuration."""
     import torch
 
-    from dnadiff.callbacks import AtomicCheckpoints
     from dnadiff.checkpoint import build_denoiser, build_objective
-    from dnadiff.training import Training
+    from dnadiff.training.callbacks import AtomicCheckpoints
+    from dnadiff.training.module import DiffusionModule
 
     if config["matmul_precision"] not in PRECISIONS:
         raise ValueError(f"matmul_precision {config['matmul_precision']!r} is not known; choose one of {', '.join(PRECISIONS)}")
@@ -120,7 +121,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     torch.manual_seed(config["seed"])
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
     about = data.describe()
-    module = Training(
+    module = DiffusionModule(
         denoiser,
         build_objective(config, process, trust=None),
         build(config["optimizer"], trust=None),
@@ -197,7 +198,7 @@ def fit(trainer: Any, module: Any, data: Any, start_from: Path | None, step: int
 
 def finish(trainer: Any, module: Any, config: Mapping[str, Any], run_dir: Path, parameters: int) -> dict[str, Any]:
     """Write metrics.json if the run is complete, and print the closing table."""
-    from dnadiff.checkpoint import write_json
+    from dnadiff.data.files import write_json
 
     rows = trainer.logger.rows()
     seconds = trainer.logger.seconds

@@ -21,7 +21,7 @@ log = logging.getLogger("dnadiff")
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol and kind of tokens."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
+    from dnadiff.data.files import check_output, write_json
     from dnadiff.evaluate import evaluated
 
     output = check_output(config["output"] or run_dir / "zero_shot.json", config["overwrite"])
@@ -45,7 +45,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> list
             if content["data"]["name"] == loaded.config["data"].get("name"):
                 log.warning(f"{name}: the model was trained on data of this name, so this is not zero-shot")
     output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(output, {"checkpoint": str(loaded.path), "step": loaded.step, "layouts": layouts, "rows": rows})
+    write_json(output, {"checkpoint": str(loaded.path), "step": loaded.step, "layouts": layouts, "rows": rows})
     show(rows, layouts)
     print(f"files are in {output}")
     return rows

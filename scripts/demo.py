@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from dnadiff.data.datamodule import GenomeDataModule
-from dnadiff.data.fasta import read_fasta
+from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.splits import FractionSplit
 from dnadiff.progress import duration, table
 from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report

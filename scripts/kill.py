@@ -25,7 +25,7 @@ import torch
 from dnadiff.commands import quieten
 from dnadiff.config import compose
 from dnadiff.train import run
-from dnadiff.training import Training
+from dnadiff.training.module import DiffusionModule
 
 SMALL = [
     *("data=ecoli", "data.length=64", "data.batch_size=4", "data.max_valid_windows=4", "data.epoch_size=40"),
@@ -44,14 +44,14 @@ def train(folder: Path, arguments: list[str], step: int | None = None, delay: fl
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 1
     try:
-        original = Training.training_step
+        original = DiffusionModule.training_step
 
-        def counted(module: Training, *batch: object) -> torch.Tensor:
+        def counted(module: DiffusionModule, *batch: object) -> torch.Tensor:
             if module.global_step == step:
                 threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return original(module, *batch)
 
-        Training.training_step = counted
+        DiffusionModule.training_step = counted
         overrides = [*SMALL, *arguments, *how]
         with (folder.parent / f"{folder.name}.log").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             quieten()

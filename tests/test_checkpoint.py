@@ -8,6 +8,7 @@ import torch
 import dnadiff
 from dnadiff import checkpoint
 from dnadiff.config import build
+from dnadiff.data.files import write_json
 
 
 class Hostile:
@@ -73,7 +74,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
     [
         {"_target_": "dnadiff.kernels.build._run", "command": ["touch", "pwned"]},
         {"_target_": "dnadiff.checkpoint.load", "checkpoint": "other.ckpt", "trust": ["subprocess"]},
-        {"_target_": "dnadiff.data.fasta.write_fasta", "path": "pwned", "records": [["a", "b", b"ACGT"]], "overwrite": True},
+        {"_target_": "dnadiff.data.genome.fasta.write_fasta", "path": "pwned", "records": [["a", "b", b"ACGT"]], "overwrite": True},
         {"_target_": "dnadiff.config.build", "config": {"_target_": "os.system", "command": "touch pwned"}, "trust": None},
         {"_target_": "dnadiff.commands.run", "name": "train", "function": None},
     ],
@@ -116,7 +117,7 @@ def test_text_files_are_told_from_damaged_ones(trained, tmp_path):
 
 
 def test_json_never_holds_nan(tmp_path):
-    checkpoint.write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": float("inf")})
+    write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": float("inf")})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, 1.0], "b": None}
 
 

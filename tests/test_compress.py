@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff import checkpoint, code_length, coding, dnd, likelihood
+from dnadiff import checkpoint, likelihood
 from dnadiff.backbone.mamba import Mamba
+from dnadiff.compression import coding, container
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.decompress import REMEDY
 from dnadiff.denoiser import CausalDenoiser
+from dnadiff.likelihood import code_length
 
 pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
 
@@ -61,7 +63,7 @@ def test_the_file_says_how_many_threads(cli, trained, small, tmp_path):
     (tmp_path / "x.fa").write_text(PLAIN)
     before = torch.get_num_threads()
     assert cli("compress", *small[:-1], "threads=2", "input=x.fa", "output=x.dnd")[0] == 0
-    assert dnd.unpack(tmp_path / "x.dnd")[0]["machine"]["threads"] == 2
+    assert container.unpack(tmp_path / "x.dnd")[0]["machine"]["threads"] == 2
     assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")[0] == 0
     assert (tmp_path / "y.fa").read_text() == PLAIN and torch.get_num_threads() == before
 
@@ -126,9 +128,9 @@ bodies = st.lists(st.text("ACGTacgtNnRyUu", max_size=9), max_size=4)
 @given(st.lists(st.tuples(headers, bodies), min_size=1, max_size=4), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 def test_any_layout_is_kept(records, ended, newline):
     text = newline.join(line for header, body in records for line in (f">{header}", *body)) + newline * ended
-    layout, letters = dnd.parse(text.encode(), "x.fa")
-    assert dnd.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
-    for skeleton, sequence in zip(dnd.skeletons(layout), letters):
+    layout, letters = container.parse(text.encode(), "x.fa")
+    assert container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
+    for skeleton, sequence in zip(container.skeletons(layout), letters):
         assert [(s == 0) for s in skeleton] == [x in "ACGTU" for x in sequence.decode().upper()]
 
 
@@ -173,16 +175,16 @@ def test_foreign_and_damaged_files_are_refused(cli, trained, compressed, tmp_pat
     ],
 )
 def test_another_machine_is_refused(cli, trained, compressed, tmp_path, key, value, message):
-    header, layout, words = dnd.unpack(compressed)
+    header, layout, words = container.unpack(compressed)
     header["machine"][key] = value
-    (tmp_path / "other.dnd").write_bytes(dnd.pack(header, layout, words))
+    (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
     refused(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
     refused(cli, trained, tmp_path, message, "input=other.dnd")
 
 
 def test_all_that_is_recorded_of_a_machine_is_compared(trained, compressed):
     recorded = coding.machine(checkpoint.load(trained).denoiser).keys()
-    assert recorded == REMEDY.keys() == dnd.unpack(compressed)[0]["machine"].keys()
+    assert recorded == REMEDY.keys() == container.unpack(compressed)[0]["machine"].keys()
 
 
 def test_another_model_is_refused(cli, train_args, compressed, tmp_path):
@@ -192,9 +194,9 @@ def test_another_model_is_refused(cli, train_args, compressed, tmp_path):
 
 
 def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
-    header, layout, words = dnd.unpack(compressed)
+    header, layout, words = container.unpack(compressed)
     header["seed"] += 1
-    (tmp_path / "other.dnd").write_bytes(dnd.pack(header, layout, words))
+    (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
     refused(cli, trained, tmp_path, "what was decoded is not what was compressed", "input=other.dnd")
 
 

@@ -4,16 +4,16 @@ import pytest
 
 from dnadiff import config
 from dnadiff.noise import LogLinear
-from dnadiff.objective.masking import Coins
+from dnadiff.objective.masking import Bernoulli
 
 
 def test_build_makes_nested_objects_and_partials():
-    coins = config.build({"_target_": "dnadiff.objective.masking.Coins", "t_min": 2e-3})
-    assert isinstance(coins, Coins) and coins.t_min == 2e-3
+    coins = config.build({"_target_": "dnadiff.objective.masking.Bernoulli", "t_min": 2e-3})
+    assert isinstance(coins, Bernoulli) and coins.t_min == 2e-3
     partial = config.build(
-        {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Coins"}}
+        {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Bernoulli"}}
     )
-    assert isinstance(partial, functools.partial) and isinstance(partial.keywords["masking"], Coins)
+    assert isinstance(partial, functools.partial) and isinstance(partial.keywords["masking"], Bernoulli)
     assert isinstance(config.build([{"_target_": "dnadiff.noise.LogLinear"}, 3][0]), LogLinear)
 
 
@@ -28,7 +28,7 @@ def test_build_makes_nested_objects_and_partials():
         "dnadiff.train.resource.getrusage",
         "dnadiff.kernels.build._run",
         "dnadiff.config.build",
-        "dnadiff.optim.warmup_cosine",
+        "dnadiff.training.optim.warmup_cosine",
         "dnadiff.checkpoint.Loaded",
         "torch.load",
     ],

@@ -102,7 +102,7 @@ def maskings(objective):
     """The maskings that an objective can use; None for one that draws no masks by that group."""
     if "masking" not in compose("train", [f"objective={objective}"])["objective"]:
         return [None]
-    return ["steps"] if objective == "d3pm" else choices("objective/masking")
+    return ["discrete_time"] if objective == "d3pm" else choices("objective/masking")
 
 
 @pytest.mark.parametrize(("name", "masking"), [(name, masking) for name in choices("objective") for masking in maskings(name)])

@@ -131,7 +131,8 @@ def test_the_data_of_the_markov_models_are_named(evaluate, tmp_path):
 
 
 def test_what_the_markov_models_refuse_is_refused_before_the_network_runs(cli, trained, monkeypatch):
-    from dnadiff import held_out, likelihood
+    from dnadiff import likelihood
+    from dnadiff.likelihood import held_out
 
     monkeypatch.setattr(held_out.BackoffMarkov, "fit", lambda *_: (_ for _ in ()).throw(ValueError("nothing to count")))
     monkeypatch.setattr(likelihood, "estimate_to", lambda *_, **__: pytest.fail("the network ran"))
@@ -183,7 +184,7 @@ def test_special_tokens_are_counted_or_not():
     import numpy as np
     import torch
 
-    from dnadiff.held_out import token_groups
+    from dnadiff.likelihood.held_out import token_groups
 
     ids = torch.tensor([[2, 5, 6, 3, 2, 7], [5, 5, 3, 1, 1, 1]])  # 2 begins, 3 ends a text, 1 is padding
     tiles = [{"ids": row, "weight": (row != 1).float()} for row in ids]

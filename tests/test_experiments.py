@@ -78,4 +78,4 @@ def test_the_published_split_is_an_override_away(shared_data):
     bed = shared_data / "annotations" / "hg38.chr20.windows131072.split.bed.gz"
     extra = ["data/split=caduceus", f"data.split.bed={bed}", "data.windows=intervals", "data.max_n=1"]
     data = compose("train", ["experiment=hg38_mdlm", *extra])["data"]
-    assert data["split"] == {"_target_": "dnadiff.data.blocks.CaduceusSplit", "bed": str(bed), "stretch": 2**20}
+    assert data["split"] == {"_target_": "dnadiff.data.genome.blocks.CaduceusSplit", "bed": str(bed), "stretch": 2**20}

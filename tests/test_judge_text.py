@@ -70,8 +70,8 @@ def test_a_character_that_ends_a_line_elsewhere_is_part_of_a_text(tmp_path):
 def subwords():
     """subwords(name, words): a BERT-like tokenizer whose ids are the places of the words."""
     pytest.importorskip("tokenizers")
-    from dnadiff.data.pretrained import word_piece
-    from dnadiff.data.subword import SubwordTokenizer
+    from dnadiff.data.text.pretrained import word_piece
+    from dnadiff.data.text.subword import SubwordTokenizer
 
     def make(name, words):
         return SubwordTokenizer(word_piece(words), name, mask="[MASK]", pad="[PAD]", bos="[CLS]", eos="[SEP]", unk="[UNK]")

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from dnadiff.metrics.composition import as_bases
 from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report
-from dnadiff.report.composition import as_bases
 from dnadiff.report.figures import inline_svg, panel
 from dnadiff.report.headlines import UNDECIDED, verdict
 from dnadiff.report.panels import accuracies

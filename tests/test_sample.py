@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff import code_length
 from dnadiff.checkpoint import label_names
-from dnadiff.data.fasta import read_fasta
+from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.likelihood import code_length
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 
@@ -155,7 +155,7 @@ def test_guidance_needs_training_without_labels(labelled):
         (["guidance=2"], "this model was trained without labels; leave label and guidance out"),
         (
             ["sampler=ar"],
-            "AR goes from left to right with an autoregressive model, and this one was trained to unmask; set sampler=grouped",
+            "Autoregressive goes from left to right with an autoregressive model, and this one was trained to unmask; set sampler=grouped",
         ),
         (["sampler.num_groups=65"], "num_groups 65 is larger than the length 64; set sampler.num_groups to at most 64"),
         (["sampler=confidence", "sampler.num_steps=20", "length=10"], "num_steps 20 is larger than the length 10"),

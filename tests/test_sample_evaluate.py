@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from dnadiff.data.fasta import read_fasta
+from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import reverse_complement
 
 

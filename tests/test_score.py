@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import checkpoint, likelihood, pieces
+from dnadiff import checkpoint, likelihood
+from dnadiff.data.genome import pieces
 
 
 def rows(path):

@@ -16,7 +16,7 @@ from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Coins
+from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
@@ -153,7 +153,7 @@ def test_padding_is_masked_under_the_papers_protocol_alone(protocol):
     x0 = torch.full((64, 16), 2)
     x0[:, 8:] = vocab.pad_id
     weight, spy = (x0 != vocab.pad_id).float(), Spy(vocab)
-    loss = MDLM(process, Coins(), protocol=protocol)(spy, x0, weight, Draws.for_batch(0, 64), valid=weight > 0)
+    loss = MDLM(process, Bernoulli(), protocol=protocol)(spy, x0, weight, Draws.for_batch(0, 64), valid=weight > 0)
     shown, valid = spy.shown[0]
     corrupted = (shown[:, 8:] == vocab.mask_id).float().mean()
     assert int(loss.num_tokens) == 64 * 8 and 0.85 < float(loss.nll) < 1.15

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from dnadiff.backbone.layout import Layout
 from dnadiff.vocab import Vocab
 
 
@@ -119,11 +118,3 @@ class Backbone(nn.Module, ABC):
             raise ValueError(
                 f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a column for each label, 1 where it applies"
             )
-
-    def published(self) -> Layout:
-        """How published checkpoints write this network.
-
-        Raises:
-            ValueError: if they have no place for it.
-        """
-        raise ValueError(f"{type(self).__name__} has no published format; caduceus, caduceus_ps and dit have")

@@ -16,7 +16,7 @@ from dnadiff.kernels import check_scan
 from dnadiff.vocab import Vocab
 
 
-class Block(nn.Module):
+class MambaBlock(nn.Module):
     """One layer: take in what the layer before adds to the residual stream, and find what to add next: normalise, modulate if there is a condition, mix, gate.
 
     The gate is 1 + an output that starts at zero: a new network is the same with and without a condition, and its layers
@@ -93,7 +93,7 @@ class MambaBackbone(Backbone):
 
         self.embedding = nn.Embedding(math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.layers = nn.ModuleList(Block(norm(), mixer(), Modulation(cond_dim, d_model) if told else None) for _ in range(n_layers))
+        self.layers = nn.ModuleList(MambaBlock(norm(), mixer(), Modulation(cond_dim, d_model) if told else None) for _ in range(n_layers))
         self.norm_f = norm()
         self.condition = Condition(cond_dim, num_labels, time_conditioning) if told else None
         with torch.no_grad():  # GPT-2's rule: the residual stream of n layers keeps unit scale at the start

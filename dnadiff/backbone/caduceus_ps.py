@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from dnadiff.backbone import rc
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.layers import widened
-from dnadiff.backbone.layout import Layout
 from dnadiff.vocab import Vocab
 
 
@@ -59,22 +58,3 @@ class CaduceusPS(Caduceus):
     def head_matrix(self) -> None:
         """See `Backbone.head_matrix`; here the head's rows are made from the embedding's."""
         return None
-
-    def published(self) -> Layout:
-        """See `Backbone.published`."""
-        layout, wrapped = super().published(), [".mixer."] if self.swap_strands else [".mixer.", ".norm.", ".norm_f."]
-
-        def rename(name: str) -> str:
-            name = name.replace("word_embeddings.", "word_embeddings.embedding.").replace("lm_head.", "lm_head.lm_head.")
-            for part in wrapped:  # what the published code runs once for each strand
-                name = name.replace(part, f"{part}submodule.")
-            return name
-
-        with torch.device("cpu"):  # also of a network that was built without memory
-            complement = rc.complement_table(self.vocab, self.embedding.num_embeddings)
-        table = {str(i): j for i, j in enumerate(complement.tolist())}
-        return Layout(
-            layout.config | {"rcps": True, "fused_add_norm": self.swap_strands, "complement_map": table},
-            [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
-            {f"{where}.complement_map": complement for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")},
-        )

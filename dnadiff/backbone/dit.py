@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import SigmaMap, modulate
-from dnadiff.backbone.layers import LayerNorm, Linear, Rotary, rotated, widened
-from dnadiff.backbone.layout import Layout
-from dnadiff.backbone.settings import DEEPEST, LARGEST, Key, settings
+from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated, widened
 from dnadiff.vocab import Vocab
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 
 
-class Block(nn.Module):
+class DiTBlock(nn.Module):
     """Attention and a feed-forward network, each scaled, shifted and gated by the noise level (adaLN-zero).
 
     A condition that all sequences share, as it is without time conditioning, is folded: scale and shift into the weight and bias of the
@@ -32,10 +29,12 @@ class Block(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.norm1 = LayerNorm(d_model)
-        self.attn_qkv = Linear(d_model, 3 * d_model, bias=False)
-        self.attn_out = Linear(d_model, d_model, bias=False)
+        self.attn_qkv = KernelLinear(d_model, 3 * d_model, bias=False)
+        self.attn_out = KernelLinear(d_model, d_model, bias=False)
         self.norm2 = LayerNorm(d_model)
-        self.mlp = nn.Sequential(Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), Linear(mlp_ratio * d_model, d_model))
+        self.mlp = nn.Sequential(
+            KernelLinear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), KernelLinear(mlp_ratio * d_model, d_model)
+        )
         self.adaLN_modulation = nn.Linear(cond_dim, 6 * d_model)
         self.dropout = nn.Dropout(dropout)
         nn.init.zeros_(self.adaLN_modulation.weight)
@@ -72,14 +71,14 @@ class FinalNorm(nn.Module):
     def __init__(self, d_model: int, rows: int, cond_dim: int) -> None:
         super().__init__()
         self.norm_final = LayerNorm(d_model)
-        self.linear = Linear(d_model, rows)
+        self.linear = KernelLinear(d_model, rows)
         self.adaLN_modulation = nn.Linear(cond_dim, 2 * d_model)
         for layer in (self.linear, self.adaLN_modulation):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """(B, L, D), condition as for a `Block` -> (B, L, D)."""
+        """(B, L, D), condition as for a `DiTBlock` -> (B, L, D)."""
         shift, scale = self.adaLN_modulation(condition).chunk(2, dim=-1)
         if len(condition) == 1:
             return self.norm_final(x, scale[0], shift[0])
@@ -125,7 +124,7 @@ class DiT(Backbone):
         nn.init.kaiming_uniform_(self.vocab_embed["embedding"], a=math.sqrt(5))
         self.sigma_map = SigmaMap(cond_dim)
         self.rotary_emb = Rotary(d_model // n_heads)
-        self.blocks = nn.ModuleList(Block(d_model, n_heads, cond_dim, mlp_ratio, dropout) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(DiTBlock(d_model, n_heads, cond_dim, mlp_ratio, dropout) for _ in range(n_layers))
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
         for block in self.blocks if compile else ():
             block.compile()
@@ -148,54 +147,3 @@ class DiT(Backbone):
     def head_matrix(self) -> tuple[Tensor, Tensor | None]:
         """See `Backbone.head_matrix`."""
         return self.output_layer.linear.weight, self.output_layer.linear.bias
-
-    def published(self) -> Layout:
-        """See `Backbone.published`; `time_conditioning` is the denoiser's."""
-        if self.mlp_ratio != 4 or not len(self.blocks):
-            raise ValueError(f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {self.mlp_ratio} and {len(self.blocks)} layers")
-        config = {
-            "model_type": "mdlm",
-            "architectures": ["MDLM"],
-            "vocab_size": len(self.vocab_embed["embedding"]),
-            "model_length": self.max_length,
-            "hidden_dim": self.d_model,
-            "cond_dim": self.sigma_map.mlp[-1].out_features,
-            "n_blocks": len(self.blocks),
-            "n_heads": self.blocks[0].n_heads,
-            "dropout": self.blocks[0].dropout.p,
-            "tie_word_embeddings": False,
-        }
-        weights = [(p.data, (f"backbone.{name}",)) for name, p in self.named_parameters()]
-        return Layout(config, weights, {"backbone.rotary_emb.inv_freq": self.rotary_emb.frequencies()})
-
-
-# What a published config.json says; `vocab_size` and `time_conditioning` are the alphabet's and the denoiser's.
-_KEYS = {
-    "vocab_size": Key(int, least=2, most=LARGEST),
-    "hidden_dim": Key(int),
-    "n_blocks": Key(int, most=DEEPEST),
-    "n_heads": Key(int),
-    "cond_dim": Key(int),
-    "dropout": Key(float, 0.1, least=0, most=1),
-    "model_length": Key(int, None, most=LARGEST, null=True),
-    "time_conditioning": Key(bool, False),
-}
-
-
-def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The network that a published `config.json` of MDLM describes, as a `_target_` and its arguments.
-
-    Raises:
-        KeyError: if a size is not given.
-        ValueError: if a value is of the wrong type or size.
-    """
-    given = settings(config, _KEYS)
-    return {
-        "_target_": "dnadiff.backbone.dit.DiT",
-        "d_model": given["hidden_dim"],
-        "n_layers": given["n_blocks"],
-        "n_heads": given["n_heads"],
-        "cond_dim": given["cond_dim"],
-        "dropout": given["dropout"],
-        "max_length": given["model_length"],
-    }

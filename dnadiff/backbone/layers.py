@@ -48,7 +48,7 @@ class Projection(nn.Linear):
         return linear_halves(x, self.weight, scan=scan)
 
 
-class Linear(nn.Linear):
+class KernelLinear(nn.Linear):
     """A linear map whose rows may be scaled, by the faster library for its products on this processor (`dnadiff.kernels.linear`)."""
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from dnadiff.backbone.base import State
-from dnadiff.backbone.blocks import Block, MambaBackbone
+from dnadiff.backbone.blocks import MambaBackbone, MambaBlock
 from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.layers import widened
 from dnadiff.backbone.mixer import UniMamba
@@ -79,8 +79,8 @@ class Mamba(MambaBackbone):
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(remembered, state.length + 1)
 
 
-def _step(block: Block, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`Block.forward` at one position: stream (B, D) -> what is added to it (B, D), and what the mixer remembers."""
+def _step(block: MambaBlock, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and what the mixer remembers."""
     hidden = block.norm(stream).to(block.norm.weight.dtype)
     if condition is None:
         return block.mixer.step(hidden, past, h)

@@ -10,23 +10,25 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from dnadiff.backbone.base import Backbone, State
-from dnadiff.backbone.layers import LayerNorm, Linear, Rotary, rotated, widened
+from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated, widened
 from dnadiff.vocab import Vocab
 
 _ROOM = 64  # positions whose keys and values a new state has room for
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal attention and a feed-forward network, each behind a norm (arXiv 1706.03762, pre-norm) and with rotary positions."""
 
     def __init__(self, d_model: int, n_heads: int, mlp_ratio: int, dropout: float) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.norm1 = LayerNorm(d_model)
-        self.attn_qkv = Linear(d_model, 3 * d_model, bias=False)
-        self.attn_out = Linear(d_model, d_model, bias=False)
+        self.attn_qkv = KernelLinear(d_model, 3 * d_model, bias=False)
+        self.attn_out = KernelLinear(d_model, d_model, bias=False)
         self.norm2 = LayerNorm(d_model)
-        self.mlp = nn.Sequential(Linear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), Linear(mlp_ratio * d_model, d_model))
+        self.mlp = nn.Sequential(
+            KernelLinear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), KernelLinear(mlp_ratio * d_model, d_model)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
@@ -87,9 +89,9 @@ class Transformer(Backbone):
         self.max_length, self.activation_checkpointing = max_length, activation_checkpointing
         self.embedding = nn.Embedding(vocab.size, d_model)
         self.rotary_emb = Rotary(d_model // n_heads)
-        self.blocks = nn.ModuleList(Block(d_model, n_heads, mlp_ratio, dropout) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(d_model, n_heads, mlp_ratio, dropout) for _ in range(n_layers))
         self.norm_f = LayerNorm(d_model)
-        self.linear = Linear(d_model, vocab.size)
+        self.linear = KernelLinear(d_model, vocab.size)
         self.initialise()
         for block in self.blocks if compile else ():
             block.compile()

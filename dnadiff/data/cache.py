@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dnadiff.data.files import write_json
 from dnadiff.progress import Progress
 
 log = logging.getLogger("dnadiff")
@@ -116,16 +117,6 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Any]:
         yield progress
     finally:
         bar.close()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a small file wholly or not at all."""
-    beside = unique(path)
-    try:
-        beside.write_text(json.dumps(content, indent=0), encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def unique(path: Path) -> Path:

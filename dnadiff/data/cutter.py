@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.packed import SOFT_MASKED, TOKEN
-from dnadiff.data.records import Layout
+from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN
+from dnadiff.data.genome.records import RecordLayout
 from dnadiff.kernels.gather import Take, stretches
 from dnadiff.vocab import Vocab
 
@@ -65,7 +65,7 @@ class Cutter:
 
     def __init__(self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0) -> None:
         self.records, self.length, self.letters, self.soft_weight = records, length, Letters(vocab), soft_weight
-        self._layout: Layout | None = None
+        self._layout: RecordLayout | None = None
         self._taken_from: dict[int, Take] = {}
         self._buffers: list[NDArray[Any]] = []
 
@@ -154,8 +154,8 @@ def _backwards(ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return words.byteswap(inplace=True).view(np.uint8)
 
 
-def _layout(records: Records) -> Layout:
+def _layout(records: Records) -> RecordLayout:
     if hasattr(records, "layout"):
         return records.layout()
     count = len(records)
-    return Layout([np.asarray(r) for r in records], np.arange(count), np.zeros(count, np.int64), False)
+    return RecordLayout([np.asarray(r) for r in records], np.arange(count), np.zeros(count, np.int64), False)

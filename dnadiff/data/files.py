@@ -7,10 +7,12 @@ A path `bundled:NAME` is a file that ships with the package. What lies inside a 
 from __future__ import annotations
 
 import gzip
+import json
+import math
 import os
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -98,7 +100,7 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 
 
 @contextmanager
-def replacing(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """Write `path` wholly or not at all: a temporary file beside it takes its place when the block ends without an error.
 
     A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes.
@@ -121,3 +123,17 @@ def replacing(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, content: object, indent: int = 2) -> None:
+    """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
+    with atomic_write(path, overwrite=True) as file:
+        file.write((json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n").encode())
+
+
+def _finite(content: object) -> object:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

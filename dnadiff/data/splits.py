@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from dnadiff.data.regions import check_names, read_bed
+from dnadiff.data.genome.regions import check_names, read_bed
 
 PARTS = ("train", "valid", "test")
 

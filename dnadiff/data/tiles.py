@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dnadiff.data.n_runs import UnknownRuns
 from dnadiff.data.splits import Interval
-from dnadiff.data.unknown import UnknownRuns
 
 
 class Tile(NamedTuple):

@@ -1,7 +1,7 @@
 """Letters to token ids and back, for DNA and for characters of text.
 
 The DNA ids are those of Caduceus and HyenaDNA, so that published weights load. What a model needs to know
-about an alphabet is the tokenizer's `vocab`; case is kept by `dnadiff.data.genome`, not here.
+about an alphabet is the tokenizer's `vocab`; case is kept by `dnadiff.data.genome.genome`, not here.
 """
 
 from __future__ import annotations

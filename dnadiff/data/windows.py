@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 
 from dnadiff.data.cutter import Cutter, Records
 from dnadiff.data.labels import Labels
+from dnadiff.data.n_runs import UnknownRuns, most_unknown
 from dnadiff.data.shuffle import bits, shuffled
 from dnadiff.data.splits import Interval
 from dnadiff.data.tiles import Tile, Tiling
-from dnadiff.data.unknown import UnknownRuns, most_unknown
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
-from dnadiff.downstream.items import Batch, Items, TaskData, batch
+from dnadiff.downstream.items import ItemBatch, Items, TaskData, batch
 from dnadiff.vocab import Vocab
 
 
@@ -128,6 +128,6 @@ def check_length(backbone: Backbone, data: TaskData) -> None:
         )
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
+def moved(batch: ItemBatch, device: torch.device) -> ItemBatch:
     """The batch on a device."""
-    return Batch(*(None if x is None else x.to(device) for x in batch))
+    return ItemBatch(*(None if x is None else x.to(device) for x in batch))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.downstream.classifier import SequenceClassifier
+from dnadiff.downstream.finetuning import Trained
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.trained import Trained
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 

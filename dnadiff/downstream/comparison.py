@@ -35,7 +35,7 @@ _COUNTERPARTS = {
 }
 
 
-class Published(NamedTuple):
+class PublishedResult(NamedTuple):
     """A published accuracy.
 
     Attributes:
@@ -66,11 +66,11 @@ def table() -> Path:
     raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing beside {package}; reinstall dnadiff")
 
 
-def published(task: str) -> list[Published]:
+def published(task: str) -> list[PublishedResult]:
     """What is published for a task of that name; nothing for one of your own."""
     with table().open(encoding="utf-8", newline="") as file:
         return [
-            Published(
+            PublishedResult(
                 row["model"], float(row["accuracy"]), float(row["spread"]) if row["spread"] else None, int(row["train"]), row["source"]
             )
             for row in csv.DictReader(file)
@@ -95,7 +95,7 @@ def like(ours: str, pretrained: str | None) -> str | None:
     return pretrained if ours.startswith("fine-tuned") else None
 
 
-def beside(task: str, ours: str, pretrained: str | None) -> Published | None:
+def beside(task: str, ours: str, pretrained: str | None) -> PublishedResult | None:
     """The published number that one of ours is held against, if there is one; arguments as of `like`."""
     name = like(ours, pretrained)
     return next((row for row in published(task) if row.model == name), None)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dnadiff.data.cache import cache_dir
-from dnadiff.data.files import replacing
+from dnadiff.data.files import atomic_write
 
 log = logging.getLogger("dnadiff")
 
@@ -63,7 +63,7 @@ def save(key: str, sequences: Sequence[np.ndarray], labels: Sequence[str], parts
     names = {"labels": sorted(set(labels)), "parts": sorted(set(parts))}
     numbers = {kind: {name: number for number, name in enumerate(of)} for kind, of in names.items()}
     about = json.dumps({"more": dict(more), **{f"{kind}_names": of for kind, of in names.items()}})
-    with suppress(OSError), replacing(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
+    with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
         np.savez(
             file,
             ids=np.concatenate(sequences),

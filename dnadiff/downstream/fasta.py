@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dnadiff.data.fasta import read_fasta
 from dnadiff.data.files import resolve
+from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
 
 

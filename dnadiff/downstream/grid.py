@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from dnadiff.downstream.finetuning import Trained
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.trained import Trained
 
 
 class Grid:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dnadiff.data.files import resolve
-from dnadiff.data.genome import Genome
+from dnadiff.data.genome.genome import Genome
 from dnadiff.downstream.folders import class_places
 from dnadiff.downstream.labelled import Labelled, LabelledTask
 from dnadiff.downstream.settings import flag

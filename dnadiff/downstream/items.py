@@ -107,7 +107,7 @@ class Task(Protocol):
         ...
 
 
-class Batch(NamedTuple):
+class ItemBatch(NamedTuple):
     """Some items: `ids (B, L)` int64, `valid (B, L)` bool or None where nothing is padded, `labels (B,)` int64."""
 
     ids: Tensor
@@ -131,7 +131,7 @@ def other_strand(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
     return torch.where(place >= 0, complement[ids.long().gather(1, place.clamp(min=0))], vocab.pad_id)
 
 
-def batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None) -> Batch:
+def batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None) -> ItemBatch:
     """The items at `index (B,)`, cut to the longest of them; rows where `reverse (B,)` is True are read from the other strand."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
@@ -139,7 +139,7 @@ def batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = No
     if reverse is not None:
         ids = torch.where(reverse[:, None], other_strand(ids, lengths, vocab), ids)
     valid = None if int(lengths.min()) == longest else torch.arange(longest) < lengths[:, None]
-    return Batch(ids, valid, items.labels[index])
+    return ItemBatch(ids, valid, items.labels[index])
 
 
 class ShuffledBatches:
@@ -169,7 +169,7 @@ class ShuffledBatches:
     def __len__(self) -> int:
         return -(-len(self.items) // self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[ItemBatch]:
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)

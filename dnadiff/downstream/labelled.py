@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dnadiff.data.splits import PARTS
-from dnadiff.downstream import encoded, groups, settings
+from dnadiff.downstream import clusters, encoded, settings
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
@@ -147,7 +147,7 @@ class LabelledTask(ABC):
         number = {name: label for label, name in enumerate(classes)}
         labels = np.array([number[name] for name in found.labels])
         bases = [tokenizer.bases(ids) for ids in found.sequences]
-        together = groups.of_copies(bases) if self.cluster_word is None else groups.of_shared_words(bases, self.cluster_word)
+        together = clusters.of_copies(bases) if self.cluster_word is None else clusters.of_shared_words(bases, self.cluster_word)
         divided = found.divided and not self.redivide
         parts = np.array(found.parts if divided else ["train"] * len(labels))
         if not divided:
@@ -172,8 +172,8 @@ class LabelledTask(ABC):
         """Test sequences that are also among those for training or validation, which choose together; folds keep copies together."""
         if self.protocol == "kfold":
             return 0
-        seen = {groups.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}
-        return sum(groups.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test"))
+        seen = {clusters.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}
+        return sum(clusters.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test"))
 
     def _cut(self, found: Labelled) -> int:
         """Shorten what exceeds `max_length`, and how many sequences that were."""
@@ -213,7 +213,7 @@ class LabelledTask(ABC):
             if not len(mine):
                 continue
             try:
-                chosen = groups.some(together[mine], fraction, np.random.default_rng(hash64(self.seed, part, name)))
+                chosen = clusters.some(together[mine], fraction, np.random.default_rng(hash64(self.seed, part, name)))
             except ValueError:
                 raise ValueError(
                     f"{source}: class {name!r} has too few different sequences to set some aside for {part}; add rows, or say which are for {part}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.downstream import groups
+from dnadiff.downstream import clusters
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 
@@ -105,13 +105,13 @@ class KFold(FixedSplit):
         if every.groups is None:
             raise ValueError(f"{data.name} has overlapping items and divides them itself; leave task.protocol at fixed")
         owner, labels = every.groups.numpy(), every.labels.numpy()
-        fold = groups.folds(owner, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
+        fold = clusters.folds(owner, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
         return [self._round(data, every, owner, torch.from_numpy(fold == number), seed, number) for number in range(self.num_folds)]
 
     def _round(self, data: TaskData, every: Items, owner: np.ndarray, tested: Tensor, seed: int, number: int) -> Round:
         rest = torch.where(~tested)[0]
         random = np.random.default_rng(hash64(seed, "validation", number))
-        held = torch.from_numpy(groups.some(owner[rest.numpy()], self.valid_fraction, random))
+        held = torch.from_numpy(clusters.some(owner[rest.numpy()], self.valid_fraction, random))
         parts = {"train": every.select(rest[~held]), "valid": every.select(rest[held]), "test": every.select(tested)}
         divided = replace(data, **parts)
         _check_classes(divided, seed)

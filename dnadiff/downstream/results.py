@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.checkpoint import write_json
 from dnadiff.data.cache import locked
-from dnadiff.data.files import replacing
+from dnadiff.data.files import atomic_write, write_json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, Scored, values
 
@@ -185,14 +184,14 @@ def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> No
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*known, row])
-    with replacing(path, overwrite=True) as file:
+    with atomic_write(path, overwrite=True) as file:
         file.write(text.getvalue().encode())
 
 
 def save(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, Any]) -> None:
     """Write a prediction, wholly or not at all."""
     whole = json.dumps({**about, "found": prediction.found}, default=str)
-    with replacing(path, overwrite=True) as file:
+    with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=whole)
 
 

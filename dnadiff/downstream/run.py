@@ -1,6 +1,6 @@
 """The study: several models on one task, several seeds each, compared on the same test items.
 
-Models are anything with the members of `Model`; nothing here knows how they learn. Who learns from what is the `protocol`'s,
+Models are anything with the members of `TaskModel`; nothing here knows how they learn. Who learns from what is the `protocol`'s,
 what is kept between runs is `results`'.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.bootstrap import Interval, verdict
+from dnadiff.bootstrap import ConfidenceInterval, verdict
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metrics import Scored, confusion_matrix, roc_curves, sign_flip, summary, worlds
 from dnadiff.downstream.protocol import FixedSplit
@@ -23,7 +23,7 @@ from dnadiff.downstream.results import Prediction, ResultsFolder, Unkept
 _WAIT = 2.0  # seconds between two looks at what another process computes
 
 
-class Model(Protocol):
+class TaskModel(Protocol):
     """A way to classify.
 
     A model may leave in `found` what its last call found out about itself, plain values: settings tried on validation, speed.
@@ -47,14 +47,14 @@ class Model(Protocol):
         ...
 
 
-def runs_of(model: Model, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
+def runs_of(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
     """The seeds that give this model different results."""
     return list(seeds if model.random or protocol.varies else seeds[:1])
 
 
 def study(
     data: TaskData,
-    models: Mapping[str, Model],
+    models: Mapping[str, TaskModel],
     seeds: Sequence[int],
     pairs: Sequence[tuple[str, str]],
     report: Callable[..., None] = lambda *_, **__: None,
@@ -130,7 +130,7 @@ def compare(
 
 def _predictions(
     data: TaskData,
-    models: Mapping[str, Model],
+    models: Mapping[str, TaskModel],
     seeds: Sequence[int],
     report: Callable[..., None],
     protocol: FixedSplit,
@@ -163,7 +163,7 @@ def _predictions(
 
 
 def predict(
-    data: TaskData, model: Model, seed: int, report: Callable[..., None], protocol: FixedSplit, labels: Tensor
+    data: TaskData, model: TaskModel, seed: int, report: Callable[..., None], protocol: FixedSplit, labels: Tensor
 ) -> tuple[Tensor, list[dict[str, Any]]]:
     """Log-probabilities (S, C) of the tested items, from all rounds of one seed, and what the model found out in each."""
     result, found = torch.full((len(labels), len(data.classes)), float("nan"), dtype=torch.float64), []
@@ -179,7 +179,7 @@ def mean_interval(
     num_resamples: int = 2000,
     seed: int = 0,
     groups: np.ndarray | None = None,
-) -> Interval:
+) -> ConfidenceInterval:
     """Mean accuracy, or the difference of two, with its 95 % interval over other test items and other seeds.
 
     Each bootstrap world draws the test items with replacement, the same for both models, and each model's seeds with
@@ -210,7 +210,7 @@ def mean_interval(
     if minus is not None:
         value, drawn = value - minus.mean(), drawn - drawn_means(1)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(value), float(drawn.std(ddof=1)), float(low), float(high))
+    return ConfidenceInterval(float(value), float(drawn.std(ddof=1)), float(low), float(high))
 
 
 def _accuracy(rows: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dnadiff.data.genome import Genome
-from dnadiff.data.regions import Region, read_bed
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.regions import Region, read_bed
 from dnadiff.data.splits import PARTS, FractionSplit, Split, split_hash
 from dnadiff.downstream import settings
 from dnadiff.downstream.items import Items, TaskData

@@ -22,7 +22,7 @@ from dnadiff.process import AbsorbingProcess
 T_MIN = 1e-3  # MDLM's protocol draws no time below, as its code
 
 
-class Batch(NamedTuple):
+class WindowBatch(NamedTuple):
     """Sequences of one length.
 
     Attributes:
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     rows: Tensor | None = None
 
 
-Batches: TypeAlias = Iterable[Batch | tuple[Tensor, Mapping[str, Tensor]]]
+Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
 _Draw: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -80,7 +80,7 @@ def estimate(
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
 
-    def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
         available = batch.groups["all"].sum(-1)
         results = []
         for j in range(num_draws):
@@ -168,7 +168,7 @@ def one_draw(
     """
     check_one_draw(process.noise)
 
-    def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
         ids, counted = batch.ids, batch.groups["all"]
         first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
         stratum = (torch.arange(len(ids), device=ids.device) + first) % len(ids)
@@ -195,7 +195,7 @@ def check_one_draw(noise: NoiseSchedule) -> None:
 def chain_rule(denoiser: nn.Module, batches: Batches, block_size: int = 16, progress: Callable[[int], None] | None = None) -> Likelihood:
     """-log p of each sequence under a causal model (`CausalDenoiser`), exactly: no bound and no Monte Carlo."""
 
-    def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
         ids, counted = batch.ids, batch.groups["all"]
         nll = _scattered(next_nll(denoiser, ids, batch.cond, counted, batch.valid), counted)
         return [(counted.sum(-1), _share(torch.ones(len(ids), device=ids.device), nll, batch.groups))]
@@ -206,7 +206,7 @@ def chain_rule(denoiser: nn.Module, batches: Batches, block_size: int = 16, prog
 def all_masked(denoiser: nn.Module, process: AbsorbingProcess, batches: Batches) -> Likelihood:
     """L h(0) of each sequence in nats: what it costs when all its tokens are guessed in one call. Not a matter of chance."""
 
-    def one_batch(batch: Batch, draws: Draws) -> list[_Draw]:
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
         available = batch.groups["all"].sum(-1)
         return [_at_count(denoiser, process, batch, available, available, draws)]
 
@@ -217,7 +217,7 @@ def all_masked(denoiser: nn.Module, process: AbsorbingProcess, batches: Batches)
 def _collect(
     denoiser: nn.Module,
     batches: Batches,
-    one_batch: Callable[[Batch, Draws], list[_Draw]],
+    one_batch: Callable[[WindowBatch, Draws], list[_Draw]],
     seed: int,
     block_size: int,
     protocol: str,
@@ -228,12 +228,12 @@ def _collect(
     tokens: dict[str, list[Tensor]] = {}
     counts, available, done = [], [], 0
     for each in batches:
-        ids, groups, valid, cond, rows = Batch(*each)
+        ids, groups, valid, cond, rows = WindowBatch(*each)
         ids = ids.to(device).long()
         groups = {name: mask.to(device) for name, mask in groups.items()}
         rows = torch.arange(done, done + len(ids)) if rows is None else rows
         draws = Draws(hash64(seed, "likelihood"), rows.to(device))
-        batch = Batch(ids, groups, None if valid is None else valid.to(device), None if cond is None else cond.to(device))
+        batch = WindowBatch(ids, groups, None if valid is None else valid.to(device), None if cond is None else cond.to(device))
         results = one_batch(batch, draws)
         counts.append(torch.stack([c for c, _ in results], 1).cpu())
         available.append(groups["all"].sum(-1).cpu())
@@ -257,7 +257,7 @@ def _collect(
     )
 
 
-def _at_count(denoiser: nn.Module, process: AbsorbingProcess, batch: Batch, available: Tensor, count: Tensor, draws: Draws) -> _Draw:
+def _at_count(denoiser: nn.Module, process: AbsorbingProcess, batch: WindowBatch, available: Tensor, count: Tensor, draws: Draws) -> _Draw:
     """One mask of `count (B,)` tokens per sequence: the counts and each group's estimate `(B,)` float64."""
     counted = batch.groups["all"]
     xt = process.corrupt_count(batch.ids, count, counted, draws)
@@ -266,7 +266,7 @@ def _at_count(denoiser: nn.Module, process: AbsorbingProcess, batch: Batch, avai
     return count, _share(available / count.clamp(min=1), nll, batch.groups)
 
 
-def _cross_entropy(denoiser: nn.Module, batch: Batch, xt: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+def _cross_entropy(denoiser: nn.Module, batch: WindowBatch, xt: Tensor, t: Tensor, positions: Tensor) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
     return _scattered(nll(denoiser, batch.ids, xt, t.float(), batch.cond, positions, batch.valid), positions)
 

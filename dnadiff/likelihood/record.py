@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dnadiff.bootstrap import Interval, blocks, ratio
+from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
 
 COUNT, MDLM, EXACT = "count form", "mdlm, one draw", "exact"
 
@@ -62,7 +62,7 @@ class Likelihood:
         """(S,) nats of each sequence: the mean over draws."""
         return self.nats[group].mean(1)
 
-    def interval(self, group: str = "all") -> Interval:
+    def interval(self, group: str = "all") -> ConfidenceInterval:
         """Nats per token with `se_total`: which stretch of sequence was tested, and the Monte-Carlo noise."""
         return ratio(self.per_sequence(group), self.tokens[group], blocks(len(self.available), self.block_size))
 
@@ -83,7 +83,7 @@ class Likelihood:
         """Standard error in nats per token for these very sequences: Monte-Carlo noise alone."""
         return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
 
-    def difference(self, other: np.ndarray, group: str = "all") -> Interval:
+    def difference(self, other: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
         return ratio(self.per_sequence(group) - other, self.tokens[group], blocks(len(self.available), self.block_size))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.bootstrap import blocks, ratio
-from dnadiff.likelihood.monte_carlo import Batch, Batches
+from dnadiff.likelihood.monte_carlo import Batches, WindowBatch
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.vocab import Vocab
 
@@ -78,9 +78,9 @@ class ReverseComplemented:
     def __init__(self, batches: Batches, vocab: Vocab) -> None:
         self.batches, self.vocab = batches, vocab
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[WindowBatch]:
         for each in self.batches:
-            batch = Batch(*each)
+            batch = WindowBatch(*each)
             groups = {name: mask.flip(-1) for name, mask in batch.groups.items()}
             valid = None if batch.valid is None else batch.valid.flip(-1)
             yield batch._replace(ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid)

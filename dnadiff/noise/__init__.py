@@ -7,8 +7,8 @@ a schedule changes the variance of training, the grid of a sampler and every bou
 """
 
 from dnadiff.noise.base import NoiseSchedule, refuse_cut
-from dnadiff.noise.share import Cosine, CosineSquared, LogLinear, MaskGITCosine, MaskShare, Polynomial, ShiftedLogOdds
-from dnadiff.noise.total import Geometric, Linear, LogMask, TotalNoise
+from dnadiff.noise.mask_fraction import Cosine, CosineSquared, LogLinear, MaskGITCosine, MaskShare, Polynomial, ShiftedLogOdds
+from dnadiff.noise.total_noise import Geometric, Linear, LogMask, TotalNoise
 
 __all__ = [
     "Cosine",

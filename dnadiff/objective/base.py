@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
-from dnadiff.objective.masking import Coins, Masked, Masking
+from dnadiff.objective.masking import Bernoulli, Masked, Masking
 from dnadiff.parameterization import SUBS, Parameterization
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
@@ -101,7 +101,7 @@ class MaskedObjective(Objective):
         if protocol == "mdlm" and process.vocab.complement is not None:
             raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
         self.protocol = protocol
-        self.masking = masking or Coins()
+        self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
 
     @abstractmethod
@@ -149,12 +149,12 @@ def x0_nll(
     A visible position is asked about only where that law does not carry it over.
     """
     target = x0[positions][:, None]
-    if not getattr(denoiser, "wide", False):
+    if not getattr(denoiser, "fused_head", False):
         log_probs = denoiser.x0_log_probs(xt, t, cond, positions, valid)  # (M, V)
         return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
     banned = denoiser.parameterization.banned
     ids = target if mask_id in banned else torch.cat([target, torch.full_like(target, mask_id)], 1)
-    log_sum, at = denoiser.sums(ids, banned, xt, t, cond, positions, valid)
+    log_sum, at = denoiser.log_sum_and_logits(ids, banned, xt, t, cond, positions, valid)
     on_mask = torch.full_like(log_sum, -torch.inf) if mask_id in banned else at[:, 1] - log_sum
     return log_sum - at[:, 0], on_mask
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.objective.base import FEW, Loss, MaskedObjective, x0_nll
-from dnadiff.objective.masking import Masked, Masking, Steps
+from dnadiff.objective.masking import DiscreteTime, Masked, Masking
 from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
@@ -23,7 +23,7 @@ class D3PM(MaskedObjective):
 
     Args:
         process: the absorbing process.
-        masking: `Steps`, which holds T.
+        masking: `DiscreteTime`, which holds T.
         zero_masking: ids that are never emitted have probability 0.
         carry_over: a visible token is known, and the reconstruction term 0.
         protocol: see `MaskedObjective`.
@@ -37,10 +37,10 @@ class D3PM(MaskedObjective):
         carry_over: bool = False,
         protocol: str = "count",
     ) -> None:
-        masking = masking or Steps()
-        if not isinstance(masking, Steps):
+        masking = masking or DiscreteTime()
+        if not isinstance(masking, DiscreteTime):
             raise ValueError(
-                f"d3pm is defined in discrete time and cannot use masking {type(masking).__name__}; set objective/masking=steps"
+                f"d3pm is defined in discrete time and cannot use masking {type(masking).__name__}; set objective/masking=discrete_time"
             )
         super().__init__(process, masking, protocol)
         self.zero_masking, self.carry_over = zero_masking, carry_over

@@ -82,7 +82,7 @@ class Masking(ABC):
         return ExactCount()
 
 
-class Coins(Masking):
+class Bernoulli(Masking):
     """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1 - alpha).
 
     Args:
@@ -142,7 +142,7 @@ class Importance(Masking):
         return f"p_min {self.p_min}"
 
 
-class Steps(Masking):
+class DiscreteTime(Masking):
     """Coins at one of T discrete times i/T; the weight is T times the chance of being revealed, (alpha_s - alpha_t)/(1 - alpha_t).
 
     The bound of MDLM (arXiv 2406.07524) with T steps. At t = 1/T the step reveals everything: its term is
@@ -158,7 +158,7 @@ class Steps(Masking):
         if num_steps < 1:
             raise ValueError(
                 f"num_steps {num_steps} must be at least 1: discrete time has T steps; set objective.masking.num_steps, "
-                "or take continuous time: objective=mdlm objective/masking=coins"
+                "or take continuous time: objective=mdlm objective/masking=bernoulli"
             )
         self.num_steps, self.stratified = num_steps, stratified
 
@@ -182,12 +182,12 @@ class Steps(Masking):
         """See `Masking`; d3pm takes no other masking, and counts are another bound."""
         return "set another noise"
 
-    def evaluation(self) -> Steps:
+    def evaluation(self) -> DiscreteTime:
         """The same steps, stratified by what they reveal."""
-        return WeighedSteps(self.num_steps)
+        return ImportanceDiscreteTime(self.num_steps)
 
 
-class WeighedSteps(Steps):
+class ImportanceDiscreteTime(DiscreteTime):
     """The same T steps and the same mean, each step drawn as often as it reveals tokens: in proportion to alpha_s - alpha_t.
 
     A row then weighs (1 - alpha(1))/(1 - alpha_t), as with coins under the log-linear schedule. Even draws would meet the few steps in which

@@ -36,10 +36,10 @@ class SEDD(MaskedObjective):
         self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
     ) -> Tensor:
         """Score entropy over sigma' q: see `MaskedObjective.token_nll`."""
-        if getattr(denoiser, "wide", False):
+        if getattr(denoiser, "fused_head", False):
             few = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
             target, banned = x0[positions][:, None], self.process.vocab.never_emitted
-            log_sum, at = denoiser.sums(target, banned, masked.xt, masked.t.float(), cond, positions, valid)
+            log_sum, at = denoiser.log_sum_and_logits(target, banned, masked.xt, masked.t.float(), cond, positions, valid)
             return (log_sum - few).exp() - 1 - (at[:, 0] - few)
         log_score = denoiser.log_score(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
         log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)[:, None].expand(x0.shape)[positions]  # -log q

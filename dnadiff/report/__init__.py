@@ -5,7 +5,7 @@
 `headlines` turns intervals into verdicts. Files of sequences are read by the command lines (`dnadiff.data`), not here.
 """
 
-from dnadiff.report.composition import Composition, compare
+from dnadiff.metrics.composition import Composition, compare
 from dnadiff.report.headlines import Headline, headlines, sentences
 from dnadiff.report.page import save_overview, write_report
 from dnadiff.report.results import read_metrics

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnadiff.downstream.comparison import Published, trained_on
+from dnadiff.downstream.comparison import PublishedResult, trained_on
 from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
 from dnadiff.report.results import is_number
 
@@ -27,7 +27,7 @@ def in_order(result: Results) -> list[str]:
     return first + sorted((name for name in models if name not in first), key=lambda name: -models[name]["accuracy"])
 
 
-def accuracy_bars(axes: Axes, result: Results, published: Sequence[Published] = ()) -> None:
+def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
     """Accuracy of each model with its 95 % interval; below, in grey, published ones, each with the training sequences it rests on."""
     models, names = result["models"], in_order(result)
     for row, name in enumerate(names):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dnadiff.bootstrap import UNDECIDED, verdict
-from dnadiff.report.composition import Composition, Distance
+from dnadiff.metrics.composition import Composition, Distance
 from dnadiff.report.results import BIT, GROUPS, chance_level, is_number, markov_models, shown_groups
 
 

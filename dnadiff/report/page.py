@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from dnadiff.metrics.composition import Composition, compare
 from dnadiff.report import figures, panels, sections
-from dnadiff.report.composition import Composition, compare
 from dnadiff.report.html import document, write
 from dnadiff.report.results import has_loss, markov_models
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnadiff.report.composition import Composition
-from dnadiff.report.judgement import WORDS, Judgement
+from dnadiff.metrics.composition import Composition
+from dnadiff.metrics.sample_quality import WORDS, Judgement
 from dnadiff.report.results import BIT, GROUPS, Columns, chance_level, is_number, markov_models, progress, short_count, smoothed
 
 if TYPE_CHECKING:

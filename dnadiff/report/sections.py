@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dnadiff.metrics.composition import Composition
 from dnadiff.report import panels
-from dnadiff.report.composition import Composition
 from dnadiff.report.figures import group_panels, panel
 from dnadiff.report.headlines import headlines, interval, listed, number, sentences, verdict
 from dnadiff.report.html import facts, pair, picture, section, table

@@ -2,7 +2,7 @@
 
 Each step asks at every masked position of the sequences that are not finished, opens some of them, and asks again. An order that
 looks at distributions alone keeps the chain rule, and so the model's law, where it opens one position at a time; an order that
-looks at tokens already drawn does not (`drawn_token`, `threshold`).
+looks at tokens already drawn does not (`low_confidence`, `threshold`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Calls, Sampler, Samples, time_of, to_fill, whole
+from dnadiff.sampler.base import CountedDenoiser, Sampler, Samples, time_of, to_fill, whole
 
 _STEPS = 64
 _EQUAL = 1e-4
@@ -90,7 +90,7 @@ class AdaptiveSampler(Sampler):
         self.check_model(denoiser)
         self.check_length(x_init.shape[1])
         masked, length = to_fill(x_init, process, frozen), x_init.shape[1]
-        x, calls, total = x_init.clone(), Calls(denoiser, cond, valid), masked.sum(-1, keepdim=True)
+        x, calls, total = x_init.clone(), CountedDenoiser(denoiser, cond, valid), masked.sum(-1, keepdim=True)
         tie = draws.uniform("tie", length).argsort(-1).to(x.device)
         for i in itertools.count():
             if not masked.any():

@@ -9,7 +9,7 @@ from dnadiff.draws import Draws
 from dnadiff.parameterization import log_expm1
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
-from dnadiff.sampler.base import Calls, Samples, time_left, to_fill
+from dnadiff.sampler.base import CountedDenoiser, Samples, time_left, to_fill
 from dnadiff.vocab import Vocab
 
 
@@ -56,7 +56,7 @@ class Analytic(Ancestral):
         if getattr(getattr(denoiser, "parameterization", None), "normalised", True):
             return super().sample(denoiser, process, x_init, draws, frozen, cond, valid)
         length, told = x_init.shape[1], getattr(denoiser, "time_conditioning", True)
-        x, masked, calls = x_init.clone(), to_fill(x_init, process, frozen), Calls(denoiser, cond, valid)
+        x, masked, calls = x_init.clone(), to_fill(x_init, process, frozen), CountedDenoiser(denoiser, cond, valid)
         banned = ~process.vocab.is_emitted(x.device)
         uniform = draws.uniform("token", length)  # each position is drawn once
         still = (1 - process.noise.alpha(self.times())).tolist()

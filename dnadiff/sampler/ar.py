@@ -10,7 +10,7 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler, Samples, part_of, to_fill
 
 
-class AR(Sampler):
+class Autoregressive(Sampler):
     """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values for the transformer.
 
     Given tokens are read and kept; those to the right of a mask do not influence it, as an autoregressive model cannot see them. A

@@ -57,7 +57,7 @@ def part_of(denoiser: nn.Module, rows: Tensor | None = None, columns: slice | No
     return denoiser.part(rows, columns) if hasattr(denoiser, "part") else denoiser
 
 
-class Calls:
+class CountedDenoiser:
     """A denoiser that is asked about some sequences of a batch only, and the count of what that took.
 
     Where all of them are one sequence, as at the beginning, when everything is masked, it is asked about one, and each gets its
@@ -144,7 +144,7 @@ class Sampler(ABC):
     Attributes:
         exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut, no guidance).
         causal: which models fit: True for autoregressive ones, False for those that unmask.
-        weighs: whether the tokens of a sample are draws of the chain rule, each from the law that the network gave: what a constraint
+        has_weights: whether the tokens of a sample are draws of the chain rule, each from the law that the network gave: what a constraint
             left out of these laws is then the sample's importance weight.
     """
 
@@ -152,7 +152,7 @@ class Sampler(ABC):
 
     exact: bool = True
     causal: bool = False
-    weighs: bool = True
+    has_weights: bool = True
 
     def __init__(self, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
         self.temperature, self.nucleus = finite("temperature", temperature), finite("nucleus", nucleus)
@@ -173,9 +173,9 @@ class Sampler(ABC):
         return torch.cat([categorical.draw(self.shape(part), u) for part, u in parts]).to(log_probs.device)
 
     @property
-    def weighable(self) -> bool:
-        """Whether samples have importance weights: `weighs`, at temperature 1 and with nothing cut."""
-        return self.weighs and self.temperature == 1 and self.top_k is None and self.nucleus == 1
+    def supports_weights(self) -> bool:
+        """Whether samples have importance weights: `has_weights`, at temperature 1 and with nothing cut."""
+        return self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
 
     def check_length(self, length: int) -> None:
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
@@ -275,7 +275,7 @@ class PlannedSampler(Sampler):
         masked = to_fill(x_init, process, frozen)
         step, left = self.plan(masked, process, draws)
         uniform = draws.uniform("token", x_init.shape[1])  # each position is drawn once, so one number each
-        x, calls = x_init.clone(), Calls(denoiser, cond, valid)
+        x, calls = x_init.clone(), CountedDenoiser(denoiser, cond, valid)
         for i in step[masked & (step >= 0)].unique().tolist():
             opens = masked & (step == i)
             t = time_of(x, process, valid) if left is None else time_left(left[:, i], x_init, masked, process, valid)
@@ -317,9 +317,9 @@ class GridSampler(Sampler):
         return self.num_steps
 
     @property
-    def weighable(self) -> bool:
-        """See `Sampler.weighable`; the likeliest token is no draw."""
-        return super().weighable and self.noise_removal != "argmax"
+    def supports_weights(self) -> bool:
+        """See `Sampler.supports_weights`; the likeliest token is no draw."""
+        return super().supports_weights and self.noise_removal != "argmax"
 
     def times(self, device: torch.device | str = "cpu") -> Tensor:
         """The grid, (T + 1,) float64 from 1 to 0."""

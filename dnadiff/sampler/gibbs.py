@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Calls, Sampler, Samples, time_of, to_fill, whole
+from dnadiff.sampler.base import CountedDenoiser, Sampler, Samples, time_of, to_fill, whole
 from dnadiff.sampler.grouped import Grouped
 
 
@@ -63,7 +63,7 @@ class Gibbs(Sampler):
         first = self.groups.sample(denoiser, process, x_init, draws, frozen, cond, valid)
         # A sweep leaves the constrained law as it is, so a sample goes on with the weight of its first filling.
         law = denoiser.unnoted() if hasattr(denoiser, "unnoted") else denoiser
-        x, calls = first.tokens, Calls(law, cond, valid)
+        x, calls = first.tokens, CountedDenoiser(law, cond, valid)
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
             step, uniform = self.groups.plan(refined, process, noise).step, noise.uniform("token", length)

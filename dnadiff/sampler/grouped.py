@@ -25,7 +25,7 @@ class Grouped(PlannedSampler):
         temperature: see `Sampler`.
         top_k: see `Sampler`.
         nucleus: see `Sampler`.
-        sizes: of the groups in order of revealing, adding up to the length (`dnadiff.code_length.optimal_sizes`); a template
+        sizes: of the groups in order of revealing, adding up to the length (`dnadiff.likelihood.code_length.optimal_sizes`); a template
             enters where as many tokens are visible. None is (almost) equal sizes, whatever is masked.
     """
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess, reveal_chance
-from dnadiff.sampler.base import Calls, GridSampler, Samples, finite, time_left, to_fill
+from dnadiff.sampler.base import CountedDenoiser, GridSampler, Samples, finite, time_left, to_fill
 
 
 class Remasking(ABC):
@@ -121,7 +121,7 @@ class RemaskingSampler(GridSampler):
         num_steps, temperature, top_k, nucleus, noise_removal: see `GridSampler`.
     """
 
-    weighs = False  # a token taken back was drawn for nothing, which a weight would have to know
+    has_weights = False  # a token taken back was drawn for nothing, which a weight would have to know
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class RemaskingSampler(GridSampler):
         """See `Sampler.sample`."""
         self.check_model(denoiser)
         ours, mask_id, length = to_fill(x_init, process, frozen), process.vocab.mask_id, x_init.shape[1]
-        x, calls = x_init.clone(), Calls(denoiser, cond, valid)
+        x, calls = x_init.clone(), CountedDenoiser(denoiser, cond, valid)
         confidence = torch.full(x.shape, torch.inf, device=x.device)
         alpha = self.remasking.alpha(process.noise, self.times())
         left = ((1 - alpha) / (1 - alpha[0])).tolist()

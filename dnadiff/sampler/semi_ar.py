@@ -63,9 +63,9 @@ class SemiAR(Sampler):
         return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
 
     @property
-    def weighable(self) -> bool:
-        """See `Sampler.weighable`: as the sampler inside."""
-        return self.sampler.weighable
+    def supports_weights(self) -> bool:
+        """See `Sampler.supports_weights`: as the sampler inside."""
+        return self.sampler.supports_weights
 
     def starts(self, length: int, window: int) -> list[int]:
         """First position of each window."""

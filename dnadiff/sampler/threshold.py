@@ -25,7 +25,7 @@ class Threshold(AdaptiveSampler):
 
     exact = False
     tokens_first = True
-    weighs = False
+    has_weights = False
 
     def __init__(self, threshold: float = 0.9, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
         if not 0 < finite("threshold", threshold) <= 1:

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dnadiff.allocator import keep_freed_memory
 from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.commands import keep_freed_memory
 from dnadiff.kernels import available_scans, gated_sum, linear, narrow_linear, selective_scan, short_conv
 from dnadiff.vocab import Vocab
 

@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnadiff import checkpoint, compress, cost_curve, decompress, likelihood, pieces
+from dnadiff import checkpoint, compress, decompress, likelihood
 from dnadiff.config import build, compose
-from dnadiff.data.fasta import Record, write_fasta
-from dnadiff.markov import BackoffMarkov
+from dnadiff.data.genome import pieces
+from dnadiff.data.genome.fasta import Record, write_fasta
+from dnadiff.likelihood import curve
+from dnadiff.markov.model import BackoffMarkov
 from dnadiff.progress import table
 
 
@@ -33,11 +35,12 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
     parts = [ids[p.start : p.end] for p in pieces.cut([len(ids)], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
     windows = [
-        likelihood.Batch(x, {"all": emitted[x]}, valid) for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
+        likelihood.WindowBatch(x, {"all": emitted[x]}, valid)
+        for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
     result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
-    samples = cost_curve.Samples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
-    rows = cost_curve.table(samples, max(map(len, parts)), groups)["rows"]
+    samples = curve.CurveSamples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
+    rows = curve.table(samples, max(map(len, parts)), groups)["rows"]
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from dnadiff.allocator import keep_freed_memory
 from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.layers import rotated
+from dnadiff.commands import keep_freed_memory
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
-from dnadiff.objective.masking import Coins
+from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
@@ -59,7 +59,7 @@ class Paper:
 
     def __call__(self, process, x0, draws):
         net, vocab = self.network, process.vocab
-        masked = Coins()(process, x0, torch.ones_like(x0, dtype=torch.bool), draws)
+        masked = Bernoulli()(process, x0, torch.ones_like(x0, dtype=torch.bool), draws)
         condition = F.silu(net.sigma_map(torch.zeros(len(x0), device=x0.device)))
         x, angles = F.embedding(masked.xt, net.vocab_embed["embedding"]), net.rotary_emb.angles(x0.shape[1], x0.device)
         for block in net.blocks:
@@ -134,7 +134,8 @@ def measure(args: argparse.Namespace) -> dict:
     state = sum(p.numel() * p.element_size() for p in network.parameters()) * 2
     masked = int(
         (
-            Coins()(process, x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(0, args.batch, 0, args.device)).xt == args.vocab - 1
+            Bernoulli()(process, x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(0, args.batch, 0, args.device)).xt
+            == args.vocab - 1
         ).sum()
     )
     torch.manual_seed(2)

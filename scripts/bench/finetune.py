@@ -14,8 +14,8 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import quieten
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.finetuning import Network
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.trained import Network
 from dnadiff.progress import table
 
 MOST_WAITING = 0.01  # of the training time: above this fine-tuning is said to wait for data

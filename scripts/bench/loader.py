@@ -70,7 +70,7 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
     """Name to (what to time, windows that it cuts)."""
     import pyfaidx
 
-    from dnadiff.data.genome import Genome
+    from dnadiff.data.genome.genome import Genome
     from dnadiff.data.splits import Interval
     from dnadiff.data.windows import TrainWindows
 

@@ -17,15 +17,19 @@ The test part is never read.
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dnadiff import checkpoint, study
+from dnadiff import checkpoint
 from dnadiff.bootstrap import student_t
 from dnadiff.config import build, compose
 from dnadiff.draws import Draws, hash64
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+import study
 
 METHODS = {
     f"{masks}, {times}, {weighting}": [
@@ -54,7 +58,7 @@ def slug(method: str) -> str:
 def default_method() -> str:
     """What the package does unless told otherwise."""
     objective = compose("train", ["objective=mdlm"])["objective"]
-    masks = {"Coins": "coins", "ExactCount": "count"}[objective["masking"]["_target_"].rpartition(".")[2]]
+    masks = {"Bernoulli": "coins", "ExactCount": "count"}[objective["masking"]["_target_"].rpartition(".")[2]]
     return f"{masks}, {'stratified' if objective['masking']['stratified'] else 'independent'}, {objective['weighting']}"
 
 

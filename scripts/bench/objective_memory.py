@@ -30,7 +30,7 @@ from dnadiff.vocab import Vocab
 class EveryLogit(Denoiser):
     """Computes the head and the log-softmax at every position, and selects the masked ones afterwards: there is nothing to carry over."""
 
-    wide = False  # a loss asks for log-probabilities, not for sums that hold no logits
+    fused_head = False  # a loss asks for log-probabilities, not for sums that hold no logits
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         everywhere = self.logits(xt, t, cond, None, valid)

@@ -21,7 +21,7 @@ import numpy as np
 RECORDS = 24
 MEASURED = """
 import json, resource, sys, time
-from dnadiff.data.genome import Genome
+from dnadiff.data.genome.genome import Genome
 start, work = time.perf_counter(), time.process_time()
 genome = Genome.open(sys.argv[1])
 seconds, work = time.perf_counter() - start, time.process_time() - work

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.ar import AR
+from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Plan, PlannedSampler, Samples
 from dnadiff.vocab import Vocab
 
@@ -268,7 +268,7 @@ def time_ar(
     """Left to right with its cache; a Mamba's step costs the same everywhere, so a shorter sequence tells."""
 
     def run(tokens: int, rows: int = few) -> Samples:
-        return AR().sample(denoiser, process, process.prior(rows, tokens), Draws.for_batch(0, rows))
+        return Autoregressive().sample(denoiser, process, process.prior(rows, tokens), Draws.for_batch(0, rows))
 
     memory = peak_memory(lambda: run(min(16, length), ddpm_rows))
     start = time.perf_counter()

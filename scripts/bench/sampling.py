@@ -11,7 +11,7 @@ Each cell is kept in DIR as it finishes, and a second start goes on; `--only` ru
 about 20 minutes on two quiet cores.
 
 Code lengths come from h(n), measured once on validation windows: sum_k s_k h(n_k) for groups, its expectation over binomial sizes of groups for T
-steps (`dnadiff.code_length`), the exact -log p for `ar`. Best sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by the
+steps (`dnadiff.likelihood.code_length`), the exact -log p for `ar`. Best sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by the
 h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is 0 for one token at a time, 1 for one call.
 
 Seconds are those of the fastest of several passes. Where the whole takes too long (`share` below 100 %), it is made of parts, and a step's cost does not depend on
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,17 +36,21 @@ import torch
 from sampler_timing import DDPM, EPS, ddpm_seconds, in_turns, time_ar, time_ddpm, time_planned
 from torch import nn
 
-from dnadiff import checkpoint, code_length, cost_curve, likelihood, study
-from dnadiff.allocator import keep_freed_memory
+from dnadiff import checkpoint, likelihood
 from dnadiff.backbone.mamba import Mamba
+from dnadiff.commands import keep_freed_memory
 from dnadiff.config import build
 from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.likelihood import code_length, curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.vocab import Vocab
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+import study
 
 TEXT = Vocab(50_258, 50_257, 50_257, (50_257,))  # GPT-2's 50,257 tokens and the mask
 NETWORK = ["data=ecoli", "optimizer.lr=6e-3", "weight_decay=0.01", "matmul_precision=medium"]
@@ -143,10 +148,10 @@ class Study:
         chosen = np.unique(np.linspace(0, len(tiles) - 1, self.size["windows"]).round().astype(int)).tolist()
         ids = torch.stack([tiles[i]["ids"] for i in chosen])
         weight = torch.stack([tiles[i]["weight"] for i in chosen]) > 0
-        batches = [likelihood.Batch(i, {"all": w}) for i, w in zip(ids.split(16), weight.split(16))]
+        batches = [likelihood.WindowBatch(i, {"all": w}) for i, w in zip(ids.split(16), weight.split(16))]
         result = likelihood.estimate(found.denoiser, found.process, batches, self.size["num_draws"])
         start = likelihood.all_masked(found.denoiser, found.process, batches)
-        samples = cost_curve.Samples.of(result, start)
+        samples = curve.CurveSamples.of(result, start)
         half = np.arange(len(samples.tokens)) % 2
         chooses, h = (samples.fit(length, (half == i).astype(float)) for i in range(2))
         exact = likelihood.chain_rule(twin.denoiser, batches)

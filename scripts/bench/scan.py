@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.allocator import keep_freed_memory
+from dnadiff.commands import keep_freed_memory
 from dnadiff.kernels import SCANS, available_scans, linear, selective_scan, short_conv
 
 SIZES = [(4, 1024, 256, 16), (16, 512, 128, 16)]  # batch, length, channels, states

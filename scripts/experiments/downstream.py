@@ -20,19 +20,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import study
 import torch
 from downstream_tables import Titles, fine_tuning_table, main_table, probe_table
+from predictions import Predictions, task_data
 
-from dnadiff import checkpoint, study
+from dnadiff import checkpoint
 from dnadiff.backbone.base import Backbone
 from dnadiff.commands import quieten
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream import baselines, seen
+from dnadiff.downstream import baselines, pretraining_overlap
 from dnadiff.downstream.cnn import PublishedCNN
+from dnadiff.downstream.finetuning import Network
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.pieces import Predictions, task_data
 from dnadiff.downstream.probe import LinearProbe
-from dnadiff.downstream.trained import Network
 from dnadiff.draws import hash64
 
 MAIN = "human_nontata_promoters"
@@ -235,11 +236,15 @@ class Study:
 
     def inside(self, name: str) -> dict:
         """How many items of each task lie inside what a network was pretrained on, and which."""
-        words, rows = seen.pretraining_words(self.loaded(name).config, self.tokenizer), {}
+        words, rows = pretraining_overlap.pretraining_words(self.loaded(name).config, self.tokenizer), {}
         for task in self.size["tasks"]:
             data, how = self.task(task)
-            shares = seen.seen_shares(how.tested(data), words, self.tokenizer)
-            rows[task] = {"inside": int((shares >= seen.SEEN_FROM).sum()), "tested": len(shares), "shares": shares.round(4).tolist()}
+            shares = pretraining_overlap.seen_shares(how.tested(data), words, self.tokenizer)
+            rows[task] = {
+                "inside": int((shares >= pretraining_overlap.SEEN_FROM).sum()),
+                "tested": len(shares),
+                "shares": shares.round(4).tolist(),
+            }
         return {"words": len(words), "tasks": rows}
 
     def subsets(self, task: str, name: str = "chr20") -> dict[str, np.ndarray]:
@@ -250,7 +255,7 @@ class Study:
         if found is None:  # made before the study had this task
             return {}
         shares = np.array(found["shares"])
-        return {f"inside {name}": shares >= seen.SEEN_FROM, f"outside {name}": shares < seen.SEEN_FROM}
+        return {f"inside {name}": shares >= pretraining_overlap.SEEN_FROM, f"outside {name}": shares < pretraining_overlap.SEEN_FROM}
 
     def compared(self, task: str, models: list[str], seeds: tuple[int, ...], protocol: str | None = None) -> tuple[TaskData, dict]:
         """What is finished of these models on a task."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dnadiff import study
+import study
+
 from dnadiff.downstream.comparison import beside, published
 from dnadiff.downstream.items import TaskData
 

@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import study
 
-from dnadiff import study
-from dnadiff.bootstrap import Interval
+from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import build, compose
-from dnadiff.held_out import Scores, fit_markov, markov_nats, places, token_groups
+from dnadiff.likelihood.held_out import Scores, fit_markov, markov_nats, places, token_groups
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {
@@ -221,7 +221,7 @@ class Study:
         return ", ".join([f"lr {r} {b:.4f}" for r, b in tunes.items()] + [f"{n} {b:.4f}" for n, b in finals.items()])
 
 
-def interval(difference: Interval) -> str:
+def interval(difference: ConfidenceInterval) -> str:
     """A difference in bits per base with its 95 % interval."""
     value, low, high = (x / math.log(2) for x in (difference.value, difference.low, difference.high))
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

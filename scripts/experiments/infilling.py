@@ -25,20 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 
 import dnadiff
-from dnadiff import study
 from dnadiff.bootstrap import blocks, ratio
 from dnadiff.config import build
+from dnadiff.design.generate import Filler
+from dnadiff.design.request import Templates
+from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import hash64
-from dnadiff.filling import Filler
-from dnadiff.held_out import fit_markov, offline
 from dnadiff.kmers import UNKNOWN, reverse_complement
-from dnadiff.markov import BackoffMarkov
-from dnadiff.request import Templates
+from dnadiff.likelihood.held_out import fit_markov, offline
+from dnadiff.markov.model import BackoffMarkov
 from dnadiff.sampler.grouped import Grouped
-from dnadiff.template import FREE, Pattern
 
 ORDER = 12
 PATTERNS = ("middle", "random")

@@ -17,13 +17,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import study
 import torch
 
-from dnadiff import checkpoint, code_length, likelihood, study
+from dnadiff import checkpoint, likelihood
 from dnadiff.config import build
-from dnadiff.data.fasta import Record, write_fasta
+from dnadiff.data.genome.fasta import Record, write_fasta
 from dnadiff.draws import Draws, hash64
-from dnadiff.held_out import Windows
+from dnadiff.likelihood import code_length
+from dnadiff.likelihood.held_out import Windows
 
 ORDER, MOST_BITS = 3, 1.2
 CONTEXTS = 4**ORDER

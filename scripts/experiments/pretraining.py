@@ -15,10 +15,10 @@ The question is whether a diffusion model keeps what others learn: it does unles
 import itertools
 from pathlib import Path
 
+import study
 from downstream import MAIN, TASKS, Study
 from downstream_tables import SPENT, Titles, kept_together, number, seeds, signed, why, with_interval
 
-from dnadiff import study
 from dnadiff.commands import quieten
 
 CADUCEUS, MAMBA = ["backbone=caduceus"], ["backbone=mamba"]

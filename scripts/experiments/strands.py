@@ -12,9 +12,9 @@ import itertools
 import math
 
 import numpy as np
+import study
 
-from dnadiff import study
-from dnadiff.held_out import Scores
+from dnadiff.likelihood.held_out import Scores
 
 NETWORKS = {
     "ph": ("Caduceus-Ph", ["backbone=caduceus", "data.augment_rc=false"], 1),

@@ -13,9 +13,10 @@ objective's own bound. The test part is scored once for each model: count form i
 import math
 from pathlib import Path
 
-from dnadiff import study
-from dnadiff.bootstrap import Interval
-from dnadiff.held_out import Scores
+import study
+
+from dnadiff.bootstrap import ConfidenceInterval
+from dnadiff.likelihood.held_out import Scores
 
 DIT = ["backbone=dit", "backbone.cond_dim=16", "backbone.dropout=0.0"]
 # Masks, times and weighting are the published ones; `mdlm_ce` has this package's default weighting. No network is told the time.
@@ -32,7 +33,13 @@ SUBS = {(True, True): "both", (True, False): "zero masking", (False, True): "car
 ABLATIONS = {
     "continuous": MODELS["mdlm"],
     **{
-        f"T{T}": ["objective=mdlm", "objective.weighting=nelbo", "objective/masking=steps", f"objective.masking.num_steps={T}", *DIT]
+        f"T{T}": [
+            "objective=mdlm",
+            "objective.weighting=nelbo",
+            "objective/masking=discrete_time",
+            f"objective.masking.num_steps={T}",
+            *DIT,
+        ]
         for T in (1000, 100, 10)
     },
     **{
@@ -177,12 +184,12 @@ class Study:
         )
 
 
-def bits(mean: Interval) -> str:
+def bits(mean: ConfidenceInterval) -> str:
     """Bits with their 95 % interval."""
     return f"{mean.value / BIT:.3f} ({mean.low / BIT:.3f} to {mean.high / BIT:.3f})"
 
 
-def interval(difference: Interval) -> str:
+def interval(difference: ConfidenceInterval) -> str:
     """A difference in bits with its 95 % interval."""
     return f"{difference.value / BIT:+.3f} ({difference.low / BIT:+.3f} to {difference.high / BIT:+.3f})"
 

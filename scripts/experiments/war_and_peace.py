@@ -25,13 +25,13 @@ from dnadiff.data.files import open_text
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.draws import Draws
-from dnadiff.likelihood import Batch, Likelihood, chain_rule, estimate
+from dnadiff.likelihood import Likelihood, WindowBatch, chain_rule, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.mdlm import MDLM
-from dnadiff.optim import parameter_groups
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
+from dnadiff.training.optim import parameter_groups
 
 MODELS = {"mdlm": lambda process: MDLM(process, weighting="cross_entropy"), "mdlm_nelbo": MDLM, "ar": AR}
 SCORES = 12  # validations
@@ -81,7 +81,7 @@ class Book:
 
 def score(denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool) -> Likelihood:
     """The bound by counts, or the exact likelihood of a causal model; blocks of 16 windows."""
-    batches = [Batch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
+    batches = [WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
     with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bf16):
         return chain_rule(denoiser, batches) if denoiser.causal else estimate(denoiser, process, batches, draws)
 

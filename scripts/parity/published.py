@@ -22,13 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnadiff import likelihood, published
+from dnadiff import likelihood
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.mlm import MLM
 from dnadiff.process import AbsorbingProcess
+from dnadiff.published import model
 
 HUB = {
     "mdlm-owt": "kuleshov-group/mdlm-owt",
@@ -54,7 +55,7 @@ def ag_news() -> torch.Tensor:
 
 def chr20(length: int, fasta: Path) -> torch.Tensor:
     """(S, length) token ids of the windows without N."""
-    from dnadiff.data.genome import Genome
+    from dnadiff.data.genome.genome import Genome
 
     if not fasta.exists():
         print(f"fetching {CHR20}")
@@ -98,7 +99,7 @@ def main() -> None:
 
             revisions[name] = HfApi().model_info(HUB[name]).sha
         print(f"{name}: {HUB[name]} at {revisions[name]}")
-        denoiser = published.load_published(HUB[name], revisions[name]).to(args.device)
+        denoiser = model.load_published(HUB[name], revisions[name]).to(args.device)
         ids = ag_news() if name == "mdlm-owt" else chr20(args.length, args.fasta)
         if args.sequences:
             ids = ids[:: max(1, len(ids) // args.sequences)][: args.sequences]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dnadiff.published import published_layout
 from dnadiff.vocab import Vocab
 
 
@@ -18,7 +19,7 @@ def published(parity):
     def fill(network, name, prefix=""):
         file = parity(name)
         weights = {prefix + key.removeprefix("weights."): value for key, value in file.items() if key.startswith("weights.")}
-        network.eval().published().fill(weights, name)
+        published_layout(network.eval()).fill(weights, name)
         return file
 
     return fill

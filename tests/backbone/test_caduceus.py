@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from dnadiff.backbone.caduceus import Caduceus, published_names
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.published.caduceus import caduceus_layout, published_names
 
 
 @pytest.mark.parametrize("scan", ["cpu", "portable", "reference"])
@@ -73,4 +74,4 @@ def test_wrong_arguments_are_refused(dna):
     with pytest.raises(ValueError, match="bidirectional_strategy 'concat' is not known; choose add or ew_multiply"):
         Caduceus(dna, 16, 1, bidirectional_strategy="concat")
     with pytest.raises(ValueError, match="cannot be exported"):
-        Caduceus(dna, 16, 1, num_labels=2).published()
+        caduceus_layout(Caduceus(dna, 16, 1, num_labels=2))

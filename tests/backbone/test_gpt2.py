@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dnadiff import denoiser as module
-from dnadiff import published
+from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
 VOCAB = Vocab(62, 60, 61, (60, 61))  # GPT-2's 60 tokens of the fixture, a mask and padding
@@ -31,7 +31,7 @@ def folder(parity, tmp_path):
 
 def test_logits_equal_the_published_network(folder):
     path, arrays = folder()
-    judge = published.load_gpt2(path, VOCAB)
+    judge = model.load_gpt2(path, VOCAB)
     logits = judge.backbone(arrays["input_ids"])
     assert logits.shape == (2, 24, 62) and (logits[..., 60:] == 0).all()
     torch.testing.assert_close(logits[..., :60], arrays["logits"], rtol=1e-5, atol=1e-5)
@@ -39,7 +39,7 @@ def test_logits_equal_the_published_network(folder):
 
 def test_texts_begin_at_its_own_token_and_mask_and_padding_are_never_emitted(folder, monkeypatch):
     path, arrays = folder()
-    judge, ids = published.load_gpt2(path, VOCAB), arrays["input_ids"]
+    judge, ids = model.load_gpt2(path, VOCAB), arrays["input_ids"]
     log_probs = judge.next_log_probs(ids)
     assert log_probs[..., 60:].isneginf().all()
     shifted = torch.cat([torch.full((2, 1), 59), ids[:, :-1]], 1)
@@ -51,9 +51,9 @@ def test_texts_begin_at_its_own_token_and_mask_and_padding_are_never_emitted(fol
 
 def test_what_old_files_hold_besides_is_checked(folder):
     seen = {f"h.{n}.attn.bias": torch.ones(24, 24).tril()[None, None].contiguous() for n in range(2)}
-    published.load_gpt2(folder(more=seen)[0], VOCAB)
+    model.load_gpt2(folder(more=seen)[0], VOCAB)
     with pytest.raises(ValueError, match=r"h\.0\.attn\.bias differs from what the configuration means"):
-        published.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
+        model.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_what_old_files_hold_besides_is_checked(folder):
 )
 def test_other_networks_and_alphabets_are_refused(folder, settings, vocab, message):
     with pytest.raises(ValueError, match=message):
-        published.load_gpt2(folder(settings)[0], vocab)
+        model.load_gpt2(folder(settings)[0], vocab)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dnadiff.data import cutter as module
 from dnadiff.data.cutter import Cutter, Letters
-from dnadiff.data.fasta import Record
-from dnadiff.data.genome import Genome
+from dnadiff.data.genome.fasta import Record
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
 from dnadiff.vocab import Vocab
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.callbacks import Checkpoints
+from dnadiff.training.callbacks import Checkpoints
 
 RECORDER = """
 import json

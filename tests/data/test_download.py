@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from dnadiff.data.datamodule import GenomeDataModule
 from dnadiff.data.download import Download
+from dnadiff.data.genome.datamodule import GenomeDataModule
 
 CONTENT = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
 
@@ -142,10 +142,10 @@ def test_names_that_could_meet_other_files_are_refused(name):
 
 def test_a_checkpoint_may_not_reach_out_to_the_network():
     from dnadiff.config import build
-    from dnadiff.held_out import offline
+    from dnadiff.likelihood.held_out import offline
 
     data = {
-        "_target_": "dnadiff.data.datamodule.GenomeDataModule",
+        "_target_": "dnadiff.data.genome.datamodule.GenomeDataModule",
         "path": None,
         "download": {"_target_": "dnadiff.data.download.Download"},
     }

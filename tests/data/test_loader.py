@@ -5,7 +5,7 @@ import pytest
 import torch
 from Bio import SeqIO
 
-from dnadiff.data.genome import Genome
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.loader import TrainLoader
 from dnadiff.data.splits import Interval
 from dnadiff.data.tokenizer import DNATokenizer

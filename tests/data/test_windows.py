@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.labels import Labels
+from dnadiff.data.n_runs import UnknownRuns
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.unknown import UnknownRuns
 from dnadiff.data.windows import IntervalWindows, Tile, TiledWindows, TrainWindows
 
 DNA = DNATokenizer()

@@ -11,8 +11,8 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier, first_layers
 from dnadiff.downstream.cnn import PublishedCNN
+from dnadiff.downstream.finetuning import FineTuning, Network
 from dnadiff.downstream.items import Items, TaskData, batch, other_strand
-from dnadiff.downstream.trained import FineTuning, Network
 
 DNA = DNATokenizer()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.data.regions import Region
+from dnadiff.data.genome.regions import Region
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
 from dnadiff.downstream.protocol import named

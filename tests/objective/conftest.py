@@ -9,7 +9,7 @@ import torch
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.draws import Draws
-from dnadiff.objective.masking import Masked, Steps
+from dnadiff.objective.masking import DiscreteTime, Masked
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -28,8 +28,8 @@ class Table(Backbone):
         return features
 
 
-class Everything(Steps):
-    """Every mask of every sequence at one time, each row weighing its probability times `factor`; `Steps` so that D3PM takes it."""
+class Everything(DiscreteTime):
+    """Every mask of every sequence at one time, each row weighing its probability times `factor`; `DiscreteTime` so that D3PM takes it."""
 
     def __init__(self, joint, t, factor, num_steps=1):
         self.num_steps, self.joint, self.t, self.factor = num_steps, joint, t, factor

@@ -7,7 +7,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Coins, Masked, Steps
+from dnadiff.objective.masking import Bernoulli, DiscreteTime, Masked
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -39,8 +39,8 @@ def term(objective, probs, t):
 def test_the_divergence_with_mass_on_the_mask():
     # facts 8: t = 0.5, T = 4, 0.3 to the truth and 0.1 to the mask
     law = [0.3, 0.2, 0.2, 0.2, 0.1]
-    assert term(D3PM(PROCESS, Steps(4)), law, 0.5) == pytest.approx(0.566114, abs=1e-6)
-    assert 4 * term(D3PM(PROCESS, Steps(4)), law, 0.5) == pytest.approx(2.264458, abs=1e-5)
+    assert term(D3PM(PROCESS, DiscreteTime(4)), law, 0.5) == pytest.approx(0.566114, abs=1e-6)
+    assert 4 * term(D3PM(PROCESS, DiscreteTime(4)), law, 0.5) == pytest.approx(2.264458, abs=1e-5)
     posterior = PROCESS.plug_in_posterior(
         torch.tensor([[law]], dtype=torch.float64).log(), torch.tensor([[4]]), torch.tensor([0.5]), torch.tensor([0.25])
     )
@@ -54,13 +54,13 @@ def test_without_mass_on_the_mask_it_is_the_subs_term():
     # facts 8: (1/t)(-log 0.3) = 2.407946
     law = [0.3, 0.3, 0.2, 0.2, 0.0]
     for zero_masking in (False, True):
-        assert 4 * term(D3PM(PROCESS, Steps(4), zero_masking), law, 0.5) == pytest.approx(2.407946, abs=1e-6)
+        assert 4 * term(D3PM(PROCESS, DiscreteTime(4), zero_masking), law, 0.5) == pytest.approx(2.407946, abs=1e-6)
 
 
 def test_the_first_step_is_finite():
     # facts 10: -log p(x0) with nothing on the mask; with 0.1 there, log(1 + 0.1 alpha/(1 - alpha)) more
-    assert term(D3PM(PROCESS, Steps(4)), [0.3, 0.3, 0.2, 0.2, 0.0], 0.25) == pytest.approx(-math.log(0.3))
-    assert term(D3PM(PROCESS, Steps(4)), [0.3, 0.2, 0.2, 0.2, 0.1], 0.25) == pytest.approx(-math.log(0.3) + math.log(1 + 0.1 * 3))
+    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.3, 0.2, 0.2, 0.0], 0.25) == pytest.approx(-math.log(0.3))
+    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.2, 0.2, 0.2, 0.1], 0.25) == pytest.approx(-math.log(0.3) + math.log(1 + 0.1 * 3))
 
 
 def network():
@@ -79,7 +79,7 @@ def test_what_reaches_the_clean_sequence_is_counted_once_whatever_the_number_of_
     weight = (x0 != 11).float()
     parts = []
     for num_steps in (2, 50):
-        both = [D3PM(process, Steps(num_steps), carry_over=c) for c in (False, True)]
+        both = [D3PM(process, DiscreteTime(num_steps), carry_over=c) for c in (False, True)]
         without, with_carry_over = (o(o.denoiser(backbone), x0, weight, Draws.for_batch(0, 4)).nll for o in both)
         parts.append(float(without - with_carry_over))
     logits = torch.log_softmax(both[0].denoiser(backbone).logits(x0), -1).gather(-1, x0[..., None])[..., 0]
@@ -109,5 +109,5 @@ def test_an_empty_batch_costs_nothing():
 
 
 def test_continuous_time_is_refused():
-    with pytest.raises(ValueError, match="cannot use masking Coins; set objective/masking=steps"):
-        D3PM(PROCESS, Coins())
+    with pytest.raises(ValueError, match="cannot use masking Bernoulli; set objective/masking=discrete_time"):
+        D3PM(PROCESS, Bernoulli())

@@ -13,7 +13,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Masked, Steps
+from dnadiff.objective.masking import DiscreteTime, Masked
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
@@ -134,7 +134,7 @@ def test_more_steps_tighten_the_bound_down_to_the_entropy(toy, process, exact, o
 @pytest.mark.parametrize(("num_steps", "expected"), [(1, 1.386294), (2, 1.039721), (4, 0.866434), (10, 0.762462)])
 def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
     # facts 3: L log 2 (1/T) sum (i/T)^(L-1), L = 2. Masks are independent coins, so four states a step are the whole sum.
-    class Four(Steps):
+    class Four(DiscreteTime):
         def __init__(self, t, factor):
             self.num_steps, self.t, self.factor = num_steps, t, factor
 

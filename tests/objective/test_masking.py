@@ -6,7 +6,7 @@ import torch
 from dnadiff.draws import Draws
 from dnadiff.noise import Cosine, Geometric, Linear, LogLinear, LogMask, ShiftedLogOdds
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Coins, ExactCount, Importance, Steps
+from dnadiff.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
@@ -21,7 +21,7 @@ def test_stratified_times_fall_one_into_each_stratum():
     x0, maskable = torch.full((16, 2), 7), torch.ones(16, 2, dtype=torch.bool)
 
     def times(stratified, step):
-        return Coins(stratified, t_min=0.0)(process, x0, maskable, Draws.for_batch(0, 16, step)).t
+        return Bernoulli(stratified, t_min=0.0)(process, x0, maskable, Draws.for_batch(0, 16, step)).t
 
     means = {s: torch.stack([times(s, step).mean() for step in range(400)]).var().item() for s in (True, False)}
     assert all(((times(True, step) * 16).floor().sort().values == torch.arange(16)).all() for step in range(20))
@@ -44,7 +44,7 @@ def test_change_of_variables_is_a_schedule():
     # Uniform times under LogMask are the times that importance sampling draws under log-linear.
     x0, maskable, draws = torch.full((16, 50), 7), torch.ones(16, 50, dtype=torch.bool), Draws.for_batch(3, 16)
     by_law = Importance(p_min=1e-3)(AbsorbingProcess(DNA, LogLinear(1e-3)), x0, maskable, draws)
-    by_schedule = Coins(t_min=0.0)(AbsorbingProcess(DNA, LogMask(1e-3, 0.999)), x0, maskable, draws)
+    by_schedule = Bernoulli(t_min=0.0)(AbsorbingProcess(DNA, LogMask(1e-3, 0.999)), x0, maskable, draws)
     assert torch.equal(by_law.xt, by_schedule.xt)
     torch.testing.assert_close(by_law.weight, by_schedule.weight)
     torch.testing.assert_close(LogLinear(1e-3).alpha(by_law.t), LogMask(1e-3, 0.999).alpha(by_schedule.t))
@@ -63,25 +63,25 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
     # Uniform times above 1e-3 miss the mask probabilities below 0.957 of this schedule.
     process = AbsorbingProcess(DNA, ShiftedLogOdds(10.0))
     with pytest.raises(ValueError, match=r"t_min 0.001 leaves the mask probabilities below 0.957 of ShiftedLogOdds out of the bound"):
-        MDLM(process, Coins())
+        MDLM(process, Bernoulli())
     with pytest.raises(ValueError, match=r"t_min 0.03 must lie in \[0, 0.002\]"):
-        Coins(t_min=0.03)  # the mean over [0.03, 1] is 3 % too large for Cosine, which masks almost nothing before
-    for masking in (Importance(), ExactCount(), Steps(8), Coins(t_min=1e-8)):
+        Bernoulli(t_min=0.03)  # the mean over [0.03, 1] is 3 % too large for Cosine, which masks almost nothing before
+    for masking in (Importance(), ExactCount(), DiscreteTime(8), Bernoulli(t_min=1e-8)):
         MDLM(process, masking)
     for noise in (LogLinear(), Geometric(), LogMask()):
-        MDLM(AbsorbingProcess(DNA, noise), Coins())
+        MDLM(AbsorbingProcess(DNA, noise), Bernoulli())
 
 
 @pytest.mark.parametrize(
     ("noise", "masking", "message"),
     [
-        (Linear(0, 1), Coins(t_min=1e-4), r"Linear ends with a mask probability of 0.632, and all above is left out.*masking=count"),
+        (Linear(0, 1), Bernoulli(t_min=1e-4), r"Linear ends with a mask probability of 0.632, and all above is left out.*masking=count"),
         (
             Linear(0, 1),
-            Steps(50),
+            DiscreteTime(50),
             "mask probability of 0.632, and all above is left out of the bound; set another noise$",
         ),  # d3pm takes no other masking
-        (LogLinear(0.5), Coins(), "mask probability of 0.5"),
+        (LogLinear(0.5), Bernoulli(), "mask probability of 0.5"),
         (LogLinear(0.5), Importance(), "mask probability of 0.5"),
         (LogLinear(), Importance(p_min=0.5), "p_min 0.5 leaves the mask probabilities below 0.5 of LogLinear out of the bound"),
         (Linear(0, 1), Importance(p_min=0.9), "p_min 0.9 leaves the mask probabilities below 0.9"),
@@ -91,7 +91,7 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
 def test_bounds_that_miss_an_end_are_refused_in_training_and_validation(noise, masking, message):
     # Left to run, a uniform predictor of four letters comes to 1.25, 1.26, 0.99, ... and even -0.45 bits instead of 2.
     process = AbsorbingProcess(DNA, noise)
-    for objective in (MDLM, SEDD, D3PM) if isinstance(masking, Steps) else (MDLM, SEDD):
+    for objective in (MDLM, SEDD, D3PM) if isinstance(masking, DiscreteTime) else (MDLM, SEDD):
         with pytest.raises(ValueError, match=message):
             objective(process, masking)
     MDLM(process, ExactCount())
@@ -109,7 +109,7 @@ def test_validation_in_discrete_time_meets_the_steps_that_do_the_work(noise):
     # Even draws met the first of 1,000 steps, which reveals 96 % of the tokens of ShiftedLogOdds, in one row of 1,000: 0.2 bits.
     process = AbsorbingProcess(DNA, noise)
     end = 2 * noise.mask_probability(1.0)
-    found = [uniform_bits(process, Steps(1000).evaluation(), seed=s) for s in range(8)]
+    found = [uniform_bits(process, DiscreteTime(1000).evaluation(), seed=s) for s in range(8)]
     assert found == pytest.approx([end] * 8, abs=0.3) and sum(found) / 8 == pytest.approx(end, abs=0.05)
 
 
@@ -117,8 +117,8 @@ def test_steps_drawn_by_what_they_reveal_have_the_mean_of_even_ones():
     # Over all strata the draws are the law itself: t = i/T as often as alpha_s - alpha_t, weighing (1 - alpha(1))/(1 - alpha_t).
     noise, rows = Cosine(), 4000
     process, x0 = AbsorbingProcess(DNA, noise), torch.full((rows, 1), 7)
-    _, t, weight = Steps(5).evaluation()(process, x0, x0 > 0, Draws.for_batch(0, rows))
-    alpha_t, alpha_s = Steps(5).alphas(noise, torch.arange(1, 6, dtype=torch.float64) / 5)
+    _, t, weight = DiscreteTime(5).evaluation()(process, x0, x0 > 0, Draws.for_batch(0, rows))
+    alpha_t, alpha_s = DiscreteTime(5).alphas(noise, torch.arange(1, 6, dtype=torch.float64) / 5)
     often = torch.bincount((t * 5).round().long() - 1, minlength=5) / rows
     torch.testing.assert_close(often.double(), (alpha_s - alpha_t) / (1 - alpha_t[-1]), atol=1 / rows, rtol=0)
     for i in range(5):
@@ -126,7 +126,7 @@ def test_steps_drawn_by_what_they_reveal_have_the_mean_of_even_ones():
         assert float(often[i] * weight[(t * 5).round() == i + 1][0]) == pytest.approx(float(even), abs=2e-3)
 
 
-@pytest.mark.parametrize("masking", [Coins(), Importance(), Steps(8), ExactCount()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("masking", [Bernoulli(), Importance(), DiscreteTime(8), ExactCount()], ids=lambda m: type(m).__name__)
 def test_every_row_sees_all_strata_over_the_seeds(masking):
     # Rows in a fixed order, as in validation: a stratum tied to the row's number would give it the same times for ever.
     process, x0 = AbsorbingProcess(DNA, LogLinear()), torch.full((8, 16), 7)
@@ -145,6 +145,6 @@ def test_counts_serve_schedules_that_are_cut_at_their_ends():
 
 def test_discrete_time_needs_steps():
     with pytest.raises(ValueError, match=r"num_steps 0 must be at least 1.*continuous time: objective=mdlm"):
-        Steps(0)
+        DiscreteTime(0)
     with pytest.raises(ValueError, match=r"p_min 0 must lie in \(0, 1\)"):
         Importance(p_min=0)

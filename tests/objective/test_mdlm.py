@@ -11,7 +11,7 @@ from dnadiff.noise import LogLinear
 from dnadiff.objective import masking as masking_module
 from dnadiff.objective.base import check_fit
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Coins, ExactCount, Importance, Steps
+from dnadiff.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
@@ -37,7 +37,7 @@ def test_uniform_predictor_costs_log_v_with_coins():
     # facts 2: in MDLM's convention, eps 1e-3 and t in [1e-3, 1], the expectation is 0.999 log 4
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
     x0 = torch.full((4000, 64), 7)
-    objective = MDLM(process, Coins())
+    objective = MDLM(process, Bernoulli())
     values = torch.stack([objective(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 4000, s)).nll for s in range(4)])
     assert values.mean().item() == pytest.approx(0.999 * math.log(4), abs=0.02)
     # The coins of a row hit 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature tells from log 4.
@@ -76,12 +76,14 @@ def test_coins_and_counts_agree(toy, oracle):
     x0 = toy.sequences[index]
     draws = Draws.for_batch(0, 20_000)
     by_count = MDLM(process, ExactCount())(oracle, x0, torch.ones_like(x0), draws).nll.item()
-    by_coins = MDLM(process, Coins(t_min=0.0))(oracle, x0, torch.ones_like(x0), draws).nll.item()
+    by_coins = MDLM(process, Bernoulli(t_min=0.0))(oracle, x0, torch.ones_like(x0), draws).nll.item()
     assert 3 * by_count == pytest.approx(toy.entropy, abs=0.04)
     assert 3 * by_coins == pytest.approx(toy.entropy, abs=0.08)
 
 
-@pytest.mark.parametrize("masking", [Coins(), ExactCount(), Importance(), Steps(4)], ids=["coins", "count", "importance", "steps"])
+@pytest.mark.parametrize(
+    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["coins", "count", "importance", "steps"]
+)
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
     # facts 11
@@ -95,7 +97,9 @@ def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
 
 
-@pytest.mark.parametrize("masking", [Coins(), ExactCount(), Importance(), Steps(4)], ids=["coins", "count", "importance", "steps"])
+@pytest.mark.parametrize(
+    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["coins", "count", "importance", "steps"]
+)
 def test_positions_of_weight_zero_stay_visible_and_uncounted(masking):
     process = AbsorbingProcess(DNA, LogLinear())
     x0 = torch.tensor([[7, 11, 8, 11, 9, 10]]).expand(64, -1)
@@ -129,10 +133,10 @@ def test_misfits_are_refused():
 
 def test_validation_uses_the_bound_with_the_least_noise():
     process = AbsorbingProcess(DNA, LogLinear())
-    trained_on = MDLM(process, Coins(stratified=False), "cross_entropy").evaluation()
+    trained_on = MDLM(process, Bernoulli(stratified=False), "cross_entropy").evaluation()
     assert isinstance(trained_on.masking, ExactCount) and trained_on.bound
     # Another bound stays another bound: T steps are validated in T steps.
-    steps = MDLM(process, Steps(7, stratified=False)).evaluation().masking
+    steps = MDLM(process, DiscreteTime(7, stratified=False)).evaluation().masking
     assert steps.num_steps == 7 and steps.stratified
 
 
@@ -140,7 +144,7 @@ def test_the_first_step_of_discrete_time_costs_minus_log_p():
     # facts 10: 0/0 in the published code
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
     draws = Draws.for_batch(0, 4000)  # stratified over 4 steps: 1,000 rows are at t = 1/4
-    xt, t, weight = Steps(4)(process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws)
+    xt, t, weight = DiscreteTime(4)(process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws)
     order = t.argsort(stable=True)
     xt, t, weight = xt[order], t[order], weight[order]
     assert (t.view(4, 1000) == torch.tensor([0.25, 0.5, 0.75, 1.0])[:, None]).all()
@@ -149,11 +153,11 @@ def test_the_first_step_of_discrete_time_costs_minus_log_p():
     assert (xt[:1000] == 3).double().mean().item() == pytest.approx(0.25 * 0.999, abs=0.03)
 
 
-@pytest.mark.parametrize("make", [MDLM, SEDD, lambda p, m: D3PM(p, Steps(4), carry_over=True)], ids=["mdlm", "sedd", "d3pm"])
+@pytest.mark.parametrize("make", [MDLM, SEDD, lambda p, m: D3PM(p, DiscreteTime(4), carry_over=True)], ids=["mdlm", "sedd", "d3pm"])
 def test_logits_exist_at_masked_positions_only(make):
     torch.manual_seed(0)
     process = AbsorbingProcess(DNA, LogLinear())
-    objective = make(process, Steps(4))
+    objective = make(process, DiscreteTime(4))
     backbone = DiT(DNA, 16, 1, 2, 8)
     rows, head = [], backbone.head
     backbone.head = lambda features: rows.append(len(features)) or head(features)
@@ -166,7 +170,7 @@ def test_logits_exist_at_masked_positions_only(make):
 def test_the_bound_is_in_float32_under_autocast(make):
     torch.manual_seed(0)
     process = AbsorbingProcess(DNA, LogLinear())
-    objective, backbone = make(process, Coins()), DiT(DNA, 16, 1, 2, 8)
+    objective, backbone = make(process, Bernoulli()), DiT(DNA, 16, 1, 2, 8)
     x0 = torch.randint(7, 11, (4, 32))
     with torch.autocast("cpu", torch.bfloat16):
         result = objective(objective.denoiser(backbone), x0, torch.ones(4, 32), Draws.for_batch(0, 4))

@@ -5,7 +5,7 @@ import torch
 
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Masked, Steps
+from dnadiff.objective.masking import DiscreteTime, Masked
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
@@ -34,7 +34,7 @@ class Fixed(torch.nn.Module):
         return self.law.log_score(self.logits[positions], xt[positions], NOISE.sigma(t)[:, None].expand(xt.shape)[positions])
 
 
-class Published(Steps):
+class Published(DiscreteTime):
     """The published alphas of discrete time: 1 - t whatever the schedule, with t cut at 0.9999."""
 
     def alphas(self, noise, t):

@@ -7,7 +7,7 @@ from dnadiff import denoiser as module
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.draws import Draws
-from dnadiff.likelihood import Batch, chain_rule, estimate
+from dnadiff.likelihood import WindowBatch, chain_rule, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM
@@ -44,7 +44,7 @@ def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
         monkeypatch.setattr(module, "LARGE", large)
         objective = OBJECTIVES[name](AbsorbingProcess(VOCAB, LogLinear()))
         denoiser = objective.denoiser(network(objective.causal))
-        assert denoiser.wide == (large == 1)
+        assert denoiser.fused_head == (large == 1)
         x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
         weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
         loss = objective(denoiser, x0, weight, Draws.for_batch(3, 4))
@@ -59,7 +59,7 @@ def test_likelihoods_are_the_same_without_logits(causal, monkeypatch):
     process = AbsorbingProcess(VOCAB, LogLinear())
     denoiser = (AR if causal else MDLM)(process).denoiser(network(causal)).eval()
     ids = torch.randint(0, 58, (3, 10))
-    batch, nats = Batch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)}), []
+    batch, nats = WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)}), []
     for large in (1024, 1):
         monkeypatch.setattr(module, "LARGE", large)
         result = chain_rule(denoiser, [batch]) if causal else estimate(denoiser, process, [batch], 4)

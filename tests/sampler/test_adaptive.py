@@ -5,8 +5,8 @@ import torch
 
 from dnadiff.sampler.adaptive import ORDERS
 from dnadiff.sampler.confidence import Confidence
-from dnadiff.sampler.drawn_token import DrawnToken
 from dnadiff.sampler.entropy_bounded import EntropyBounded
+from dnadiff.sampler.low_confidence import LowConfidence
 from dnadiff.sampler.threshold import Threshold
 from dnadiff.vocab import Vocab
 
@@ -68,9 +68,9 @@ def test_the_entropy_bound_is_a_budget_for_each_call(bound, calls, world):
 def test_ranking_by_the_drawn_token_is_biased_and_says_so(world):
     # facts 19: .805 for .7 at two positions, two steps
     model, batch = world.table(None, product([0.7, 0.3], [0.7, 0.3]), BIT), 40_000
-    share = (world.draw(DrawnToken(2), model, batch).tokens == 0).double().mean().item()
+    share = (world.draw(LowConfidence(2), model, batch).tokens == 0).double().mean().item()
     assert share == pytest.approx(0.805, abs=4.5 * (0.805 * 0.195 / (2 * batch)) ** 0.5)
-    assert not DrawnToken.exact and not Threshold.exact and Confidence.exact
+    assert not LowConfidence.exact and not Threshold.exact and Confidence.exact
 
 
 def test_the_threshold_keeps_what_is_probable_and_at_least_one(world):
@@ -88,7 +88,7 @@ def test_the_threshold_keeps_what_is_probable_and_at_least_one(world):
     [
         (lambda: Confidence(order="random"), "order 'random' is not known; choose max, margin, entropy"),
         (lambda: Confidence(0), "num_steps 0 must be at least 1"),
-        (lambda: DrawnToken(5).check_length(4), "num_steps 5 is larger than the length 4"),
+        (lambda: LowConfidence(5).check_length(4), "num_steps 5 is larger than the length 4"),
         (lambda: EntropyBounded(-1.0), "bound -1.0 must be 0 or more"),
         (lambda: Threshold(0.0), "threshold 0.0 must be a probability"),
     ],

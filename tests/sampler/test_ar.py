@@ -10,7 +10,7 @@ from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.ar import AR
+from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.vocab import Vocab
 
@@ -75,7 +75,7 @@ def test_mamba_remembers_under_labels_and_wide_streams():
 def test_samples_are_what_the_full_pass_would_draw(kind):
     # Each token is the draw from the law of its prefix, with the sample's own uniform.
     denoiser, draws = network(kind), Draws.for_batch(3, 4)
-    result = AR().sample(denoiser, PROCESS, PROCESS.prior(4, 12), draws)
+    result = Autoregressive().sample(denoiser, PROCESS, PROCESS.prior(4, 12), draws)
     probs = denoiser.next_log_probs(result.tokens).double().exp()
     cdf, u = probs.cumsum(-1), draws.uniform("token", 12)[..., None]
     at = result.tokens[..., None]
@@ -86,18 +86,18 @@ def test_samples_are_what_the_full_pass_would_draw(kind):
 def test_a_sequence_is_read_to_its_last_mask():
     denoiser, x_init = network("mamba"), torch.full((3, 10), 7)
     x_init[0, 2], x_init[1, 6] = 3, 3
-    result = AR().sample(denoiser, PROCESS, x_init, Draws.for_batch(0, 3))
+    result = Autoregressive().sample(denoiser, PROCESS, x_init, Draws.for_batch(0, 3))
     assert (result.nfe, result.rows) == (7, 3 + 7) and (result.tokens != 3).all()
-    alone = AR().sample(denoiser, PROCESS, x_init[1:2], Draws(0, torch.tensor([1])))
+    alone = Autoregressive().sample(denoiser, PROCESS, x_init[1:2], Draws(0, torch.tensor([1])))
     assert torch.equal(alone.tokens[0], result.tokens[1])
 
 
 def test_misfits_are_refused():
-    with pytest.raises(ValueError, match=r"AR goes from left to right .* set sampler=grouped"):
-        AR().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
+    with pytest.raises(ValueError, match=r"Autoregressive goes from left to right .* set sampler=grouped"):
+        Autoregressive().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
     with pytest.raises(ValueError, match=r"Grouped unmasks in any order.* set sampler=ar"):
         Grouped().sample(network("mamba"), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
     with pytest.raises(ValueError, match="DiT cannot read token by token"):
         DiT(DNA, 16, 1, 2, 8).step(torch.tensor([7]))
     with pytest.raises(ValueError, match="length 5 exceeds"):
-        AR().sample(network("transformer", max_length=4), PROCESS, PROCESS.prior(1, 5), Draws.for_batch(0, 1))
+        Autoregressive().sample(network("transformer", max_length=4), PROCESS, PROCESS.prior(1, 5), Draws.for_batch(0, 1))

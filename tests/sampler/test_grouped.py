@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import code_length, cost_curve, likelihood
+from dnadiff import likelihood
 from dnadiff.draws import Draws
+from dnadiff.likelihood import code_length, curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
@@ -78,7 +79,7 @@ def test_a_stored_curve_is_read_at_shares():
 def test_a_stored_curve_promises_no_more_than_the_measured_one():
     # With 33 even points 29 groups seemed enough here, and lost 2.2 %.
     h = 1.2 + 0.17 * np.exp(-np.arange(512) / 10)
-    at = cost_curve.stored_points(512)
+    at = curve.stored_points(512)
     stored = {"length": 512, "h": {"visible": at.tolist(), "bits": (h[at] / np.log(2)).tolist()}}
     sizes = code_length.fewest_groups(code_length.curve_from(stored, 512))
     assert len(sizes) == len(code_length.fewest_groups(h)) == 32
@@ -87,7 +88,7 @@ def test_a_stored_curve_promises_no_more_than_the_measured_one():
 
 @pytest.mark.parametrize("length", [1, 2, 3, 64, 512, 131_072])
 def test_stored_points_are_dense_at_both_ends(length):
-    at = cost_curve.stored_points(length)
+    at = curve.stored_points(length)
     gaps, distance = np.diff(at), np.minimum(at[:-1], length - 1 - at[1:]) + 1
     assert at[0] == 0 and at[-1] == length - 1 and len(at) <= 128 and (gaps >= 1).all()
     assert (gaps <= np.maximum(1, 0.3 * distance + 1)).all()

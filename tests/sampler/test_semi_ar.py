@@ -6,7 +6,7 @@ from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.ar import AR
+from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.gibbs import Gibbs
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
@@ -97,7 +97,7 @@ def test_the_window_is_the_network_s_where_none_is_given(denoiser):
     [
         (lambda: SemiAR(Grouped(), 0), "window 0 must be at least 1"),
         (lambda: SemiAR(Grouped(), 8, 9), "stride 9 is larger than the window 8"),
-        (lambda: SemiAR(AR()), "semi_ar is for samplers that unmask"),
+        (lambda: SemiAR(Autoregressive()), "semi_ar is for samplers that unmask"),
         (lambda: SemiAR(Grouped(20), 16).check_length(40), "num_groups 20 is larger than the length 16"),
     ],
 )

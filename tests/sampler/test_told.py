@@ -9,7 +9,7 @@ from dnadiff.backbone.base import State
 from dnadiff.config import config_dir
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import log_expm1
-from dnadiff.sampler.base import Calls
+from dnadiff.sampler.base import CountedDenoiser
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.remasking import Loop
 from dnadiff.sampler.remdm import ReMDM
@@ -103,7 +103,7 @@ def test_equal_sequences_are_one_question(told):
     x, model = torch.tensor([[2, 0, 2, 2, 1, 2, 2, 2]]).expand(3, -1), Letters(time_conditioning=told)
     positions = torch.zeros(3, 8, dtype=torch.bool)
     positions[0, [0, 5]], positions[2, [2, 5, 7]] = True, True
-    calls, t = Calls(model), torch.tensor([0.3, 0.9, 0.3])
+    calls, t = CountedDenoiser(model), torch.tensor([0.3, 0.9, 0.3])
     alone = torch.cat([model.log_probs(x[i : i + 1], t[i : i + 1], None, positions[i : i + 1]) for i in (0, 2)])
     assert torch.equal(calls.log_probs(x, t, positions), alone) and (calls.nfe, calls.rows) == (1, 1) and model.read[-1] == 1
 
@@ -125,10 +125,10 @@ def test_sequences_that_differ_in_anything_read_are_asked_one_by_one(differs):
     positions = torch.zeros(2, 8, dtype=torch.bool)
     positions[:, [1, 5]] = True
     model = Letters()
-    calls = Calls(model, cond, valid)
+    calls = CountedDenoiser(model, cond, valid)
     found = calls.log_probs(x, t, positions)
     assert torch.equal(found, model.log_probs(x, t, cond, positions, valid)) and (calls.nfe, calls.rows) == (1, 2)
-    kept = Calls(Letters(time_conditioning=False), cond, valid)
+    kept = CountedDenoiser(Letters(time_conditioning=False), cond, valid)
     kept.log_probs(x, t, positions)
     assert kept.rows == (1 if "t" in differs else 2)  # a network that is not told the time cannot tell them apart
 

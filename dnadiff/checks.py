@@ -1,0 +1,83 @@
+"""Checks of single values at the border: one place, one wording. A message names the key, the value and what is expected."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; true and false are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_integer(value: object, minimum: float = -math.inf) -> bool:
+    """Whether it is an integer of at least `minimum`, in any notation: 1e1 is one."""
+    return isinstance(value, Real) and is_number(value) and value == int(value) and value >= minimum
+
+
+def integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int:
+    """The value as an integer; 1e3 is one.
+
+    Args:
+        key: how the user sets it, as in `sampler.num_steps`.
+        value: what was given.
+        minimum: smallest value.
+        maximum: largest value; None is no limit.
+
+    Raises:
+        ValueError: if it is not an integer in this range.
+    """
+    if not isinstance(value, Real) or not is_integer(value, minimum) or (maximum is not None and value > maximum):
+        limit = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"{key} {value!r} must be an integer {limit}")
+    return int(value)
+
+
+def optional_integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int | None:
+    """As `integer`; None stays None."""
+    return None if value is None else integer(key, value, minimum, maximum)
+
+
+def number(key: str, value: object) -> float:
+    """The value as it is, if it is a finite number.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(value, Real) or not is_number(value):
+        raise ValueError(f"{key} {value!r} must be a finite number")
+    return value  # type: ignore[return-value]  # an int stays one, so that a configuration is written back as it was read
+
+
+def fraction(key: str, value: object, inclusive: bool = True) -> float:
+    """A number from 0 to 1; with `inclusive=False` neither 0 nor 1.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(value, Real) or not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
+        raise ValueError(f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}")
+    return float(value)
+
+
+def boolean(key: str, value: object) -> bool:
+    """True or False; a string would count as true without a sign.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} {value!r} must be true or false")
+    return value
+
+
+def name(key: str, value: object) -> str:
+    """A string that is not empty; a number becomes one, as YAML reads `task.label_column=1`.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        raise ValueError(f"{key} {value!r} must be a name")
+    return str(value)

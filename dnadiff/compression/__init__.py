@@ -1,0 +1,1 @@
+"""Lossless compression: arithmetic coding with a model, and the container format."""

@@ -1,0 +1,210 @@
+"""Files of the kind `.dnd`: a FASTA file as a code for its bases, and all the rest of it as side information.
+
+Layout: magic, length of the header, header (JSON), side information (JSON, xz), words of the code, digest of all before it. Bases
+that the model codes are A, C, G and T (U as T); the headers, the case, the line breaks and every other letter are side information, so
+that the text comes back byte for byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnadiff.data.files import resolve
+from dnadiff.data.tokenizer import not_a_nucleotide
+
+MAGIC = b"\x93dnadiff.dnd\x01\r\n"  # the line break shows files that a transfer as text has spoilt
+FORMAT = 1  # of the code; another number is refused
+_DIGEST = 16
+_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
+
+
+@dataclass(frozen=True)
+class ContainerLayout:
+    """What a FASTA text holds besides A, C, G and T: nothing here is coded by a model.
+
+    Attributes:
+        headers: without `>`.
+        lines: for each record, lengths of its lines and how often each follows in a row: [60, 3, 12, 1].
+        lower: for each record, lengths of runs by turns in upper and lower case.
+        others: for each record, runs of letters besides A, C, G and T: distance from the run before, length, letter.
+        newline: what ends a line.
+        ended: whether the last line is ended.
+        leading: empty lines before the first header.
+        marked: whether the text begins with a byte order mark.
+    """
+
+    headers: list[str]
+    lines: list[list[int]]
+    lower: list[list[int]]
+    others: list[list[Any]]
+    newline: str
+    ended: bool
+    leading: int
+    marked: bool = False
+
+
+def read_text(path: str | Path) -> bytes:
+    """The bytes of a FASTA file, unpacked if it is gzip.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is empty or damaged.
+    """
+    content = resolve(path).read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
+    if not content.removeprefix(_MARK).strip():
+        raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
+    return content
+
+
+def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
+    """The layout of a FASTA text, and the letters of each record.
+
+    Raises:
+        ValueError: if it is no FASTA, holds a letter that is no nucleotide, or mixes line ends.
+    """
+    byte_order, text = text.startswith(_MARK), text.removeprefix(_MARK)
+    ended = text.endswith(b"\n")
+    lines = text.split(b"\n")[: -1 if ended else None]
+    marked = sum(line.endswith(b"\r") for line in (lines if ended else lines[:-1]))
+    newline = "\r\n" if marked else "\n"
+    if marked and marked != len(lines) - (not ended):
+        raise ValueError(f"{path} mixes two kinds of line ends; write it with one of them")
+    if marked:
+        lines = [line[:-1] for line in lines[:marked]] + lines[marked:]
+    leading = next((i for i, line in enumerate(lines) if line), len(lines))
+    if not lines[leading].startswith(b">"):
+        raise ValueError(f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, where a header such as '>name' must stand")
+    starts = [i for i, line in enumerate(lines) if line.startswith(b">")]
+    headers, widths, lower, others, sequences = [], [], [], [], []
+    for start, end in zip(starts, [*starts[1:], len(lines)]):
+        body = lines[start + 1 : end]
+        letters = b"".join(body)
+        try:
+            headers.append(lines[start][1:].decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: the header of record {len(headers) + 1} is not UTF-8 text ({error.reason}); rewrite it") from error
+        if (problem := not_a_nucleotide(letters)) is not None:
+            raise ValueError(f"{path}: record {len(headers)} ({headers[-1].split(' ')[0]}): {problem}")
+        widths.append(_pairs([len(line) for line in body]))
+        lower.append(_turns(letters))
+        others.append(_other_runs(letters.upper()))
+        sequences.append(letters)
+    return ContainerLayout(headers, widths, lower, others, newline, ended, leading, byte_order), sequences
+
+
+def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
+    """What each record is known to hold before its bases are decoded: uint8 letters, 0 where one of A, C, G, T stands (T for U)."""
+    result = []
+    for lines, others in zip(layout.lines, layout.others):
+        row = np.zeros(sum(n * times for n, times in zip(lines[::2], lines[1::2])), np.uint8)
+        at = 0
+        for gap, length, letter in zip(others[::3], others[1::3], others[2::3]):
+            at += gap
+            row[at : at + length] = 0 if letter == "U" else ord(letter)
+            at += length
+        result.append(row)
+    return result
+
+
+def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
+    """The text from its layout and the letters (upper case, A, C, G, T and whatever elsewhere) of each record."""
+    newline = layout.newline.encode()
+    lines: list[bytes] = [b""] * layout.leading
+    for header, widths, lower, others, letters in zip(layout.headers, layout.lines, layout.lower, layout.others, sequences):
+        letters, at = letters.copy(), 0
+        for gap, length, letter in zip(others[::3], others[1::3], others[2::3]):
+            at += gap
+            letters[at : at + length] = ord(letter)
+            at += length
+        ends = np.cumsum(lower)
+        for start, end in zip(ends[::2], ends[1::2]):
+            letters[start:end] |= 0x20
+        text, at = letters.tobytes(), 0
+        lines.append(b">" + header.encode())
+        for width, times in zip(widths[::2], widths[1::2]):
+            for _ in range(times):
+                lines.append(text[at : at + width])
+                at += width
+    return _MARK * layout.marked + newline.join(lines) + (newline if layout.ended else b"")
+
+
+def pack(header: dict[str, Any], layout: ContainerLayout, words: np.ndarray) -> bytes:
+    """The contents of a file."""
+    side = lzma.compress(json.dumps(asdict(layout), separators=(",", ":")).encode(), preset=9)
+    about = json.dumps(header | {"side_bytes": len(side)}, separators=(",", ":")).encode()
+    body = MAGIC + struct.pack("<I", len(about)) + about + side + words.astype("<u4").tobytes()
+    return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
+
+
+def unpack(path: str | Path) -> tuple[dict[str, Any], ContainerLayout, np.ndarray]:
+    """Header, layout and code of a file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no such file, or damaged.
+    """
+    content = resolve(path).read_bytes()
+    if not content.startswith(MAGIC):
+        raise ValueError(f"{path} is not a .dnd file; give one that python -m dnadiff.compress wrote")
+    body, digest = content[:-_DIGEST], content[-_DIGEST:]
+    if len(body) < len(MAGIC) + 4 or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
+        raise ValueError(f"{path} is damaged or cut short (its digest does not fit); use another copy of it")
+    start = len(MAGIC) + 4
+    (length,) = struct.unpack("<I", body[start - 4 : start])
+    header = json.loads(body[start : start + length])
+    side_end = start + length + header["side_bytes"]
+    layout = ContainerLayout(**json.loads(lzma.decompress(body[start + length : side_end])))
+    return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)
+
+
+def _pairs(values: list[int]) -> list[int]:
+    """Run lengths: [60, 60, 12] -> [60, 2, 12, 1]."""
+    pairs: list[int] = []
+    for value in values:
+        if pairs and pairs[-2] == value:
+            pairs[-1] += 1
+        else:
+            pairs += [value, 1]
+    return pairs
+
+
+def _turns(letters: bytes) -> list[int]:
+    """Lengths of runs by turns in upper and lower case, the first in upper case (perhaps 0); empty if there is no lower case."""
+    is_lower = np.frombuffer(letters, np.uint8) & 0x20 > 0
+    if not is_lower.any():
+        return []
+    change = np.flatnonzero(np.diff(is_lower, prepend=False))
+    return np.diff(np.concatenate([[0], change, [len(is_lower)]])).tolist()
+
+
+def _other_runs(letters: bytes) -> list[Any]:
+    """See `ContainerLayout.others`."""
+    values = np.frombuffer(letters, np.uint8)
+    other = ~np.isin(values, np.frombuffer(b"ACGT", np.uint8))
+    if not other.any():
+        return []
+    code = np.where(other, values, 0)
+    start = np.flatnonzero(np.diff(code, prepend=0) != 0)  # unsigned differences wrap and stay non-zero
+    end = np.append(start[1:], len(code))
+    runs: list[Any] = []
+    before = 0
+    for a, b in zip(start.tolist(), end.tolist()):
+        if code[a]:
+            runs += [a - before, b - a, chr(code[a])]
+            before = b
+    return runs

@@ -1,0 +1,147 @@
+"""Folders of the cache that exist wholly or not at all: made by one process, sound for all others, made again when they are not.
+
+A folder holds files and `index.json`, which says how large each file is and what its checksum is, and is itself checked. It is
+written beside its place and renamed; a lock keeps processes from doing the work twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dnadiff.data.cache import HOST, locked, megabytes, unique
+from dnadiff.data.files import write_json
+
+_PIECE = 1 << 22  # bytes read at once
+_ABANDONED = 86_400  # seconds
+Fill = Callable[[Path], tuple[dict[str, Any], dict[str, int]]]
+log = logging.getLogger("dnadiff")
+
+
+def shelve(folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed") -> None:
+    """See to it that `folder` holds what `fill` writes.
+
+    Args:
+        folder: its place in the cache; the name stands for everything that decides its contents.
+        version: of the format; another one is made anew.
+        fill: writes files into an empty folder; returns what the index shall say, and the checksum (CRC-32) of each file.
+        what: that which is stored, for messages.
+        need: how much room it takes, for the message when the disk is full.
+        doing: the work, for messages.
+        done: its result, for messages.
+
+    Raises:
+        OSError: if the disk is full; nothing is left in the cache.
+    """
+    if is_sound(folder, version):
+        return
+    with locked(folder.with_name(f"{folder.name}.lock"), f"{what}: another process is {doing} it; waiting") as held:
+        if not is_sound(folder, version):
+            if folder.exists():
+                log.info(f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again")
+            if held:
+                _sweep(folder)
+            _write(folder, version, fill, need)
+
+
+def read_index(folder: Path, version: int) -> dict[str, Any]:
+    """What `fill` said of the folder.
+
+    Raises:
+        ValueError: if the index was changed or belongs to another version.
+    """
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    if index["format"] != version or index.pop("check") != _check_of(index):
+        raise ValueError("changed")
+    return index
+
+
+def is_sound(folder: Path, version: int) -> bool:
+    """Whether the folder is complete and as it was written; contents are read again only if a time stamp differs."""
+    try:
+        index = read_index(folder, version)
+        for name, written in index["files"].items():
+            stat = (folder / name).stat()
+            if stat.st_size != written["size"]:
+                return False
+            if stat.st_mtime_ns != written["mtime"]:
+                if crc_of(folder / name) != written["crc"]:
+                    return False
+                os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
+        return bool(index["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def crc_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file, megabytes(path.stat().st_size, f"checking {path.parent.name}") as progress:
+        while block := file.read(_PIECE):
+            value = zlib.crc32(block, value)
+            progress(len(block))
+    return value
+
+
+def put(part: Path, folder: Path, version: int) -> None:
+    """Rename `part` to `folder`; what is in the way is unsound, unless another process without a lock was faster: then that stays."""
+    while True:
+        try:
+            part.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        if is_sound(folder, version):
+            shutil.rmtree(part, ignore_errors=True)
+            return
+        aside = unique(folder)
+        with suppress(FileNotFoundError):  # another process has moved it
+            folder.rename(aside)
+            if is_sound(aside, version):  # it came between the look and the move
+                part, aside = aside, part
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_of(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
+    part = unique(folder)
+    try:
+        part.mkdir()
+        about, checksums = fill(part)
+        files = {}
+        for name, crc in checksums.items():
+            stat = (part / name).stat()
+            files[name] = {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": crc}
+        index = {"format": version, "files": files, **about}
+        write_json(part / "index.json", index | {"check": _check_of(index)})
+        put(part, folder, version)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(
+                f"{need} in {folder.parent}, and the disk is full; free some space or set DNADIFF_CACHE to another disk"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left. Who holds the lock is alone on this machine; on others it may count for nothing."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        with suppress(OSError):
+            if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)

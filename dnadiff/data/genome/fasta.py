@@ -1,0 +1,111 @@
+"""FASTA in and out: plain, gzip and bgzip.
+
+Records keep their letters as they are, case included; `dnadiff.data.genome.genome` turns them into ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+
+from dnadiff.data.files import atomic_write, open_text
+from dnadiff.data.tokenizer import not_a_nucleotide
+
+LINE_WIDTH = 60
+
+
+class Record(NamedTuple):
+    """One sequence of a FASTA file.
+
+    Attributes:
+        name: the first word of the header.
+        description: the rest of the header.
+        sequence: the letters.
+    """
+
+    name: str
+    description: str
+    sequence: bytes
+
+
+def read_fasta(path: str | Path) -> list[Record]:
+    """All records of a FASTA file; see `each_record`."""
+    return list(each_record(path))
+
+
+def each_record(path: str | Path) -> Iterator[Record]:
+    """The records of a FASTA file as they are read, one in memory at a time: wrapped or not, LF or CRLF, blank lines anywhere.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty or no FASTA, or a record has no name, no sequence, a name seen before
+            or a letter that is no nucleotide (its position is counted from 1).
+    """
+    names: set[str] = set()
+    with open_text(path) as handle:
+        _check_first_line(path, handle)
+        for number, (title, sequence) in enumerate(SimpleFastaParser(handle), start=1):
+            name, description = [*title.split(None, 1), "", ""][:2]
+            where = f"{path}: record {number} ({name})"
+            if not name:
+                raise ValueError(f"{path}: record {number} has no name; write one after its '>'")
+            if not sequence:
+                raise ValueError(f"{where} has no sequence; remove it or complete the file")
+            if name in names:
+                raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
+            if (problem := not_a_nucleotide(sequence)) is not None:
+                raise ValueError(f"{where}: {problem}")
+            names.add(name)
+            yield Record(name, description, sequence.encode("ascii"))
+
+
+def _check_first_line(path: str | Path, handle) -> None:
+    """Leave `handle` at its beginning if its first line with anything on it is a header."""
+    for number, line in enumerate(handle, start=1):
+        if line.startswith(">"):
+            handle.seek(0)
+            return
+        if line.strip():
+            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:30]!r}, where a header such as '>name' must stand")
+    raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
+
+
+def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:
+    """Write records as they come, wrapped at 60 letters, and return how many there were.
+
+    The file appears when it is complete. A name that ends in `.gz` is compressed; the same records give the same bytes.
+
+    Raises:
+        FileExistsError: if the file exists and `overwrite` is false.
+        ValueError: if there is no record, or one that `read_fasta` would refuse.
+    """
+    names: set[str] = set()
+    with atomic_write(path, overwrite) as handle:
+        for record in records:
+            name, description, sequence = record
+            if name.split() != [name] or name in names:
+                raise ValueError(f"{path}: record name {name!r} is empty, repeated or holds white space; give each record its own")
+            if "\n" in description or "\r" in description:
+                raise ValueError(f"{path}: record {name}: the description breaks the line; write it in one")
+            problem = not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out"
+            if problem is not None:
+                raise ValueError(f"{path}: record {name}: {problem}")
+            names.add(name)
+            handle.write(as_bytes(record))
+        if not names:
+            raise ValueError(f"{path}: there is no record to write; ask for at least one sequence")
+    return len(names)
+
+
+def as_bytes(record: Record) -> bytes:
+    """A record as it stands in a file, wrapped at 60 letters."""
+    lines = [record.sequence[i : i + LINE_WIDTH] for i in range(0, len(record.sequence), LINE_WIDTH)]
+    return b"\n".join([f">{record.name} {record.description}".rstrip().encode(), *lines, b""])
+
+
+def synthetic_record(name: str, sequence: str, **how: object) -> Record:
+    """A generated sequence whose header says so, and how it was made: `>{name} synthetic sampler=... calls=... seed=...`."""
+    return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in how.items())]), sequence.encode("ascii"))

@@ -1,0 +1,180 @@
+"""A source of sequences packed once into the cache: one byte a base, mapped into memory, with a small index.
+
+A byte is the token id, plus 128 where the letter was lower case. The folder is named by the content of the source. It is
+written beside its place and renamed, so that it exists wholly or not at all; a lock keeps processes from doing the work twice.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnadiff.data.atomic_folder import crc_of, read_index, shelve
+from dnadiff.data.cache import cache_dir, content_hash, megabytes
+from dnadiff.data.files import resolve
+from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
+
+FORMAT = 1
+SOFT_MASKED = 0x80
+TOKEN = 0x7F
+UNKNOWN = 11
+_PIECE = 1 << 22  # bytes handled at once
+
+
+class PackedFile:
+    """A packed source, opened: its records one after the other in `bases`. Pickles as its path.
+
+    Attributes:
+        folder: where it lies.
+        digest: SHA-256 of the source.
+        bases: all records, `(total,)` uint8, mapped and read-only.
+        records: for each record `name`, `description`, `length`, `unknown`, `gc`, `soft`, and `ambiguous`: how many letters were
+            ambiguity codes other than N, and where the first stands.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.index = read_index(self.folder, FORMAT)
+        self.digest: str = self.index["source"]["sha256"]
+        self.records: list[dict[str, Any]] = self.index["records"]
+        self.lengths = [r["length"] for r in self.records]
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        mapped = np.memmap(self.folder / "bases", dtype=np.uint8, mode="r") if self.offsets[-1] else np.empty(0, np.uint8)
+        self.bases: NDArray[np.uint8] = mapped.view(np.ndarray)  # slices of a memmap proper take five times as long
+
+    @cached_property
+    def runs(self) -> NDArray[np.int64]:
+        """Runs of N in `bases`, none across records: (start, end) `(K, 2)`."""
+        return np.load(self.folder / "runs.npy")
+
+    def record(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of one record `(length,)`, a view."""
+        return self.bases[self.offsets[number] : self.offsets[number + 1]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedFile, (self.folder,)
+
+
+def pack(path: str | Path) -> PackedFile:
+    """The packed form of a file, made now if the cache does not hold it.
+
+    Raises:
+        FileNotFoundError, ValueError: if the file is missing or malformed, naming file, line and remedy.
+        OSError: if the disk is full; nothing is left in the cache.
+    """
+    source = resolve(path)
+    if source.stat().st_size == 0:
+        raise ValueError(f"{path} is empty; give a file that holds sequence")
+    digest = content_hash(source)
+    folder = cache_dir("genomes") / digest[:32]
+    need = f"{path} needs about a byte a base"
+    shelve(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, need)
+    return PackedFile(folder)
+
+
+def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Write the packed form of a source into a folder: what its index says, and the checksums of its files."""
+    before = source.stat()
+    with source.open("rb") as raw, (part / "bases").open("wb") as bases:
+        with megabytes(before.st_size, f"packing {source.name}") as progress:
+            packer, position = Packer(path, bases), 0
+            for event in read_codes(path, raw):
+                packer.take(event)
+                here = raw.tell()
+                progress(max(0, here - position))
+                position = max(position, here)
+        packer.finish()
+        bases.flush()
+        os.fsync(bases.fileno())
+    if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise ValueError(f"{path} changed while it was read; start again when it is complete")
+    np.save(part / "runs.npy", packer.runs())
+    index = {"source": {"name": source.name, "sha256": digest}, "records": packer.records}
+    return index, {"bases": packer.crc, "runs.npy": crc_of(part / "runs.npy")}
+
+
+class Packer:
+    """Writes codes as they come, and counts.
+
+    Args:
+        path: named in messages.
+        file: where bytes go.
+    """
+
+    def __init__(self, path: str, file: Any) -> None:
+        self.path, self.file, self.crc = path, file, 0
+        self.records: list[dict[str, Any]] = []
+        self._names: set[str] = set()
+        self._line = 0
+        self._written = 0
+        self._edges: list[NDArray[np.int64]] = []  # where unknown begins and ends, by turns
+        self._in_run = False
+
+    def take(self, event: Header | bytes) -> None:
+        """A header begins a record, codes continue it."""
+        if isinstance(event, bytes):
+            for start in range(0, len(event), _PIECE):
+                self._codes(event[start : start + _PIECE])
+            return
+        self._end_of_record()
+        if event.name in self._names:
+            raise ValueError(
+                f"{self._where(event.line)} record {event.name} has the name of an earlier record; rename one, names must be unique"
+            )
+        self._names.add(event.name)
+        self._line = event.line
+        counts = {"length": 0, "unknown": 0, "gc": 0, "soft": 0, "ambiguous": [0, 0]}
+        self.records.append({"name": event.name, "description": event.description} | counts)
+
+    def finish(self) -> None:
+        """No more is to come."""
+        self._end_of_record()
+        if not self.records:
+            raise ValueError(f"{self.path} is empty; give a file with at least one record")
+
+    def runs(self) -> NDArray[np.int64]:
+        """All runs of N, `(K, 2)`."""
+        return np.concatenate([np.empty(0, np.int64), *self._edges]).reshape(-1, 2)
+
+    def _codes(self, codes: bytes) -> None:
+        record = self.records[-1]
+        values = np.frombuffer(codes, np.uint8)
+        if AMBIGUOUS in codes or AMBIGUOUS | SOFT_MASKED in codes:
+            values = values.copy()
+            places = np.flatnonzero((values & TOKEN) == AMBIGUOUS)
+            values[places] -= AMBIGUOUS - UNKNOWN
+            if not record["ambiguous"][0]:
+                record["ambiguous"][1] = record["length"] + int(places[0])
+            record["ambiguous"][0] += len(places)
+        low = values & TOKEN
+        unknown = low == UNKNOWN
+        count = int(np.count_nonzero(unknown))
+        if count or self._in_run:
+            edges = np.flatnonzero(unknown[1:] != unknown[:-1]) + 1
+            if bool(unknown[0]) != self._in_run:
+                edges = np.concatenate([[0], edges])
+            self._edges.append(edges.astype(np.int64) + self._written)
+            self._in_run = bool(unknown[-1])
+        record["length"] += len(values)
+        record["unknown"] += count
+        record["gc"] += int(np.count_nonzero((low - np.uint8(8)) < 2))  # C 8 and G 9
+        record["soft"] += int(np.count_nonzero(values >= SOFT_MASKED))
+        self.crc = zlib.crc32(values, self.crc)
+        self.file.write(values)
+        self._written += len(values)
+
+    def _end_of_record(self) -> None:
+        if self._in_run:
+            self._edges.append(np.array([self._written], dtype=np.int64))
+            self._in_run = False
+        if self.records and not self.records[-1]["length"]:
+            raise ValueError(f"{self._where(self._line)} record {self.records[-1]['name']} has no sequence; remove it or complete the file")
+
+    def _where(self, line: int) -> str:
+        return f"{self.path}: line {line}:" if line else f"{self.path}:"

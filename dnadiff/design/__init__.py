@@ -1,0 +1,1 @@
+"""Sequence design: requests, templates, constraints, conditional generation and output files."""

@@ -1,0 +1,1 @@
+"""Back-off Markov models: the counting baselines of every likelihood."""

@@ -1,0 +1,1 @@
+"""What is measured on samples: composition, structure, memorization and sample quality."""

@@ -1,0 +1,164 @@
+"""Published Caduceus checkpoints (arXiv 2403.03234): parameter names of Caduceus-Ph and Caduceus-PS, and their `config.json`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dnadiff.backbone import rc
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
+from dnadiff.backbone.layers import RMSNorm
+from dnadiff.published.keys import DEEPEST, LARGEST, Key, settings
+from dnadiff.published.layout import PublishedLayout, published_layout
+from dnadiff.vocab import Vocab
+
+
+@published_layout.register
+def caduceus_layout(network: Caduceus) -> PublishedLayout:
+    """The layout of Caduceus-Ph. Raises ValueError for a network with labels, time conditioning or no layers."""
+    if network.condition is not None:
+        raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
+    if not len(network.layers):
+        raise ValueError("a network without layers has no published form")
+    mixer, direction = network.layers[0].mixer, network.layers[0].mixer.fwd
+    tied = mixer.in_proj_rev is None
+    config = {
+        "model_type": "caduceus",
+        "architectures": ["CaduceusForMaskedLM"],
+        "d_model": mixer.in_proj.in_features,
+        "n_layer": len(network.layers),
+        "vocab_size": network.embedding.num_embeddings,
+        "pad_vocab_size_multiple": network.pad_vocab_to,
+        "ssm_cfg": {
+            "d_state": direction.d_state,
+            "d_conv": direction.conv_weight.shape[1],
+            "expand": mixer.out_proj.in_features // mixer.in_proj.in_features,
+            "dt_rank": direction.dt_rank,
+            "conv_bias": True,
+            "bias": False,
+        },
+        "rms_norm": isinstance(network.norm_f, RMSNorm),
+        "norm_epsilon": network.norm_f.eps,
+        "residual_in_fp32": network.residual_in_fp32,
+        "fused_add_norm": True,
+        "bidirectional": True,
+        "bidirectional_strategy": mixer.strategy,
+        "bidirectional_weight_tie": tied,
+        "rcps": False,
+        "complement_map": None,
+        "tie_word_embeddings": True,
+    }
+    # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
+    weights = [
+        (p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data, published_names(own, tied))
+        for own, p in network.named_parameters()
+    ]
+    return PublishedLayout(config, weights, {})
+
+
+@published_layout.register
+def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
+    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand."""
+    layout, wrapped = caduceus_layout(network), [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."]
+
+    def rename(name: str) -> str:
+        name = name.replace("word_embeddings.", "word_embeddings.embedding.").replace("lm_head.", "lm_head.lm_head.")
+        for part in wrapped:  # what the published code runs once for each strand
+            name = name.replace(part, f"{part}submodule.")
+        return name
+
+    with torch.device("cpu"):  # also of a network that was built without memory
+        complement = rc.complement_table(network.vocab, network.embedding.num_embeddings)
+    table = {str(i): j for i, j in enumerate(complement.tolist())}
+    return PublishedLayout(
+        layout.config | {"rcps": True, "fused_add_norm": network.swap_strands, "complement_map": table},
+        [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
+        {f"{where}.complement_map": complement for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")},
+    )
+
+
+def published_names(own: str, tied: bool) -> tuple[str, ...]:
+    """What published Caduceus-Ph files call a parameter of this module; tied ones have two names."""
+    if own == "embedding.weight":
+        return "caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight"
+    name = f"caduceus.backbone.{own}"
+    if projection := re.fullmatch(r"(.*\.mixer)\.(in_proj|out_proj)(_rev)?\.weight", name):
+        where, which, rev = projection.groups()
+        directions = ("rev",) if rev else ("fwd", "rev") if tied else ("fwd",)
+        return tuple(f"{where}.mamba_{direction}.{which}.weight" for direction in directions)
+    name = re.sub(r"\.mixer\.(fwd|rev)\.", r".mixer.mamba_\1.", name)
+    return (re.sub(r"\.dt_(weight|bias)$", r".dt_proj.\1", re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name)),)
+
+
+# What a published config.json says; keys that matter for initialisation alone are not read.
+_KEYS = {
+    "d_model": Key(int),
+    "n_layer": Key(int, most=DEEPEST),
+    "vocab_size": Key(int, most=LARGEST),
+    "pad_vocab_size_multiple": Key(int, 8),
+    "ssm_cfg": Key(dict, {}, null=True),
+    "rms_norm": Key(bool, True),
+    "norm_epsilon": Key(float, 1e-5, least=0, most=1),
+    "residual_in_fp32": Key(bool, True),
+    "fused_add_norm": Key(bool, True),
+    "bidirectional": Key(bool, True, only=True),
+    "bidirectional_strategy": Key(str, "add", null=True),
+    "bidirectional_weight_tie": Key(bool, True),
+    "rcps": Key(bool, False),
+    "complement_map": Key(dict, None, null=True),
+    "tie_word_embeddings": Key(bool, True, only=True),
+}
+_SSM_KEYS = {
+    "layer": Key(str, "Mamba1", only="Mamba1"),
+    "d_state": Key(int, 16),
+    "d_conv": Key(int, 4),
+    "expand": Key(int, 2),
+    "dt_rank": Key(int, "auto", word="auto"),
+    "conv_bias": Key(bool, True, only=True),
+    "bias": Key(bool, False, only=False),
+}
+
+
+def from_published(config: Mapping[str, Any], vocab: Vocab) -> dict[str, Any]:
+    """The network that a published `config.json` describes, as a `_target_` and its arguments.
+
+    Raises:
+        KeyError: if a size is not given.
+        ValueError: if a value is of the wrong type or size, or asks for what these networks are not.
+    """
+    given = settings(config, _KEYS)
+    ssm, pad, table = settings(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
+    rows, rank = math.ceil(given["vocab_size"] / pad) * pad, ssm["dt_rank"]
+    if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
+        raise ValueError(
+            f"vocab_size {given['vocab_size']} with complement_map {table} is another alphabet than the {vocab.size} ids of DNA"
+        )
+    arguments = {
+        "_target_": "dnadiff.backbone.caduceus.Caduceus",
+        "d_model": given["d_model"],
+        "n_layers": given["n_layer"],
+        "d_state": ssm["d_state"],
+        "d_conv": ssm["d_conv"],
+        "expand": ssm["expand"],
+        "dt_rank": None if rank == "auto" else rank,
+        "norm_eps": given["norm_epsilon"],
+        "rms_norm": given["rms_norm"],
+        "residual_in_fp32": given["residual_in_fp32"],
+        "bidirectional_strategy": given["bidirectional_strategy"],
+        "bidirectional_weight_tie": given["bidirectional_weight_tie"],
+        "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
+    }
+    if given["rcps"]:
+        ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"]}
+        return arguments | ps
+    return arguments
+
+
+def _agrees(table: Mapping[str, Any], vocab: Vocab) -> bool:
+    complement = vocab.complement or range(vocab.size)
+    return all(table.get(str(i), table.get(i)) == j for i, j in enumerate(complement))

@@ -1,0 +1,72 @@
+"""Published GPT-2 checkpoints: parameter names and `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dnadiff.backbone.gpt2 import GPT2
+from dnadiff.published.keys import DEEPEST, LARGEST, Key, settings
+from dnadiff.published.layout import PublishedLayout, published_layout
+
+
+@published_layout.register
+def gpt2_layout(network: GPT2) -> PublishedLayout:
+    """The layout of GPT-2; published files store the matrices transposed."""
+    names = {"attn_in": "attn.c_attn", "attn_out": "attn.c_proj", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj"}
+    weights = []
+    for name, p in network.named_parameters():
+        for ours, theirs in names.items():
+            name = name.replace(f".{ours}.", f".{theirs}.")
+        turned = p.ndim == 2 and not name.startswith(("wte", "wpe"))
+        own = name.replace("blocks.", "h.")
+        weights.append(
+            (p.data.t() if turned else p.data, (own, f"transformer.{own}", *(["lm_head.weight"] if own == "wte.weight" else [])))
+        )
+    seen = torch.ones(network.max_length, network.max_length).tril()[
+        None, None
+    ]  # old files hold what a position may see, and minus infinity
+    held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
+    places = [f"{start}h.{number}.{name}" for start in ("", "transformer.") for number in range(len(network.blocks)) for name in held]
+    constants = {place: held[".".join(place.split(".")[-2:])] for place in places}
+    return PublishedLayout({"model_type": "gpt2"}, weights, constants)
+
+
+_KEYS = {
+    "vocab_size": Key(int, least=2, most=LARGEST),
+    "n_embd": Key(int),
+    "n_layer": Key(int, most=DEEPEST),
+    "n_head": Key(int),
+    "n_positions": Key(int, most=LARGEST),
+    "n_inner": Key(int, None, most=LARGEST, null=True),
+    "layer_norm_epsilon": Key(float, 1e-5, least=0, most=1),
+    "bos_token_id": Key(int, None, least=0, most=LARGEST, null=True),
+    "activation_function": Key(str, "gelu_new", only="gelu_new"),
+    "scale_attn_weights": Key(bool, True, only=True),
+    "scale_attn_by_inverse_layer_idx": Key(bool, False, only=False),
+    "add_cross_attention": Key(bool, False, only=False),
+    "tie_word_embeddings": Key(bool, True, only=True),
+}
+
+
+def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its arguments.
+
+    Raises:
+        KeyError: if a size is not given.
+        ValueError: if a value is of the wrong type or size, or means another network.
+    """
+    given = settings(config, _KEYS)
+    return {
+        "_target_": "dnadiff.backbone.gpt2.GPT2",
+        "d_model": given["n_embd"],
+        "n_layers": given["n_layer"],
+        "n_heads": given["n_head"],
+        "max_length": given["n_positions"],
+        "rows": given["vocab_size"],
+        "start": given["vocab_size"] - 1 if given["bos_token_id"] is None else given["bos_token_id"],
+        "inner": given["n_inner"],
+        "eps": given["layer_norm_epsilon"],
+    }

@@ -1,0 +1,1 @@
+"""Training: the LightningModule, callbacks, the optimizer, and resuming a run."""

@@ -1,0 +1,150 @@
+"""Blocks with guards, the canonical chr20 split, the published split and its leak; no base of one part is seen by another."""
+
+import hashlib
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dnadiff.data import bundled
+from dnadiff.data.genome.blocks import BlockSplit, CaduceusSplit, overlapping
+from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, overlap, split_hash
+
+CHR20 = {
+    "GRCh37": ("20", 63_025_520, "c08cd1590ff5", "eb0a352e5e47e4941086ae86391c3ef11a5959d9bdb6559826cc576273f7decb"),
+    "GRCh38": ("chr20", 64_444_167, "591e6835f776", "c382b2f859e36579ac2fcdf4c3e4bdc1e8695809311dca2b6169bc3f8172175b"),
+}
+
+
+def test_blocks_of_ten_with_guards_of_two():
+    parts = BlockSplit(block=10, period=4, test=3, valid=1, guard=2)(["a"], [65])
+    assert parts["train"] == [Interval(0, 0, 8), Interval(0, 22, 28), Interval(0, 42, 48), Interval(0, 62, 65)]
+    assert parts["valid"] == [Interval(0, 10, 20), Interval(0, 50, 60)] and parts["test"] == [Interval(0, 30, 40)]
+    neighbours = BlockSplit(block=10, period=4, test=3, valid=2, guard=2)(["a"], [50])
+    assert neighbours["valid"] == [Interval(0, 20, 28)] and neighbours["test"] == [Interval(0, 30, 40)]
+    assert neighbours["train"] == [Interval(0, 0, 18), Interval(0, 42, 50)]
+
+
+@given(st.integers(1, 200), st.integers(3, 12), st.integers(0, 1), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_parts_of_any_pattern_are_a_guard_apart(length, block, guard, kinds):
+    if kinds[0] == kinds[1]:
+        return
+    parts = BlockSplit(block, 4, kinds[0], kinds[1], guard)(["a"], [length])
+    rows = sorted((i.start, i.end, part) for part, many in parts.items() for i in many)
+    assert all(b[0] - a[1] == (guard if a[2] != b[2] else 0) for a, b in itertools.pairwise(rows)) and overlap(parts) is None
+
+
+@pytest.mark.parametrize("options", [{"guard": 600_000}, {"test": 8}, {"test": 10}, {"block": 0}])
+def test_impossible_blocks_are_refused(options):
+    with pytest.raises(ValueError, match=r"split\.(block|test) is"):
+        BlockSplit(**options)
+
+
+@pytest.mark.parametrize("assembly", CHR20)
+def test_the_canonical_chr20_split_is_the_one_shipped(assembly):
+    name, length, digest, sha256 = CHR20[assembly]
+    file = f"human_chr20_{assembly}.split.bed"
+    assert hashlib.sha256(bundled.path(file).read_bytes()).hexdigest() == sha256
+    parts = RegionSplit(f"bundled:{file}")([name], [length])
+    assert parts == BlockSplit()([name], [length]) and split_hash(parts, [name]) == digest
+    assert {p: [i.start // 1_000_000 % 10 for i in parts[p]] for p in ("valid", "test")} == {"valid": [8] * 6, "test": [9] * 6}
+    readme = (bundled.FOLDER / "README.md").read_text()
+    assert sha256 in readme and digest in readme
+
+
+def bases_seen(windows, places):
+    """How many windows touch each base of each record, by differences."""
+    touched = [np.zeros(len(r) + 1, np.int64) for r in windows.records]
+    for record, start in places:
+        np.add.at(touched[record], [start, start + windows.length], [1, -1])
+    return [np.cumsum(t) > 0 for t in touched]
+
+
+POLICIES = {
+    "fraction": ("yeast", FractionSplit()),
+    "default": ("yeast", DefaultSplit()),
+    "chromosomes": ("yeast", ChromosomeSplit(valid=["chrI"], test=["chrII", "chrM"])),
+    "blocks": ("yeast", BlockSplit(block=100_000, guard=1024)),
+    "chr20": ("chr20", RegionSplit("bundled:human_chr20_GRCh37.split.bed")),
+    "chr20 fraction": ("chr20", FractionSplit()),
+}
+FILES = {"yeast": "scerevisiae_R64-1-1.fa.gz", "chr20": "GRCh37_chr20.fa.gz"}
+
+
+@pytest.mark.parametrize("length", [1024, 131072])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_window_of_one_split_touches_a_base_of_another(shared_data, policy, length):
+    # Exhaustive: every allowed start of training, every tile of validation and test.
+    organism, split = POLICIES[policy]
+    data = GenomeDataModule(shared_data / "genomes" / FILES[organism], length, 4, split)
+    try:
+        data.prepare()
+    except ValueError as error:
+        assert "shorter than the window" in str(error) and policy in ("fraction", "blocks")  # of 131,072
+        return
+    train, seen = data.train_windows(), {}
+    allowed = [np.zeros(len(r) + 1, np.int64) for r in data.records]
+    first = train._until - np.diff(train._until, prepend=0) + train._shift
+    for record, low, high in zip(train._record.tolist(), first.tolist(), (train._until + train._shift).tolist()):
+        allowed[record][low] += 1
+        allowed[record][high - 1 + length] -= 1
+    seen["train"] = [np.cumsum(a) > 0 for a in allowed]
+    drawn = {train.place(0, i)[:2] for i in range(3000)}
+    assert all(inside[s : s + length].all() for inside, (_, s) in ((seen["train"][r], (r, s)) for r, s in drawn))
+    for part in ("valid", "test"):
+        if any(i.end - i.start >= length for i in data.intervals[part]):
+            seen[part] = bases_seen(train, [t[:2] for t in data.test_windows(part).tiles])
+    parts = list(seen)
+    assert len(parts) == 3 or length == 131072
+    for number, part in enumerate(parts):
+        for other in parts[number + 1 :]:
+            assert not any((a & b).any() for a, b in zip(seen[part], seen[other])), f"{part} and {other}"
+
+
+def test_overlaps_are_found_as_base_by_base():
+    draw = np.random.default_rng(0)
+    intervals = [
+        Interval(int(r), int(s), int(s + n))
+        for r, s, n in zip(draw.integers(0, 2, 12), draw.integers(0, 300, 12), draw.integers(1, 30, 12))
+    ]
+    record, start = draw.integers(0, 3, 500), draw.integers(0, 330, 500)
+    end = start + draw.integers(1, 20, 500)
+    expected = [any(i.record == r and i.start < e and s < i.end for i in intervals) for r, s, e in zip(record, start, end)]
+    assert overlapping(record, start, end, intervals).tolist() == expected
+
+
+def test_the_published_split_stretches_its_intervals_and_counts_its_leak(tmp_path):
+    bed = tmp_path / "human-sequences.bed"
+    bed.write_text("a\t0\t10\ttrain\na\t40\t50\ttest\na\t100\t110\ttrain\nb\t5\t15\ttrain\na\t125\t130\tvalid\n")
+    split = CaduceusSplit(bed, stretch=60)
+    parts = split(["a", "b"], [150, 40])
+    assert parts["train"] == [Interval(0, 0, 60), Interval(0, 100, 150), Interval(1, 5, 40)]
+    assert parts["test"] == [Interval(0, 40, 100)] and parts["valid"] == [Interval(0, 125, 150)]
+    leak = split.leak(["a", "b"], [150, 40], length=10)
+    # Training tiles of a: 0 10 20 30 40 50 and 100 .. 140, of b: 5 15 25 30; those from 40, 50 and from 120 on are evaluated too.
+    assert (leak["windows"], leak["as_evaluated"], leak["as_written"]) == (6 + 5 + 4, 2 + 3, 1 + 1)
+    assert leak["share_as_evaluated"] == round(5 / 15, 4) and "leaks" in split.describe()
+
+
+def test_the_leak_of_the_published_protocol_on_chr20_is_measured_and_said(shared_data, tmp_path, caplog, monkeypatch):
+    bed = shared_data / "annotations" / "hg38.chr20.windows131072.split.bed.gz"
+    leak = CaduceusSplit(bed).leak(["chr20"], [64_444_167], 1024)
+    # 371 training intervals, stretched; those before 44 Mb reach into test, and the stretched ends of validation beyond 54 Mb into them.
+    assert (leak["windows"], leak["as_evaluated"], leak["as_written"]) == (377_732, 7_168, 3_584)
+    assert (leak["share_as_evaluated"], leak["share_as_written"]) == (0.019, 0.0095)
+    letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 3_000_000).tobytes().decode()
+    (tmp_path / "g.fa").write_text(f">chr20\n{letters}\n")
+    (tmp_path / "s.bed").write_text("chr20\t0\t131072\ttrain\nchr20\t1000000\t1131072\ttest\nchr20\t2500000\t2631072\tvalid\n")
+    data = GenomeDataModule(tmp_path / "g.fa", 1024, 4, CaduceusSplit(tmp_path / "s.bed"), windows="intervals", max_n=1.0)
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="dnadiff"):
+        data.prepare()
+    assert (
+        "48 of 1,024 training windows (4.7 %) overlap held-out intervals as they are evaluated, 48 (4.7 %) as the file has them"
+        in caplog.text
+    )
+    assert data.describe()["leak"]["as_evaluated"] == 48 and data.train_windows().size == 1024

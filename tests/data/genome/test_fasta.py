@@ -1,0 +1,155 @@
+import gzip
+import os
+
+import pytest
+from Bio import SeqIO
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff.data.files import resolve
+from dnadiff.data.genome.fasta import Record, read_fasta, synthetic_record, write_fasta
+
+
+def test_two_records_with_case_and_description(tmp_path):
+    file = tmp_path / "a.fa"
+    file.write_text("\n>one first record\nACGT\nacgt\n\n>two\tsecond\nNNRY\n")
+    assert read_fasta(file) == [Record("one", "first record", b"ACGTacgt"), Record("two", "second", b"NNRY")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("ACGT\n", "is not FASTA: line 1 is 'ACGT'"),
+        ("\n{json}\n", "is not FASTA: line 2 is"),
+        (">a\nACGT\n>b\n>c\nAC\n", r"record 2 \(b\) has no sequence"),
+        (">a\n", r"record 1 \(a\) has no sequence"),
+        (">\nACGT\n", "record 1 has no name"),
+        (">a\nAC\n>a x\nGT\n", r"record 2 \(a\) has the name of an earlier record"),
+        (">a\nACGT\n>b\nACGT\nACXT\n", r"record 2 \(b\): letter 'X' at position 7 is not a nucleotide"),
+        (">p\nMKV*\n", r"record 1 \(p\): letter '\*' at position 4"),
+        (">a\nACé\n", r"record 1 \(a\): letter 'é' at position 3"),
+    ],
+)
+def test_a_malformed_file_is_named_in_one_line(tmp_path, content, message):
+    file = tmp_path / "bad.fa"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as caught:
+        read_fasta(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.fa does not exist"):
+        read_fasta(tmp_path / "nothing.fa")
+    with pytest.raises(ValueError, match="is a folder"):
+        read_fasta(tmp_path)
+    (tmp_path / "binary.fa").write_bytes(b"\xff\xfe\x00>")
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        read_fasta(tmp_path / "binary.fa")
+    whole = gzip.compress(b">a\n" + os.urandom(2000).hex().translate({ord("0"): "A"}).encode())
+    (tmp_path / "cut.fa.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is damaged or cut short"):
+        read_fasta(tmp_path / "cut.fa.gz")
+    with pytest.raises(FileNotFoundError, match=r"bundled:yeast\.fa does not ship with dnadiff; what does: ecoli_K12_MG1655\.CDS\.bed\.gz"):
+        read_fasta("bundled:yeast.fa")
+
+
+def test_written_records_are_wrapped_at_sixty_and_say_what_they_are(tmp_path):
+    record = synthetic_record("sample_1", "ACGT" * 16, sampler="ancestral", calls=64, label="yeast", seed=7)
+    assert write_fasta(tmp_path / "deep" / "s.fa", [record]) == 1
+    lines = (tmp_path / "deep" / "s.fa").read_text().splitlines()
+    assert lines == [">sample_1 synthetic sampler=ancestral calls=64 label=yeast seed=7", "ACGT" * 15, "ACGT"]
+
+
+@pytest.mark.parametrize("name", ["s.fa", "s.fa.gz"])
+def test_same_records_same_bytes(tmp_path, name):
+    records = [Record(f"r{i}", "", b"ACGT" * i) for i in range(1, 30)]
+    for folder in ("a", "b"):
+        write_fasta(tmp_path / folder / name, iter(records))
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert read_fasta(tmp_path / "a" / name) == records
+
+
+def test_an_existing_file_is_kept_unless_overwrite_is_set(tmp_path):
+    file = tmp_path / "s.fa"
+    file.write_text("precious")
+    with pytest.raises(FileExistsError, match="exists; set overwrite=true"):
+        write_fasta(file, [Record("a", "", b"ACGT")])
+    assert file.read_text() == "precious"
+    write_fasta(file, [Record("a", "", b"ACGT")], overwrite=True)
+    assert file.read_text() == ">a\nACGT\n"
+
+
+def test_a_writer_that_fails_leaves_nothing_behind(tmp_path):
+    def broken():
+        yield Record("a", "", b"ACGT")
+        raise RuntimeError("the sampler stopped")
+
+    file = tmp_path / "s.fa"
+    file.write_text("precious")
+    with pytest.raises(RuntimeError):
+        write_fasta(file, broken(), overwrite=True)
+    assert file.read_text() == "precious" and os.listdir(tmp_path) == ["s.fa"]
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "no record to write"),
+        ([Record("a b", "", b"A")], "white space"),
+        ([Record("a", "", b"A"), Record("a", "", b"C")], "repeated"),
+        ([Record("a", "x\ny", b"A")], "breaks the line"),
+        ([Record("a", "", b"A_C")], "letter '_' at position 2"),
+        ([Record("a", "", b"")], "no sequence"),
+    ],
+)
+def test_a_record_that_could_not_be_read_back_is_not_written(tmp_path, records, message):
+    with pytest.raises(ValueError, match=message):
+        write_fasta(tmp_path / "s.fa", records)
+    assert not (tmp_path / "s.fa").exists()
+
+
+record_lists = st.lists(
+    st.tuples(st.from_regex(r"[!-~]{1,8}", fullmatch=True), st.text("ACGTNRYKMSWBDHVacgtnu", min_size=1, max_size=200)),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda pair: pair[0],
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pairs=record_lists,
+    width=st.integers(1, 90),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    blank=st.booleans(),
+    final_newline=st.booleans(),
+    compressed=st.booleans(),
+)
+def test_any_layout_reads_as_the_same_records(tmp_path_factory, pairs, width, newline, blank, final_newline, compressed):
+    lines = []
+    for name, sequence in pairs:
+        lines += [f">{name} words", *(sequence[i : i + width] for i in range(0, len(sequence), width)), *([""] if blank else [])]
+    content = (newline.join(lines) + (newline if final_newline else "")).encode()
+    folder = tmp_path_factory.mktemp("layout")
+    (folder / "in.fa").write_bytes(gzip.compress(content) if compressed else content)
+    records = read_fasta(folder / "in.fa")
+    assert [(r.name, r.sequence.decode()) for r in records] == pairs
+    for name in ("out.fa", "out.fa.gz"):
+        write_fasta(folder / name, records)
+        assert read_fasta(folder / name) == records
+
+
+def test_biopython_reads_what_is_written_and_bgzip_is_read(tmp_path, shared_data):
+    records = read_fasta(shared_data / "genomes" / "small_genomes.fa.gz")
+    write_fasta(tmp_path / "copy.fa", records)
+    theirs = [(r.id, str(r.seq).encode()) for r in SeqIO.parse(tmp_path / "copy.fa", "fasta")]
+    assert theirs == [(r.name, r.sequence) for r in records] and len(records) == 6
+
+
+def test_bundled_genome_is_e_coli_whole():
+    (record,) = read_fasta("bundled:ecoli_K12_MG1655.fa.gz")
+    assert record.name == "U00096.3" and len(record.sequence) == 4_641_652
+    assert resolve("bundled:ecoli_K12_MG1655.fa.gz").with_name("README.md").is_file()

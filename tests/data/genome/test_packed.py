@@ -1,0 +1,277 @@
+"""The cache: whole or absent, made once, noticed when changed."""
+
+import errno
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dnadiff.data import atomic_folder
+from dnadiff.data.cache import cache_dir, content_hash
+from dnadiff.data.genome import packed
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.packed import PackedFile, pack
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "genomes"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "g.fa"
+    path.write_text(">a first\nACGTNNacgt\n>b\nTTRT\n")
+    return path
+
+
+def entries(cache):
+    return sorted(p.name for p in cache.iterdir() if not p.name.endswith(".lock"))
+
+
+def test_a_byte_a_base_and_a_small_index(file, cache):
+    one = pack(file)
+    assert one.bases.tolist() == [7, 8, 9, 10, 11, 11, 7 | 128, 8 | 128, 9 | 128, 10 | 128, 10, 10, 11, 10]
+    assert isinstance(one.bases.base, np.memmap) and not one.bases.flags.writeable
+    assert one.runs.tolist() == [[4, 6], [12, 13]] and one.offsets.tolist() == [0, 10, 14]
+    counts = {"length": 10, "unknown": 2, "gc": 4, "soft": 4, "ambiguous": [0, 0]}
+    assert one.records[0] == {"name": "a", "description": "first"} | counts and one.records[1]["ambiguous"] == [1, 2]
+
+
+def test_packed_once_and_found_by_content(file, cache, tmp_path, monkeypatch):
+    first = pack(file)
+    (tmp_path / "copy.fa").write_bytes(file.read_bytes())
+    monkeypatch.setattr(packed, "read_codes", None)  # reading again would fail
+    assert pack(tmp_path / "copy.fa").folder == pack(file).folder == first.folder
+    assert entries(cache) == [first.folder.name]
+
+
+def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, cache):
+    first = pack(file)
+    stat = file.stat()
+    file.write_text(file.read_text().replace("TTRT", "TTTT"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert pack(file).folder != first.folder and pack(file).bases[12] == 10
+
+
+def test_a_settled_source_is_not_read_again(file, cache, monkeypatch):
+    monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)
+    digest = content_hash(file)
+    monkeypatch.setattr("dnadiff.data.cache.hash_file", None)
+    assert content_hash(file) == digest
+
+
+def damage_bases(folder):
+    content = bytearray((folder / "bases").read_bytes())
+    content[3] ^= 1
+    (folder / "bases").write_bytes(content)
+
+
+DAMAGE = {
+    "a changed base": damage_bases,
+    "a truncated file": lambda folder: os.truncate(folder / "bases", 5),
+    "a missing file": lambda folder: (folder / "runs.npy").unlink(),
+    "no index": lambda folder: (folder / "index.json").unlink(),
+    "half an index": lambda folder: os.truncate(folder / "index.json", 50),
+    "a changed index": lambda folder: (folder / "index.json").write_text((folder / "index.json").read_text().replace('"gc": 4', '"gc": 5')),
+    "another format": lambda folder: (folder / "index.json").write_text(json.dumps({"format": 0, "check": ""})),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_cache_is_rebuilt(file, cache, what):
+    one = pack(file)
+    expected = one.bases.tolist()
+    time.sleep(0.02)
+    DAMAGE[what](one.folder)
+    again = pack(file)
+    assert again.bases.tolist() == expected and again.records[0]["gc"] == 4 and again.runs.tolist() == [[4, 6], [12, 13]]
+    assert entries(cache) == [one.folder.name]
+
+
+def test_a_copied_cache_is_checked_and_kept(file, cache, monkeypatch):
+    one = pack(file)
+    os.utime(one.folder / "bases")
+    monkeypatch.setattr(packed, "read_codes", None)
+    assert pack(file).folder == one.folder
+
+
+def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packed.Packer, "finish", full)
+    with pytest.raises(OSError, match=r"the disk is full; free some space or set DNADIFF_CACHE"):
+        pack(file)
+    assert entries(cache) == []
+
+
+def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
+    (tmp_path / "big.fa").write_text(">a\n" + "ACGT" * 200_000 + "\n")
+    code = (
+        f"import resource; from dnadiff.data.genome.packed import pack; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000)); "
+        f"pack({str(tmp_path / 'big.fa')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "OSError" in done.stderr and "the disk is full" in done.stderr and entries(cache) == []
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
+    assert len(pack(tmp_path / "big.fa").bases) == 800_000
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypatch):
+    reading = packed.read_codes
+
+    def slowly(path, raw):
+        yield from reading(path, raw)
+        file.write_text(">a\nA\n")
+
+    monkeypatch.setattr(packed, "read_codes", slowly)
+    with pytest.raises(ValueError, match="changed while it was read"):
+        pack(file)
+    assert entries(cache) == []
+
+
+def test_several_processes_at_once_make_one_cache(tmp_path, cache):
+    path = tmp_path / "big.fa"
+    path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
+    code = f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder.stat().st_ino, int(p.bases.sum()))"
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    results = {p.communicate()[0] for p in running}
+    assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
+
+
+def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, cache):
+    path = tmp_path / "g.fa"
+    path.write_text(">a\n" + "ACGT" * 1000 + "\n")
+    code = (
+        "import time; from dnadiff.data.genome import packed; finish = packed.Packer.finish\n"
+        "def slow(self): print('half', flush=True); time.sleep(60)\n"
+        f"packed.Packer.finish = slow; packed.pack({str(path)!r})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "half\n"
+    (half,) = entries(cache)
+    assert half.startswith(".")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(pack(path).bases) == 4000 and [e for e in entries(cache) if e.startswith(".")] == []
+
+
+def test_a_packed_file_travels_as_its_path(file, cache):
+    one = pack(file)
+    assert len(pickle.dumps(one)) < 300 and pickle.loads(pickle.dumps(one)).bases.tolist() == one.bases.tolist()
+    records = Genome.open(file).records
+    assert len(pickle.dumps(records)) < 1000 and pickle.loads(pickle.dumps(records))[0].tolist() == records[0].tolist()
+    with pytest.raises(ValueError, match="changed"):
+        os.truncate(one.folder / "index.json", 0), (one.folder / "index.json").write_text('{"format": 1, "check": "x"}')
+        PackedFile(one.folder)
+
+
+def test_the_cache_folder_is_the_users_choice(tmp_path, monkeypatch):
+    monkeypatch.delenv("DNADIFF_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir("genomes") == tmp_path / "xdg" / "dnadiff" / "genomes"
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    assert str(cache_dir("genomes")).startswith(str(tmp_path / "tmp"))
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "blocked"))
+    with pytest.raises(OSError, match="set DNADIFF_CACHE to a folder you may write"):
+        cache_dir("genomes")
+
+
+def no_locks(*args):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    reading, inner = packed.read_codes, []
+
+    def interrupted(path, raw):
+        for event in reading(path, raw):
+            if not inner:
+                inner.append(None)
+                inner[0] = pack(path)  # another process, with the same number on another machine
+            yield event
+
+    monkeypatch.setattr(packed, "read_codes", interrupted)
+    outer = pack(file)
+    assert outer.folder == inner[0].folder and outer.bases.tolist() == inner[0].bases.tolist()
+    assert entries(cache) == [outer.folder.name]
+
+
+def test_without_locks_several_processes_make_one_cache(tmp_path, cache):
+    path = tmp_path / "big.fa"
+    path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
+    code = (
+        "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = none\n"
+        f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder, int(p.bases.sum()))"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    results = {p.communicate()[0] for p in running}
+    assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
+
+
+def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
+    folder = pack(file).folder
+    inode = folder.stat().st_ino
+    (cache / "part").mkdir()
+    atomic_folder.put(cache / "part", folder, packed.FORMAT)
+    assert folder.stat().st_ino == inode and entries(cache) == [folder.name]
+    (folder / "index.json").unlink()
+    (cache / "part").mkdir()
+    atomic_folder.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
+    assert list(folder.iterdir()) == [] and entries(cache) == [folder.name]
+
+
+def test_only_what_this_machine_left_is_swept_at_once(file, cache):
+    folder = pack(file).folder
+    for name in (f".{folder.name}.{atomic_folder.HOST}.1", f".{folder.name}.elsewhere.1", f".{folder.name}.elsewhere.2"):
+        (cache / name).mkdir()
+    os.utime(cache / f".{folder.name}.elsewhere.1", (1, 1))
+    (folder / "index.json").unlink()
+    pack(file)
+    assert entries(cache) == [f".{folder.name}.elsewhere.2", folder.name]
+
+
+@pytest.fixture
+def shared_place(tmp_path, monkeypatch):
+    """No cache of one's own; where temporary files go, and the folder there."""
+    monkeypatch.delenv("DNADIFF_CACHE")
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"dnadiff-{os.getuid()}"
+
+
+def test_a_folder_for_temporary_files_is_private(shared_place):
+    assert cache_dir("genomes") == shared_place / "genomes" == cache_dir("genomes")
+    assert shared_place.stat().st_mode & 0o777 == 0o700
+    shared_place.chmod(0o755)  # an older version made it so: nobody else could write
+    assert cache_dir("genomes").is_dir() and shared_place.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("what", ["a link", "writable by others", "of another user", "a file"])
+def test_a_folder_that_others_could_have_filled_is_refused(shared_place, tmp_path, what, monkeypatch):
+    if what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        shared_place.symlink_to(tmp_path / "elsewhere")
+    elif what == "a file":
+        shared_place.write_text("")
+    else:
+        shared_place.mkdir(mode=0o700)
+        shared_place.chmod(0o777 if what == "writable by others" else 0o700)
+    if what == "of another user":
+        monkeypatch.setattr("os.getuid", lambda: 4242)
+        shared_place.rename(shared_place.with_name("dnadiff-4242"))
+    with pytest.raises(OSError, match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE"):
+        cache_dir("genomes")

@@ -1,0 +1,181 @@
+import gzip
+import importlib.util
+import logging
+from pathlib import Path
+
+import pytest
+
+from dnadiff.data.genome.fasta import Record
+from dnadiff.data.genome.genome import Genome, _kept
+from dnadiff.data.genome.regions import Region, check_names, read_bed, read_gtf, read_regions, zero_based
+
+formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
+spec.loader.exec_module(formats)
+
+
+def write(folder, text, name="r.bed"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_bed_row_is_half_open_and_gtf_row_is_not(tmp_path):
+    genome = Genome.from_records([Record("chr1", "", b"ACGTACGT")])
+    (region,) = read_bed(write(tmp_path, "chr1\t0\t4\n"), genome.lengths)
+    assert genome.tokenizer.decode(genome.window(region.chrom, region.start, region.end)) == "ACGT"
+    assert zero_based(5, 8) == (4, 8)
+    coding = 'chr1\tx\tCDS\t5\t8\t.\t-\t0\tgene_id "g1"; transcript_id "t1"\n'
+    exon = "chr1\tx\texon\t1\t2\t.\t+\t.\tID=e1;Parent=t1\n"
+    gtf = write(tmp_path, coding + exon, "r.gtf")
+    assert read_gtf(gtf, feature="CDS") == [Region("chr1", 4, 8, "g1", "-")]
+    assert read_gtf(gtf)[1] == Region("chr1", 0, 2, "e1", "+")
+
+
+def test_headers_comments_blank_lines_and_gzip_are_read(tmp_path):
+    text = '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with spaces\t0\t-\tmore\r\nchr1 7 9\n'
+    (tmp_path / "r.bed.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_bed(tmp_path / "r.bed.gz") == [Region("chr1", 1, 5, "name with spaces", "-"), Region("chr1", 7, 9)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("chr1\t5\t5", "whose end is not after its start"),
+        ("chr1\t-1\t5", "starts before the record"),
+        ("chr1\tone\t5", "which are not integers"),
+        ("chr1\t5", "has 2 columns; BED needs chrom, start and end"),
+        ("chr1\t1\t5\tn\t0\tx", "has the strand 'x'"),
+        ("chr1\t1\t101", r"ends beyond chr1 \(100 bases\)"),
+        ("chrX\t1\t5", "no record is called chrX; the records are chr1, chr2"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        read_bed(write(tmp_path, f"#header\nchr2\t0\t4\n{row}\n"), {"chr1": 100, "chr2": 100})
+    assert "r.bed: line 3" in str(caught.value)
+
+
+def test_chr1_against_1_is_noticed(tmp_path):
+    with pytest.raises(ValueError, match="no record is called chr1, chr2; the records are 1, 2") as caught:
+        read_bed(write(tmp_path, "chr1\t0\t4\nchr2\t0\t4\n"), {"1": 100, "2": 100})
+    assert "one side writes 'chr1' where the other writes '1'" in str(caught.value)
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no region"):
+        read_bed(write(tmp_path, "# nothing\n"))
+
+
+def test_bundled_coding_sequences_begin_with_start_codons():
+    genome = Genome.from_fasta("bundled:ecoli_K12_MG1655.fa.gz")
+    regions = read_bed("bundled:ecoli_K12_MG1655.CDS.bed.gz", genome.lengths)
+    codons = [genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3]) for r in regions]
+    assert len(regions) == 4379 and codons.count("ATG") / len(codons) > 0.85
+    assert {r.strand for r in regions} == {"+", "-"}
+
+
+LENGTHS = {"chr1": 100, "human:chr2": 5000, "odd:1-5": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "region"),
+    [
+        ("chr1:5-8", Region("chr1", 4, 8)),
+        ("chr1:5-8:-", Region("chr1", 4, 8, strand="-")),
+        ("chr1:5-8(+)", Region("chr1", 4, 8, strand="+")),
+        ("human:chr2:1,001-2,000", Region("human:chr2", 1000, 2000)),
+        ("chr1", Region("chr1", 0, 100)),
+        ("odd:1-5", Region("odd:1-5", 0, 9)),
+    ],
+)
+def test_a_place_is_written_as_browsers_write_it(text, region):
+    assert read_regions(text, LENGTHS) == [region] == read_regions([text], LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chr1:8-5", "'chr1:8-5' has the region chr1:7-5, whose end is not after its start"),
+        ("chr1:0-5", "starts before the record"),
+        ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
+        ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
+        ("chr1-5", "is neither a file nor chrom:first-last, and no record is called so; write chr1:1001-2000"),
+        ("nothing.bed", "does not exist"),
+    ],
+)
+def test_a_place_that_is_none_is_named(text, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_regions(text, LENGTHS)
+
+
+def test_files_are_told_apart_by_their_names(tmp_path):
+    bed = write(tmp_path, "chr1\t4\t8\n")
+    gff = write(tmp_path, "chr1\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nchr1\tx\texon\t1\t9\t.\t.\t0\tID=b\n", "r.gff3")
+    assert read_regions(bed, LENGTHS) == [Region("chr1", 4, 8)]
+    assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [Region("chr1", 4, 8), Region("chr1", 4, 8, "a")]
+
+
+def test_a_contig_may_be_called_as_a_header_begins(tmp_path):
+    text = "track name=x\nbrowser position chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 7\ntrack\ttype=bed\tuse=1\n"
+    names = [(r.chrom, r.start, r.end) for r in read_bed(write(tmp_path, text))]
+    assert names == [("track1", 1, 5), ("track", 2, 6), ("browserA", 0, 9), ("browser", 3, 7)]
+    gff = write(tmp_path, "trackA\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nbrowser\tx\tCDS\t1\t2\t.\t.\t0\tID=b\n", "r.gff3")
+    assert [r.chrom for r in read_gtf(gff)] == ["trackA", "browser"]
+
+
+@pytest.mark.parametrize("start", ["##FASTA\n>chr1\n", ">chr1\n"])
+def test_the_sequences_that_gff_may_carry_are_not_rows(tmp_path, start):
+    gff = write(tmp_path, f"##gff-version 3\nchr1\tx\tCDS\t5\t8\t.\t+\t0\tID=a\n{start}ACGTACGT\nACGT ACGT\n", "r.gff3")
+    assert read_gtf(gff) == [Region("chr1", 4, 8, "a", "+")]
+
+
+def test_bgzip_of_regions_cut_between_two_blocks_is_noticed(tmp_path):
+    (tmp_path / "r.bed.gz").write_bytes(formats.bgzip(b"chr1\t1\t5\n" * 100)[:-28])
+    with pytest.raises(ValueError, match=r"r\.bed\.gz is damaged or cut short: it is bgzip"):
+        read_bed(tmp_path / "r.bed.gz")
+
+
+@pytest.mark.parametrize("text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}])
+def test_what_is_no_region_is_named(text):
+    with pytest.raises(ValueError, match=r"^regions(:| is or holds).*(write chr1:1001-2000|expected a file)"):
+        read_regions(text, LENGTHS)
+
+
+def test_a_number_may_be_the_name_of_a_record():
+    assert read_regions(20, {"20": 7}) == read_regions([20], {"20": 7}) == [Region("20", 0, 7)]
+
+
+def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    bed = write(tmp_path, "chr1\t0\t4\nchrX\t0\t9\nchr1\t5\t6\n")
+    with caplog.at_level(logging.WARNING):
+        assert read_bed(bed, {"chr1": 10, "chr2": 5}, partly=True) == [Region("chr1", 0, 4), Region("chr1", 5, 6)]
+    assert "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records" in caplog.text
+    for lengths, message in (
+        ({"chr1": 5}, "ends beyond chr1"),
+        ({"chr2": 9}, "no record is called chr1, chrX; the records are chr2"),
+        ({"chr1": 9, "X": 9}, "one side writes 'chr1' where the other writes '1'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_bed(bed, lengths, partly=True)
+
+
+class Counted(str):
+    """A name that counts how often it is looked at."""
+
+    looks = 0
+
+    def __eq__(self, other):
+        Counted.looks += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self):
+        Counted.looks += 1
+        return str.__hash__(self)
+
+
+@pytest.mark.parametrize("how", [lambda names: check_names(names, names, "here"), lambda names: _kept(names, names)])
+def test_many_names_are_looked_up_in_linear_time(how):
+    names = [Counted(f"contig{i}") for i in range(1000)]
+    Counted.looks = 0
+    how(names)
+    assert 0 < Counted.looks < 20 * len(names)

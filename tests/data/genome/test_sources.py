@@ -1,0 +1,243 @@
+"""Every format gives the same genome; malformed files are named with line and remedy."""
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pyfaidx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff.data.genome.fasta import Record
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.sources import expand
+
+formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
+spec.loader.exec_module(formats)
+SMALL = {"a": "ACGTNNacgtnn", "b": "TTTTg"}
+
+
+def letters(genome):
+    """{name: letters} with soft-masking in lower case."""
+    found = {}
+    for name, length in genome.lengths.items():
+        upper, soft = genome.tokenizer.decode(genome.window(name, 0, length)), genome.soft_masked(name, 0, length)
+        found[name] = "".join(c.lower() if s else c for c, s in zip(upper, soft))
+    return found
+
+
+def write(folder, name, content):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+record_sets = st.dictionaries(
+    st.from_regex(r"[A-Za-z0-9._|-]{1,8}", fullmatch=True), st.text("ACGTNacgtn", min_size=1, max_size=150), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    records=record_sets,
+    width=st.integers(1, 90),
+    newline=st.sampled_from(["\n", "\r\n", "\r"]),
+    blank=st.booleans(),
+    final_newline=st.booleans(),
+    packing=st.sampled_from(sorted(formats.COMPRESSED)),
+)
+def test_fasta_of_any_layout_comes_back(tmp_path_factory, records, width, newline, blank, final_newline, packing):
+    content = formats.fasta(records, width, newline, blank, final_newline)
+    file = write(tmp_path_factory.mktemp("f"), "x.fa", formats.COMPRESSED[packing](content))
+    genome = Genome.open(file)
+    assert letters(genome) == records
+    for row in genome.rows:
+        text = records[row["name"]]
+        assert (row["length"], row["unknown"]) == (len(text), text.upper().count("N"))
+        assert (row["gc"], row["soft"]) == (sum(c in "GCgc" for c in text), sum(c.islower() for c in text))
+    runs = genome.unknown_runs
+    marked = np.array([c in "Nn" for text in records.values() for c in text])
+    assert [runs.before(np.array([i]))[0] for i in range(len(marked) + 1)] == [0, *np.cumsum(marked)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(records=record_sets, order=st.sampled_from("<>"), version=st.integers(0, 1))
+def test_twobit_comes_back(tmp_path_factory, records, order, version):
+    file = write(tmp_path_factory.mktemp("f"), "x.2bit", formats.twobit(records, order, version))
+    assert letters(Genome.open(file)) == records
+
+
+def test_a_chunk_border_may_fall_anywhere(tmp_path, monkeypatch):
+    records = {"one": "ACGTNacgt" * 5, "two": "NNNN", "three": "A" * 31}
+    for chunk in range(1, 24):
+        monkeypatch.setattr("dnadiff.data.genome.sources._CHUNK", chunk)
+        monkeypatch.setattr("dnadiff.data.genome.packed._PIECE", max(1, chunk // 3))
+        monkeypatch.setattr("dnadiff.data.genome.twobit._CHUNK", max(1, chunk // 4))
+        monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / f"cache{chunk}"))
+        for name, content in (("x.fa", formats.fasta(records, 7, "\r\n")), ("x.2bit", formats.twobit(records))):
+            genome = Genome.open(write(tmp_path, name, content))
+            assert letters(genome) == records
+            starts, ends = genome.unknown_runs.starts, genome.unknown_runs.ends
+            assert (ends - starts).sum() == 9 and (starts[1:] >= ends[:-1]).all()
+
+
+def test_genbank_and_its_gzip_are_read(tmp_path):
+    content = formats.genbank({"U00001": "acgtnacgta" * 13, "U00002": "ttga"})
+    for name, packed in (("x.gb", content), ("x.gbk.gz", gzip.compress(content))):
+        genome = Genome.open(write(tmp_path, name, packed))
+        assert {n: t.upper() for n, t in letters(genome).items()} == {"U00001": "ACGTNACGTA" * 13, "U00002": "TTGA"}
+
+
+def test_real_genomes_agree_between_formats(tmp_path, shared_data):
+    one = Genome.open(shared_data / "genomes" / "small_genomes.fa.gz")
+    records = {n: t.upper() for n, t in letters(one).items()}
+    two = Genome.open(write(tmp_path, "small.2bit", formats.twobit(records)))
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one.records, two.records))
+    assert one.lengths["NC_001416.1"] == 48_502
+
+
+def test_several_files_a_folder_and_labels(tmp_path):
+    (
+        write(tmp_path, "1.fa", b">chr1\nACGT\n"),
+        write(tmp_path, "2.fna.gz", gzip.compress(b">chr2\nTTTT\n")),
+        write(tmp_path, "notes.txt", b"x"),
+    )
+    assert Genome.open(tmp_path).lengths == {"chr1": 4, "chr2": 4}
+    labelled = Genome.open({"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]})
+    assert labelled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labelled.labels == ["human", "yeast", "yeast"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="is a folder without sequence files"):
+        expand(tmp_path / "empty")
+
+
+def test_an_open_pyfaidx_is_a_source_and_keeps_its_names(tmp_path):
+    file = write(tmp_path, "x.fa", b">chr1 first\nACGT\n>chr2\nTT\n")
+    assert letters(Genome.open(pyfaidx.Fasta(str(file)))) == {"chr1": "ACGT", "chr2": "TT"}
+    renamed = pyfaidx.Fasta(str(file), key_function=lambda name: name.removeprefix("chr"))
+    assert letters(Genome.open(renamed)) == {"1": "ACGT", "2": "TT"}
+    with pytest.raises(ValueError, match=r"holds 2 records, this pyfaidx\.Fasta shows 1; open it without a filter"):
+        Genome.open(pyfaidx.Fasta(str(file), filt_function=lambda name: name == "chr1"))
+
+
+def test_ambiguity_codes_are_n_or_refused(tmp_path):
+    file = write(tmp_path, "x.fa", b">a\nACGT\n>b\nACNRyk\n")
+    genome = Genome.open(file)
+    assert letters(genome)["b"] == "ACNNnn" and genome.rows[1]["unknown"] == 4
+    with pytest.raises(ValueError, match=r"record b holds 3 ambiguity codes .*, the first at position 4; set data\.iupac=unknown"):
+        Genome.open(file, iupac="refuse")
+    assert Genome.open(file, keep="a", iupac="unknown").names == ["a"]
+    with pytest.raises(ValueError, match="iupac is 'maybe'"):
+        Genome.open(file, iupac="maybe")
+
+
+@pytest.mark.parametrize(
+    ("keep", "names"), [(None, ["chr1", "chr10", "chrX", "chr1_alt"]), ("chr([0-9]+|X)", ["chr1", "chr10", "chrX"]), (["chrX"], ["chrX"])]
+)
+def test_records_are_chosen_by_name(tmp_path, keep, names):
+    file = write(tmp_path, "x.fa", formats.fasta({"chr1": "A", "chr10": "C", "chrX": "G", "chr1_alt": "T"}))
+    genome = Genome.open(file, keep)
+    assert genome.names == names and letters(genome) == {n: t for n, t in letters(Genome.open(file)).items() if n in names}
+    for wrong, message in (
+        ("chr(", "is not a regular expression"),
+        ("scaffold.*", "leaves no record; the records are chr1"),
+        (["1"], "one side writes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Genome.open(file, wrong)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; give"),
+        (b"\n \n", "is empty; give"),
+        (b"ACGT\n", "is not FASTA: line 1 is 'ACGT', where a header"),
+        (b"\r\n\r\n@read\nACGT\n", "is not FASTA: line 3 is '@read'"),
+        (b">a\nACGT\n\nAC-T\n", r"line 4: record a: letter '-' at column 3 is not a nucleotide; allowed are A, C"),
+        (b">a\nACGT\n>p\nMKV*\n", r"line 4: record p: letter '\*' at column 4"),
+        (">a\nACé\n".encode(), "line 2: record a: letter 'é' at column 3"),
+        (b">a\nAC>b\nAC\n", "line 2: '>' in the middle of a sequence line"),
+        (b">a\nAC\n>\nAC\n", "line 3: a record has no name; write one after its '>'"),
+        (b">a\nAC\n>b\n\n>c\nAC\n", "line 3: record b has no sequence; remove it"),
+        (b">a\nAC\n>b\n", "line 3: record b has no sequence"),
+        (b">a\nAC\n>a x\nGT\n", "line 3: record a has the name of an earlier record; rename one"),
+        (gzip.compress(b">a\n" + b"ACGTTGCA" * 99, mtime=0)[:25], "is damaged or cut short"),
+        (formats.twobit({"a": "ACGT" * 20})[:-5], "is a damaged or cut short 2bit file"),
+        (formats.twobit({"a": "ACGT"}, version=7), "is a 2bit file of version 7; versions 0 and 1 are read"),
+        (formats.genbank({"X": "acgt"}).replace(b"acgt", b"ac*t"), r"letter '\*' at column 3"),
+    ],
+    ids=map(str, range(16)),
+)
+def test_a_malformed_file_is_named_with_line_and_remedy(tmp_path, content, message, cache_folder):
+    file = write(tmp_path, "bad.fa", content)
+    with pytest.raises(ValueError, match=message) as caught:
+        Genome.open(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert not list((cache_folder / "genomes").glob(".*"))  # nothing half-made is left
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.fa does not exist"):
+        Genome.open(tmp_path / "nothing.fa")
+    with pytest.raises(ValueError, match="path names no file"):
+        Genome.open([])
+
+
+def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
+    content = formats.bgzip(formats.fasta({"a": "ACGT" * 200, "b": "TTTT"}))
+    borders = [place for place in range(1, len(content)) if content[place:].startswith(b"\x1f\x8b\x08\x04")]
+    assert len(borders) > 3 and letters(Genome.open(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
+    for border in borders:
+        with pytest.raises(ValueError, match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; fetch it again"):
+            Genome.open(write(tmp_path, "cut.fa.gz", content[:border]))
+
+
+def test_genbank_cut_after_any_line_is_noticed(tmp_path):
+    lines = formats.genbank({"U1": "acgtnacgta" * 13, "U2": "ttga"}).splitlines(keepends=True)
+    first = lines.index(b"//\n") + 1  # a file that ends here is whole
+    for end in [*range(1, first), *range(first + 1, len(lines))]:
+        with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
+            Genome.open(write(tmp_path, "cut.gb", b"".join(lines[:end])))
+    for wrong, message in (
+        (b"".join(lines[:12]), "is damaged or cut short .Premature end of file in sequence data.: fetch it again"),
+        (b"".join(lines).replace(b"130 bp", b"131 bp"), "Expected sequence length 131, found 130"),
+        (b"".join(lines[:-1]), "Premature end of file in sequence data"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Genome.open(write(tmp_path, "cut.gb", wrong))
+
+
+def test_a_compressed_twobit_is_read(tmp_path):
+    content = formats.twobit(SMALL)
+    for packing in ("gzip", "bgzip"):
+        genomes = tmp_path / packing
+        genomes.mkdir()
+        packed = formats.COMPRESSED[packing](content)
+        write(genomes, "x.2bit.gz", packed)
+        assert letters(Genome.open(genomes)) == SMALL
+        damaged = packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:]  # within a checksum
+        with pytest.raises(ValueError, match="is damaged or cut short"):
+            Genome.open(write(tmp_path, "y.2bit.gz", damaged))
+
+
+@pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(ValueError, match=r"^path is .*; expected the name of a file or of a folder, .*; set data\.path$"):
+        Genome.open(path)
+
+
+@pytest.mark.parametrize("keep", [5, [None], [True], {"chr1": 1}, [["chr1"]]])
+def test_what_names_no_records_is_named(tmp_path, keep):
+    file = write(tmp_path, "x.fa", b">1\nACGT\n>X\nTTTT\n")
+    with pytest.raises(ValueError, match=r"^keep is .*; set data\.keep to a list of names"):
+        Genome.open(file, keep)
+    assert Genome.open(file, [1]).names == ["1"]  # a yaml reads [1] as a number
+
+
+def test_a_genome_of_other_bases_has_another_digest(tmp_path):
+    one, same, other = (write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text) for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA")))
+    digests = [Genome.open(path).digest for path in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
+    memory = [Genome.from_records([Record("a", "", letters)]).digest for letters in (b"ACGT", b"ACGA")]
+    assert memory[0] != memory[1]

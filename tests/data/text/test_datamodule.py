@@ -1,0 +1,435 @@
+"""Documents as windows: wrapped without loss, padded without a trace, tokenised once."""
+
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.data.cache import locked
+from dnadiff.data.text import tokenized as store
+from dnadiff.data.text.datamodule import TextDataModule
+from dnadiff.data.text.documents import Files
+from dnadiff.data.text.pretrained import Pretrained
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """A small tokenizer of BERT's kind: [CLS] 2, [SEP] 3, a 5, b 6, ..."""
+    pytest.importorskip("tokenizers")
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join(WORDS) + "\n")
+    return Pretrained(str(path)).load()
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Documents of one to nine letters in files for the three parts."""
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    paths = {}
+    for part, number in (("train", 60), ("valid", 20), ("test", 20)):
+        lines = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * i + k) % 26] for k in range(1 + i % 9)) for i in range(number)]
+        paths[part] = tmp_path / f"{part}.txt"
+        paths[part].write_text("\n".join(lines) + "\n")
+    return {part: str(path) for part, path in paths.items()}
+
+
+def module(path, tokenizer=None, **options):
+    options = {"length": 8, "batch_size": 4, "documents": "line", "windows": "blocks", **options}
+    return TextDataModule(path, tokenizer=tokenizer, **options)
+
+
+def test_wrapping_on_a_literal_example(tmp_path, letters):
+    (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\ni j k l m n o p\n")
+    tiles = module({"test": str(tmp_path / "t.txt")}, letters).test_windows("test")
+    # a b c [SEP] d [SEP] e f g h [SEP] i j k l m n o p [SEP] in blocks of six; the last one begins earlier and counts what is new
+    assert [t["ids"].tolist() for t in tiles] == [
+        [2, 5, 6, 7, 3, 8, 3, 3],
+        [2, 9, 10, 11, 12, 3, 13, 3],
+        [2, 14, 15, 16, 17, 18, 19, 3],
+        [2, 16, 17, 18, 19, 20, 3, 3],
+    ]
+    assert [t["weight"].tolist() for t in tiles] == [[1] * 8] * 3 + [[1, 0, 0, 0, 0, 1, 1, 1]]
+
+
+def test_padding_on_a_literal_example(tmp_path, letters):
+    (tmp_path / "t.txt").write_text("a b c\n\ne f g h i j k l m\n")
+    tiles = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False).test_windows("test")
+    rows = [[2, 5, 6, 7, 3, 0, 0, 0], [2, 3, 0, 0, 0, 0, 0, 0], [2, 9, 10, 11, 12, 13, 14, 3]]
+    assert [t["ids"].tolist() for t in tiles] == rows
+    assert [t["valid"].tolist() for t in tiles] == [t["weight"].bool().tolist() for t in tiles] == [[i > 0 for i in row] for row in rows]
+
+
+def test_without_special_tokens_it_is_text_and_nothing_else(tmp_path, letters):
+    (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\n")
+    options = {"insert_special_tokens": False, "length": 4}
+    tiles = module({"test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options).test_windows("test")
+    assert [t["ids"].tolist() for t in tiles] == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    data = module({"train": str(tmp_path / "t.txt"), "test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options)
+    assert 3 in data.sequences("train")[0] and 3 not in data.sequences("test")[0]
+    assert "[SEP] after each document (not in test)" in data.layout()
+
+
+@pytest.mark.parametrize("length", [5, 8, 64])
+def test_the_blocks_joined_are_the_corpus(corpus, letters, length):
+    data = module(corpus, letters, length=length)
+    text = Path(corpus["train"]).read_text().splitlines()
+    expected = [i for line in text for i in [*letters.encode(line).tolist(), 3]]
+    tiles = data.test_windows("train")
+    inside = [t["ids"][1:-1][t["weight"][1:-1] > 0].tolist() for t in tiles]
+    assert [i for block in inside for i in block] == expected
+    shown = torch.cat([b["ids"][:, 1:-1] for b in data.train_dataloader()])
+    assert {tuple(row.tolist()) for row in shown} == {tuple(t["ids"][1:-1].tolist()) for t in tiles}
+
+
+def test_every_document_is_shown_once_an_epoch(corpus, letters):
+    data = module(corpus, letters, wrap=False, length=12, batch_size=5)
+    loader = data.train_dataloader()
+    rows = [[tuple(row) for b in loader for row in b["ids"].tolist()] for _ in range(2)]
+    expected = sorted(tuple(t["ids"].tolist()) for t in data.test_windows("train"))
+    assert sorted(rows[0]) == sorted(rows[1]) == expected and rows[0] != rows[1]
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+def test_a_run_resumed_in_the_middle_sees_what_it_would_have_seen(corpus, letters, wrap):
+    def batches(skip=None):
+        loader = module(corpus, letters, wrap=wrap, seed=3).train_dataloader()
+        if skip is not None:
+            loader.load_state_dict(skip)
+        seen = []
+        for _ in range(2):
+            for batch in loader:
+                seen.append((loader.state_dict(), batch["ids"].tolist()))
+        return seen
+
+    whole = batches()
+    for number in (0, 2, len(whole) // 2 - 1, len(whole) // 2 + 1):
+        assert [ids for _, ids in batches(whole[number][0])][:3] == [ids for _, ids in whole[number + 1 : number + 4]]
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+def test_workers_get_paths_and_change_nothing(corpus, letters, wrap):
+    data = module(corpus, letters, wrap=wrap)
+    for windows in (data.train_batches(), data.test_windows("valid")):
+        packed = pickle.dumps(windows)
+        assert data.tokens("train").folder.name.encode() in packed or data.tokens("valid").folder.name.encode() in packed
+        assert data.sequences("train")[0].tobytes() not in packed and len(packed) < 4000
+    alone, helped = ([b["ids"].tolist() for b in module(corpus, letters, wrap=wrap, num_workers=n).train_dataloader()] for n in (0, 2))
+    assert alone == helped
+
+
+def test_random_windows_lie_anywhere(tmp_path):
+    (tmp_path / "book.txt").write_text("abcdefghij" * 30)
+    data = TextDataModule(str(tmp_path / "book.txt"), length=8, batch_size=16, epoch_size=160)
+    starts = {data.tokenizer.decode(row)[0] for b in data.train_dataloader() for row in b["ids"]}
+    assert starts == set("abcdefghij") and data.describe()["layout"].startswith("wrapped: documents one after the other in windows of 8")
+
+
+def test_the_last_documents_are_validation(corpus, letters):
+    data = module(corpus["train"], letters, path_is="train", valid_documents=10)
+    assert data.parts == ["train", "valid"]
+    tokens = data.tokens("train")
+    assert tokens is data.tokens("valid") and [i.end for i in data.documents_of("train")] == [50] == [
+        i.start for i in data.documents_of("valid")
+    ]
+    assert np.array_equal(data.sequences("valid")[0], np.concatenate([tokens[d] for d in range(50, 60)]))
+    with pytest.raises(ValueError, match=r"has no test part; set part=train, or part=valid, or data\.path=\{test: FILE\}"):
+        data.test_windows("test")
+    with pytest.raises(ValueError, match=r"60 documents and valid_documents is 60: none is left for training"):
+        module(corpus["train"], letters, path_is="train", valid_documents=60).check_training()
+
+
+def test_many_documents_are_held_out_whole(tmp_path):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"number {i} "}) + "\n" for i in range(200)))
+    data = TextDataModule(str(tmp_path / "t.jsonl"), length=16, batch_size=4)
+    assert [(i.start, i.end) for part in ("train", "test", "valid") for i in data.documents_of(part)] == [(0, 160), (160, 180), (180, 200)]
+
+
+def test_files_of_all_kinds(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n two \n\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n\n{"text": "four"}\n'))
+    (tmp_path / "c.csv").write_text('title,text\nT,"five, 5"\n')
+    assert list(Files([tmp_path / n for n in ("a.txt", "b.jsonl.gz", "c.csv")])) == ["one\n two \n\n", "three", "four", "five, 5"]
+    assert list(Files(tmp_path / "c.csv", column=["title", "text"])) == ["T five, 5"]
+    assert [list(Files(tmp_path / "a.txt", kind)) for kind in ("line", "row")] == [["one", "two", ""], ["one\n", " two \n", ""]]
+    assert list(Files(str(tmp_path / "*.txt"), "line", keep_line_ends=True)) == ["one\n", " two \n", "\n"]
+    assert list(Files(tmp_path / "b.jsonl.gz").since(1)) == ["four"]
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["six", "seven"], "n": [1, 2]}), tmp_path / "d.parquet")
+    assert list(Files(tmp_path / "d.parquet")) == ["six", "seven"]
+    with pytest.raises(ValueError, match=r"d\.parquet has no text in 'body'; set data\.column to one of 'text', 'n'"):
+        list(Files(tmp_path / "d.parquet", column="body"))
+    (tmp_path / "d.parquet").write_bytes((tmp_path / "d.parquet").read_bytes()[:100])
+    with pytest.raises(ValueError, match="not a sound parquet file"):
+        list(Files(tmp_path / "d.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no text in 'body'; set data\.column to one of 'text'"),
+        ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
+        ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
+        ('["a"]', {}, r"t\.jsonl: line 1 holds a list; expected one object a line"),
+        ('{"text": "a\\ud800b"}', {}, r"t\.jsonl: line 1 has half of a character \(\\ud800\)"),
+        ({"text": "x"}, {"column": []}, r"column is \[\]; set data\.column"),
+        (None, {"documents": "page"}, r"documents is 'page'; choose file, line, row"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, content, options, message):
+    (tmp_path / "t.jsonl").write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
+    with pytest.raises(ValueError, match=message):
+        list(Files(tmp_path / "t.jsonl", **options))
+
+
+def test_a_whole_character_in_two_escapes_is_text(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "a\\ud83d\\ude00b"}\n')
+    assert list(Files(tmp_path / "t.jsonl")) == ["a😀b"]
+
+
+def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
+    assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
+    monkeypatch.setattr("dnadiff.data.text.documents._LONGEST", 1000)
+    with pytest.raises(ValueError, match=r"t\.csv: line 1 is not CSV \(field larger than field limit"):
+        list(Files(tmp_path / "t.csv"))
+
+
+def test_a_pattern_passes_over_folders(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("z.txt", "a/y.txt", "a/b/x.txt"):
+        (tmp_path / name).write_text(name)
+    assert list(Files(str(tmp_path / "**"))) == ["a/b/x.txt", "a/y.txt", "z.txt"]
+
+
+def test_a_pattern_without_a_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"\*\.txt matches no file"):
+        Files(str(tmp_path / "*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"windows": "tiled"}, r"choose uniform or blocks for data\.windows"),
+        ({"path_is": "valid"}, r"choose all or train or test for data\.path_is"),
+        ({"valid_documents": 0}, r"set data\.valid_documents to 1 or more"),
+        ({"num_proc": 0}, r"set data\.num_proc to 1 or more"),
+        ({"detokenizer": "x"}, r"choose wikitext"),
+        ({"streaming": True, "wrap": False, "path_is": "train"}, r"set data\.wrap=true"),
+        ({"streaming": True}, r"streaming=true needs parts of their own"),
+        ({"streaming": True, "path_is": "train", "valid_documents": 3}, r"set data\.num_documents"),
+        ({"streaming": True, "path_is": "train", "epoch_size": 8}, r"set data\.epoch_size=null"),
+        ({"streaming": "no"}, r"streaming is 'no'; set data\.streaming to true or false"),
+        ({"wrap": "no"}, r"wrap is 'no'; set data\.wrap to true or false$"),
+        ({"wrap": None}, r"wrap is None; set data\.wrap to true or false$"),
+        ({"insert_eos": "no"}, r"insert_eos is 'no'; set data\.insert_eos to true, false or null"),
+        ({"insert_valid_eos": 0}, r"insert_valid_eos is 0; set"),
+        ({"insert_special_tokens": "false"}, r"insert_special_tokens is 'false'; set"),
+        ({"valid_documents": 10}, r"valid_documents is 10, but a single path .* set data\.path_is=train"),
+        ({"column": 7}, r"column is 7; set data\.column"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(corpus, options, message):
+    with pytest.raises(ValueError, match=message):
+        module(corpus["train"], **options).prepare()
+
+
+def test_parts_are_named(corpus):
+    with pytest.raises(ValueError, match="path has the parts dev; expected some of train, valid, test"):
+        module({"dev": corpus["train"]})
+    with pytest.raises(ValueError, match=r"path names no file; set data\.path"):
+        TextDataModule(None, length=8, batch_size=2)
+
+
+def test_a_tokenizer_without_the_tokens_needed_is_refused(corpus):
+    with pytest.raises(ValueError, match=r"tokenizer characters has no token that ends a text; set data\.insert_eos=false"):
+        module(corpus, insert_eos=True).prepare()
+    with pytest.raises(ValueError, match=r"has no token that begins a text; set data\.insert_special_tokens=false"):
+        module(corpus, insert_special_tokens=True).prepare()
+    with pytest.raises(ValueError, match="the model was trained on dna, these data are text"):
+        module(corpus).expect(DNATokenizer())
+
+
+def test_training_says_which_part_is_missing(corpus, letters):
+    with pytest.raises(ValueError, match=r"has train alone; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N"):
+        module({"train": corpus["train"]}, letters).check_training()
+    with pytest.raises(ValueError, match=r"has test alone; set data\.path=\{train: FILE, valid: FILE\}$"):
+        module(corpus["test"], letters, path_is="test").check_training()
+
+
+def test_held_out_documents_of_a_single_file_have_ends_of_their_own(tmp_path, monkeypatch, letters):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "t.txt").write_text("a b\n" * 200)
+    plain, data = (module(str(tmp_path / "t.txt"), letters, insert_valid_eos=eos) for eos in (None, False))
+    assert data.sequences("train")[0].tolist() == [5, 6, 3] * 160 == plain.sequences("train")[0].tolist()
+    assert [data.sequences(part)[0].tolist() for part in ("valid", "test")] == [[5, 6] * 20] * 2
+    assert plain.sequences("valid")[0].tolist() == [5, 6, 3] * 20
+    about = data.describe()
+    assert about["split_tokens"] == {"train": 480, "valid": 40, "test": 40} and about["records"] == 200
+    assert about["layout"].endswith("[SEP] after each document (not in valid and test)")
+    assert about["split_hash"] != plain.describe()["split_hash"]
+    (tmp_path / "t.txt").write_text("a b\n" * 50)  # too few to hold out whole: the split cuts the stream of tokens
+    with pytest.raises(ValueError, match=r"insert_valid_eos=false differs from training, and the split cuts 50 documents by position"):
+        module(str(tmp_path / "t.txt"), letters, insert_valid_eos=False).prepare()
+
+
+def test_validation_cut_off_training_has_ends_of_its_own(corpus, letters):
+    options = {"path_is": "train", "valid_documents": 10}
+    plain, data = (module(corpus["train"], letters, insert_valid_eos=eos, **options) for eos in (None, False))
+    assert [t for t in plain.sequences("valid")[0].tolist() if t != 3] == data.sequences("valid")[0].tolist()
+    assert np.array_equal(plain.sequences("train")[0], data.sequences("train")[0])
+    assert plain.describe()["split_hash"] != data.describe()["split_hash"]
+
+
+def test_reports_say_how_many_documents_were_cut(tmp_path, letters):
+    (tmp_path / "t.txt").write_text("a b c d e f\na b c d e f g\n\na b c d e f g h i\n")
+    data = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False)  # six letters and two ends fit
+    data.test_windows("test")
+    assert data.describe()["cut_documents"] == {"test": 2}
+
+
+def test_a_file_of_one_document_cannot_be_padded(tmp_path):
+    (tmp_path / "t.txt").write_text("a b\nc\n")
+    with pytest.raises(ValueError, match=r"no document is left for this part; .*data\.documents=line"):
+        module(str(tmp_path / "t.txt"), documents="file", wrap=False).prepare()
+
+
+def test_lines_keep_their_ends_where_no_token_ends_a_text(corpus):
+    data = module(corpus)
+    assert data.tokenizer.decode(data.sequences("valid")[0]) == Path(corpus["valid"]).read_text()
+
+
+def test_a_models_tokenizer_replaces_that_of_the_data(corpus, letters):
+    data = module(corpus, Pretrained("owner/never-read"))
+    data.expect(letters)
+    assert data.tokenizer is letters and data.describe()["split_tokens"] == {}  # nothing was read
+    assert len(data.test_windows("test")) and set(data.describe()["split_tokens"]) == {"test"}
+
+
+def folders():
+    return sorted(p for p in os.listdir(os.path.join(os.environ["DNADIFF_CACHE"], "texts")) if not p.endswith(".lock"))
+
+
+def test_what_matters_is_in_the_key_and_nothing_else(corpus, letters):
+    def opened(path=corpus, tokenizer=letters, **options):
+        return module(path, tokenizer, **options).tokens("train").folder.name
+
+    first = opened()
+    assert {opened(length=16), opened(windows="uniform"), opened(insert_special_tokens=False), opened(num_proc=1)} == {first}
+    other_letters = CharTokenizer("abcdefghijklmnopqrstuvwxyz \n")
+    changed = [opened(detokenizer="ptb"), opened(insert_eos=False), opened(tokenizer=other_letters), opened(documents="file")]
+    with open(corpus["train"], "a") as file:
+        file.write("z z z\n")
+    assert len({first, *changed, opened()}) == 6 and len(folders()) == 6
+
+
+def test_a_cache_of_another_version_or_damaged_is_made_again(corpus, letters, monkeypatch, caplog):
+    caplog.set_level("INFO", "dnadiff")
+    folder = module(corpus, letters).tokens("train").folder
+    before = (folder / "tokens").read_bytes()
+    for number, damage in enumerate(("version", "tokens", "cut")):
+        index = json.loads((folder / "index.json").read_text())
+        if damage == "version":
+            (folder / "index.json").write_text(json.dumps(index | {"format": 0}))
+        else:
+            (folder / "tokens").write_bytes(before[:-2] if damage == "cut" else bytes(2) + before[2:])
+        assert module(corpus, letters).tokens("train").tokens.tobytes() == before
+        assert caplog.text.count("tokenising it again") == number + 1
+    monkeypatch.setattr(store, "FORMAT", 2)
+    assert module(corpus, letters).tokens("train").folder != folder
+
+
+def test_two_processes_tokenise_at_once(corpus, letters, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
+    code = (
+        "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import Pretrained\n"
+        "from dnadiff.data.text.tokenized import tokenised\n"
+        f"t = tokenised(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, name='x').load(), None, 3, 'x')\n"
+        "print(t.folder, int(t.tokens.sum()))"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = {process.communicate()[0] for process in running}
+    assert len(results) == 1 and "" not in results and len(folders()) == 1
+
+
+def test_several_processes_give_what_one_gives(corpus, letters, monkeypatch):
+    monkeypatch.setattr(store, "_CHUNK", 40)
+    one = module(corpus, letters, num_proc=1).tokens("train")
+    monkeypatch.setattr(store, "FORMAT", 2)
+    many = module(corpus, letters, num_proc=3).tokens("train")
+    assert one.folder != many.folder and np.array_equal(one.tokens, many.tokens) and np.array_equal(one.ends, many.ends)
+
+
+def test_a_fault_in_another_process_is_reported(corpus, monkeypatch):
+    monkeypatch.setattr(store, "_CHUNK", 40)
+    with pytest.raises(ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"):
+        module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokens("train")
+    assert folders() == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from dnadiff.data.cache import locked
+from dnadiff.data.text.tokenized import in_order
+
+def items():
+    yield from range(8)
+    print("ready", flush=True)
+    time.sleep(60)
+
+with locked(Path(sys.argv[1])):
+    for _ in in_order(lambda item: bytes(1 << 20), items(), 2):  # more than fits into a pipe
+        pass
+"""
+
+
+def test_processes_of_a_killed_one_end_and_leave_the_lock(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.wait()
+    until, held = time.monotonic() + 15, False
+    while not held and time.monotonic() < until:
+        with locked(tmp_path / "lock", wait=False) as held:
+            time.sleep(0.1)
+    assert held
+
+
+class Odd(CharTokenizer):
+    """A tokenizer with a fault of its own."""
+
+    def encode(self, sequence):
+        raise KeyError("odd")
+
+
+def test_a_fault_of_another_library_in_another_process_is_reported(corpus, monkeypatch):
+    monkeypatch.setattr(store, "_CHUNK", 40)
+    with pytest.raises(RuntimeError, match=r"KeyError: 'odd'"):
+        module(corpus, Odd("abcd \n"), num_proc=2).tokens("train")
+    assert folders() == []
+
+
+def test_a_file_changed_while_it_is_read_leaves_nothing(corpus, letters, monkeypatch):
+    class Growing(Files):
+        def __iter__(self):
+            yield from super().__iter__()
+            with open(corpus["train"], "a") as file:
+                file.write("z z z\n")
+
+    monkeypatch.setattr("dnadiff.data.text.corpus.Files", Growing)
+    with pytest.raises(ValueError, match="a file was changed while it was read; start again when it is complete"):
+        module(corpus, letters).tokens("train")
+    assert folders() == []

@@ -1,0 +1,188 @@
+"""Subword tokenizers: known ids, masks of their own, and nothing but the checkpoint needed to have them again."""
+
+import gzip
+import json
+import pickle
+
+import pytest
+
+from dnadiff.config import build
+from dnadiff.data.text.pretrained import Characters, Pretrained
+from dnadiff.data.text.pretrained import byte_pairs as byte_pairs_of
+from dnadiff.data.text.subword import SubwordTokenizer
+from dnadiff.data.tokenizer import CharTokenizer
+
+pytest.importorskip("tokenizers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "or", "not", "##s", ".", ",", "the", "cat", "sat"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bert") / "vocab.txt"
+    path.write_text("\n".join(WORDS) + "\n")
+    return Pretrained(str(path)).load()
+
+
+@pytest.fixture(scope="module")
+def byte_pairs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2")
+    letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+    vocab = {letter: number for number, letter in enumerate([*letters, "th", "the", "Ġthe", "<|endoftext|>"])}
+    (folder / "encoder.json").write_text(json.dumps(vocab))
+    (folder / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\nĠ the\n")
+    return folder
+
+
+def test_bert_on_the_ids_everybody_knows(shared_data):
+    bert = Pretrained(str(shared_data / "text" / "tokenizers" / "bert-base-uncased.vocab.txt.gz")).load()
+    assert bert.encode("hello world").tolist() == [7592, 2088] and bert.encode("Hello, WORLD!").tolist() == [7592, 1010, 2088, 999]
+    assert (bert.vocab.size, bert.vocab.mask_id, bert.vocab.pad_id, bert.bos_id, bert.eos_id) == (30522, 103, 0, 101, 102)
+    assert bert.vocab.never_emitted == (0, 103) and bert.special_ids == (101, 102)
+
+
+def test_gpt2_on_the_ids_everybody_knows(shared_data):
+    folder = shared_data / "text" / "tokenizers"
+    gpt2 = Pretrained([str(folder / "gpt2.encoder.json.gz"), str(folder / "gpt2.vocab.bpe.gz")]).load()
+    assert gpt2.encode("Hello world").tolist() == [15496, 995] and gpt2.dtype == "uint16"
+    assert (gpt2.vocab.size, gpt2.vocab.mask_id, gpt2.vocab.pad_id, gpt2.bos_id, gpt2.eos_id) == (50259, 50257, 50258, 50256, 50256)
+    assert gpt2.vocab.never_emitted == (50257, 50258)
+    for text in ("Hello, wörld.\n\n  it's 😀 <|endoftext|> [MASK]", "\t x  y\r\n"):
+        assert gpt2.decode(gpt2.encode(text)) == text
+        assert not set(gpt2.encode(text)) & {50256, 50257, 50258}  # a special token spelled out in a text is only letters
+
+
+def test_word_pieces(bert):
+    assert bert.encode("To be, or not tos").tolist() == [5, 6, 11, 7, 8, 5, 9]
+    assert bert.decode([2, 5, 6, 4, 3, 0]) == "[CLS] to be [MASK] [SEP] [PAD]"
+    assert bert.encode("[MASK] dog").tolist().count(4) == 0 and bert.encode("dog").tolist() == [1]
+    assert (bert.vocab.mask_id, bert.vocab.pad_id, bert.vocab.never_emitted, bert.special_ids) == (4, 0, (0, 4), (2, 3))
+
+
+def test_a_tokenizer_without_mask_and_padding_gets_new_ids(byte_pairs):
+    gpt2 = Pretrained(str(byte_pairs)).load()
+    assert gpt2.encode("the the").tolist() == [97, 98] and gpt2.decode(gpt2.encode("the\ncat")) == "the\ncat"
+    assert (gpt2.vocab.mask_id, gpt2.vocab.pad_id, gpt2.bos_id, gpt2.eos_id, gpt2.vocab.size) == (100, 101, 99, 99, 102)
+    assert gpt2.decode([97, 100, 99]) == "the[MASK]<|endoftext|>"
+
+
+def test_all_ways_to_name_a_tokenizer_give_the_same(byte_pairs, tmp_path):
+    whole = Pretrained(str(byte_pairs)).load()
+    files = [byte_pairs / "encoder.json", byte_pairs / "vocab.bpe"]
+    packed = [tmp_path / f"{file.name}.gz" for file in files]
+    for file, target in zip(files, packed):
+        target.write_bytes(gzip.compress(file.read_bytes()))
+    (tmp_path / "tokenizer.json").write_text(whole.config()["json"])
+    for source in ([str(f) for f in files], [str(f) for f in packed], str(tmp_path), str(tmp_path / "tokenizer.json")):
+        assert Pretrained(source, name="x").load() == whole, source
+
+
+def test_a_checkpoint_needs_no_file(bert):
+    spelled = json.loads(json.dumps(bert.config()))
+    again = build(spelled)
+    assert again == bert and again.vocab == bert.vocab and again.encode("to be").tolist() == [5, 6] and again.decode([4]) == "[MASK]"
+    assert pickle.loads(pickle.dumps(bert)) == bert and hash(again) == hash(bert)
+    assert again != Characters("ab").load(None) and Characters("ab").load(None) == CharTokenizer("ba")
+
+
+def test_spellings_may_be_chosen(bert, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(bert.config()["json"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"cls_token": {"content": "the"}, "pad_token": "."}))
+    said = Pretrained(str(tmp_path)).load()
+    assert (said.bos_id, said.vocab.pad_id, said.eos_id) == (12, 10, 3)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "sat", "eos_token": "sat"}))
+    both = Pretrained(str(tmp_path)).load()  # padding that is the end as well would never be emitted
+    assert (both.eos_id, both.vocab.pad_id, both.vocab.never_emitted) == (14, 0, (0, 4))
+    chosen = Pretrained(str(tmp_path), mask=None, eos="sat", bos=None).load()
+    assert chosen.vocab.mask_id == 15 and chosen.mask == "[[MASK]]" and chosen.eos_id == 14 and chosen.bos_id is None
+
+
+def test_ids_without_a_token_do_not_move_the_mask_onto_a_letter(tmp_path):
+    """New tokens come after the highest id, not after as many ids as there are tokens."""
+    gaps = SubwordTokenizer(byte_pairs_of({"a": 0, "b": 2, "c": 5}, []), "gaps")
+    assert gaps.encode("abc").tolist() == [0, 2, 5] and gaps.decode([0, 2, 5]) == "abc"
+    assert (gaps.vocab.mask_id, gaps.vocab.pad_id, gaps.vocab.size) == (6, 7, 8)
+    assert build(gaps.config()) == gaps and build(gaps.config()).vocab == gaps.vocab
+    (tmp_path / "vocab.txt").write_text("[UNK]\na\nb\na\nc\n")
+    twice = Pretrained(str(tmp_path)).load()
+    assert twice.encode("a b c").tolist() == [3, 2, 4] and (twice.vocab.mask_id, twice.vocab.size) == (5, 7)
+    added = {"id": 6, "content": "[X]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    rules = json.loads(byte_pairs_of({"a": 0, "b": 5}, [])) | {"added_tokens": [added]}
+    more = SubwordTokenizer(json.dumps(rules), "more", eos="[X]")
+    assert (more.eos_id, more.vocab.mask_id, more.encode("ab").tolist()) == (6, 7, [0, 5])
+
+
+def test_ids_beyond_all_vocabularies_are_refused():
+    rules = json.loads(byte_pairs_of({"a": 0}, []))
+    rules["model"]["vocab"]["b"] = 2_000_000_000
+    with pytest.raises(ValueError, match=r"tokenizer far has the id 2,000,000,000; expected ids below 16,777,216"):
+        SubwordTokenizer(json.dumps(rules), "far")
+
+
+def test_lines_of_a_vocabulary_end_at_line_breaks_alone(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes("[UNK]\r\na\r\n\u2028\r\nb\r\n".encode())
+    assert Pretrained(str(tmp_path)).load().encode("a b").tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("files", [["vocab.txt"], ["vocab.json", "merges.txt"], ["tokenizer.json", "vocab.txt"]])
+def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs):
+    """Those without a tokenizer.json too; names may have dots."""
+    import huggingface_hub
+
+    contents = {"tokenizer.json": bert.config()["json"], "vocab.txt": "\n".join(WORDS)}
+    contents |= {"vocab.json": (byte_pairs / "encoder.json").read_text(), "merges.txt": (byte_pairs / "vocab.bpe").read_text()}
+    for name in files:
+        (tmp_path / name).write_text(contents[name])
+    asked = []
+
+    def download(repository, name, revision, local_files_only):
+        asked.append((repository, revision, local_files_only))
+        if not (tmp_path / name).exists():
+            raise huggingface_hub.errors.EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr("dnadiff.data.text.pretrained.reachable", lambda: True)
+    found = Pretrained("owner/model-1.4b", "abc").load()
+    assert found.encode("the").tolist() == ([97] if "merges.txt" in files else [12]) and set(asked) == {("owner/model-1.4b", "abc", False)}
+    (tmp_path / files[0]).unlink()
+    if len(files) == 1:
+        with pytest.raises(ValueError, match=r"owner/model-1\.4b could not be fetched .*EntryNotFoundError"):
+            Pretrained("owner/model-1.4b", "abc").load()
+
+
+def test_the_end_may_be_the_begin_as_in_the_published_code(bert, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(bert.config()["json"])
+    published = Pretrained(str(tmp_path), eos="[CLS]").load()
+    assert published.bos_id == published.eos_id == 2
+
+
+def test_an_alphabet_is_a_text():
+    with pytest.raises(ValueError, match=r"tokenizer\.characters is 5; give a text in quotes"):
+        Characters(5)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("nothing/here.json", {}, "nothing/here.json does not exist"),
+        ("{folder}", {}, "holds no tokenizer: expected tokenizer.json, vocab.txt"),
+        ("{folder}/empty.json", {}, "not the content of a tokenizer.json"),
+        ("{folder}/vocab.txt", {"mask": "[M]"}, r"has no token '\[M\]' \(tokenizer\.mask\)"),
+        ("{folder}/vocab.txt", {"mask": "b", "eos": "b"}, "mask and eos are both 'b'"),
+        ("{folder}/vocab.txt", {"pad": "a", "bos": "a"}, "pad and bos are both 'a'; set tokenizer.pad=null for a new token"),
+        ("", {}, "tokenizer.source is ''"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(tmp_path, source, options, message):
+    if "/" in source.format(folder=""):
+        (tmp_path / "vocab.txt").write_text("[UNK]\na\nb\n")
+        (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Pretrained(source.format(folder=tmp_path), **options).load()
+
+
+def test_without_a_network_it_says_what_to_put_where(monkeypatch):
+    monkeypatch.setattr("dnadiff.data.text.pretrained.reachable", lambda: False)
+    with pytest.raises(ValueError, match=r"google-bert/none could not be fetched .* set tokenizer\.source=FOLDER"):
+        Pretrained("google-bert/none").load()

@@ -1,0 +1,192 @@
+"""Constrained laws on the enumerable toy: what is kept, how far the law is off, and that weights put it right."""
+
+import itertools
+
+import pytest
+import torch
+
+from dnadiff.backbone.base import State
+from dnadiff.config import build, compose, config_dir
+from dnadiff.design.constraint import Constrained
+from dnadiff.design.generate import effective_size, resampled
+from dnadiff.draws import Draws
+from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score
+from dnadiff.process import AbsorbingProcess
+
+NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+ALLOWED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)
+KIND = torch.tensor([0, 1, 2])
+TILT = torch.tensor([0.0, 0.0, 1.0, 0.0])
+STEPS = {"grouped": {"num_groups": 3}, "confidence": {"num_steps": 3}, "gibbs": {"num_groups": 3}, "entropy_bounded": {"bound": 0.0}}
+STEPS |= {name: {"num_steps": 128} for name in ("ancestral", "analytic")}
+POWERS = torch.tensor([9, 3, 1])
+
+
+def make(name):
+    return build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | STEPS.get(name, {}))
+
+
+class Exact(torch.nn.Module):
+    """The toy's posteriors by enumeration, for both kinds of samplers."""
+
+    def __init__(self, toy, causal=False):
+        super().__init__()
+        self.vocab, self.causal = toy.vocab, causal
+        states = torch.tensor(list(itertools.product(range(4), repeat=3)))
+        weight = ((states[:, None] == toy.sequences) | (states[:, None] == 3)).all(-1) * toy.joint
+        onehot = torch.nn.functional.one_hot(toy.sequences, 4).double()
+        self.table = (torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]).log()
+
+    def at(self, xt):
+        return self.table[xt @ torch.tensor([16, 4, 1])]
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        return self.at(xt)[positions]
+
+    def next_log_probs(self, x, cond=None, positions=None, valid=None):
+        rows = torch.stack([self.at(torch.where(torch.arange(3) < at, x, 3))[:, at] for at in range(3)], 1)
+        return rows[positions]
+
+    def step(self, token, state=None, cond=None):
+        before = State([token.new_zeros(len(token), 0)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        seen = torch.full((len(token), 3), 3)
+        seen[:, : before.tensors[0].shape[1]] = before.tensors[0]
+        return self.at(seen)[:, before.tensors[0].shape[1]], before
+
+
+def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
+    """The sampler, its samples, and log weights."""
+    sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
+    law = Constrained(Exact(toy, sampler.causal), KIND.expand(batch, 3), ALLOWED, tilt)
+    x_init = process.prior(batch, 3) if x_init is None else x_init
+    frozen = x_init != 3
+    tokens = sampler.sample(law, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
+    return sampler, tokens, law.log_weight(x_init, tokens)
+
+
+def total_variation(tokens, weight, target):
+    law = torch.zeros(27, dtype=torch.float64).index_add(0, tokens @ POWERS, weight / weight.sum())
+    return float((law - target).abs().sum() / 2)
+
+
+def kept(toy, tilt=None):
+    """The toy's law times the tilt where the constraints hold, not normalised."""
+    holds = ALLOWED[KIND.expand(27, 3), toy.sequences].all(-1)
+    return toy.joint * holds * (1 if tilt is None else tilt[toy.sequences].sum(-1).double().exp())
+
+
+@pytest.mark.parametrize("tilt", [None, TILT], ids=["letters", "letters and tilt"])
+@pytest.mark.parametrize("name", NAMES)
+def test_constraints_always_hold_and_weights_correct_the_law(name, tilt, toy):
+    batch = 8000
+    sampler, tokens, log_weight = draw(name, toy, batch, tilt)
+    assert ALLOWED[KIND.expand(batch, 3), tokens].all()
+    if not sampler.supports_weights:
+        assert name in ("low_confidence", "threshold", "remdm", "forward_backward")
+        return
+    mass = kept(toy, tilt).sum()
+    target, weight = kept(toy, tilt) / mass, log_weight.exp()
+    plain, corrected = (total_variation(tokens, w, target) for w in (torch.ones(batch).double(), weight))
+    floor = 0.5 * (2 / torch.pi * target * (1 - target) / effective_size(log_weight.numpy())).sqrt().sum().item()
+    assert corrected < 2.2 * floor
+    if name in ("grouped", "first_hitting", "ancestral", "ar"):
+        assert plain > 5 * corrected  # the bias that the weights are there for: about 0.12, by `ar` 0.28
+    # the mean weight is the mass that the constraints leave
+    assert weight.mean() == pytest.approx(mass.item(), abs=4.5 * weight.std().item() / batch**0.5 + 0.004)
+
+
+def test_resampling_has_the_law(toy):
+    _, tokens, log_weight = draw("first_hitting", toy, 20_000)
+    chosen = tokens[torch.from_numpy(resampled(log_weight.numpy(), 5000, 0.3))]
+    target = kept(toy) / kept(toy).sum()
+    assert (
+        total_variation(chosen, torch.ones(5000).double(), target)
+        < 0.03
+        < 0.1
+        < total_variation(tokens, torch.ones(20_000).double(), target)
+    )
+
+
+def test_sweeps_of_gibbs_lead_to_the_law_without_weights(toy):
+    target = kept(toy) / kept(toy).sum()
+    STEPS["gibbs"] = {"num_groups": 3, "num_sweeps": 6}
+    _, tokens, log_weight = draw("gibbs", toy, 8000)
+    STEPS["gibbs"] = {"num_groups": 3}
+    assert total_variation(tokens, torch.ones(8000).double(), target) < 0.02
+    assert log_weight.std() > 0.1  # of the first filling: still there, and still right
+
+
+def test_whole_bases_from_the_start_need_no_weight(toy):
+    # conditional on the middle token alone: the oracle's law given it, exactly
+    x_init = torch.tensor([[3, 1, 3]]).expand(8000, 3).clone()
+    free = Constrained(Exact(toy), torch.zeros(8000, 3).long(), ALLOWED)
+    process = AbsorbingProcess(toy.vocab, LogLinear(1e-3))
+    tokens = make("first_hitting").sample(free, process, x_init, Draws.for_batch(0, 8000), x_init != 3).tokens
+    target = toy.joint * (toy.sequences[:, 1] == 1)
+    assert total_variation(tokens, torch.ones(8000).double(), target / target.sum()) < 0.03
+    assert (free.log_weight(x_init, tokens) == 0).all()
+
+
+def test_an_autoregressive_model_weighs_what_is_given_to_its_right(toy):
+    x_init = torch.tensor([[3, 1, 3], [3, 3, 2]]).repeat(6000, 1)
+    _, tokens, log_weight = draw("ar", toy, 12_000, x_init=x_init)
+    assert torch.equal(tokens[x_init != 3], x_init[x_init != 3])
+    for first, (place, letter) in enumerate([(1, 1), (2, 2)]):
+        target = kept(toy) * (toy.sequences[:, place] == letter)
+        rows = slice(first, None, 2)
+        plain = total_variation(tokens[rows], torch.ones(6000).double(), target / target.sum())
+        assert total_variation(tokens[rows], log_weight[rows].exp(), target / target.sum()) < 0.03 < plain
+        assert log_weight[rows].exp().mean() == pytest.approx(target.sum().item(), rel=0.05)
+
+
+def test_free_positions_keep_the_very_numbers_of_the_network(toy):
+    xt, positions = torch.tensor([[3, 3, 3], [3, 0, 3]]), torch.tensor([[True, True, True], [True, False, True]])
+    plain = Exact(toy)
+    law = Constrained(plain, KIND.expand(2, 3), ALLOWED)
+    a, b = plain.log_probs(xt, positions=positions), law.log_probs(xt, positions=positions)
+    assert torch.equal(a[[0, 3]], b[[0, 3]]) and not torch.equal(a, b)
+    torch.testing.assert_close(b.exp().sum(-1), torch.ones(5).double())
+    assert (law.log_mass[0, 1:] < 0).all() and law.log_mass[0, 0] == 0 and law.log_mass[1, 1] == 0
+
+
+def test_a_part_knows_its_rows_and_columns(toy):
+    law = Constrained(Exact(toy), KIND.expand(4, 3), ALLOWED)
+    part = law.part(torch.tensor([3, 1])).part(columns=slice(1, 3)).part(torch.tensor([1]))
+    assert part.kind.tolist() == [[1, 2]] and part.rows.tolist() == [1] and part.start == 1
+    part.denoiser.at = lambda xt: law.denoiser.table[63][None, 1:]
+    part.log_probs(torch.tensor([[3, 3]]), positions=torch.tensor([[True, False]]))
+    assert (law.log_mass != 0).nonzero().tolist() == [[1, 1]]
+    assert part.unnoted().noting is False and part.noting
+
+
+def test_a_law_without_any_allowed_mass_leaves_the_choice_to_the_constraint(toy):
+    class Sure(Exact):
+        def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+            return torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf]).expand(int(positions.sum()), 4)
+
+    law = Constrained(Sure(toy), KIND.expand(1, 3), ALLOWED)
+    log_probs = law.log_probs(torch.full((1, 3), 3), positions=torch.ones(1, 3, dtype=torch.bool))
+    assert log_probs.exp().tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0.5, 0.5, 0]] and law.log_mass[0, 2] == -torch.inf
+
+
+def test_ratios_keep_their_sum(toy):
+    # SEDD's sampler opens tokens at the rate that the sum of the ratios says; a constraint changes which, not how many
+    class Ratios(torch.nn.Module):
+        vocab, parameterization = toy.vocab, Score(toy.vocab)
+
+        def log_score(self, xt, t, cond=None, positions=None, valid=None):
+            return torch.tensor([0.3, -1.0, 0.7, 0.0]).expand(int(positions.sum()), 4)
+
+    plain, positions = Ratios(), torch.ones(1, 3, dtype=torch.bool)
+    law = Constrained(plain, KIND[None], ALLOWED)
+    assert law.parameterization.normalised is False
+    a, b = (d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, law))
+    torch.testing.assert_close(b[:, :3].logsumexp(-1), a[:, :3].logsumexp(-1))
+    assert b[1, 2] == -torch.inf and torch.equal(b[:, 3], a[:, 3]) and torch.equal(b[0], a[0])
+    torch.testing.assert_close(law.log_mass[0, 1].exp().item(), (a[1, :2].logsumexp(-1) - a[1, :3].logsumexp(-1)).exp().item())
+
+
+def test_what_a_sampler_asks_besides_is_the_denoisers_own(toy):
+    law = Constrained(Exact(toy), KIND[None], ALLOWED)
+    assert law.causal is False and not hasattr(law, "nothing")

@@ -1,0 +1,150 @@
+"""Requests filled by every sampler and backbone: constraints hold in every output, and noise belongs to the sample."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnadiff.config import build, compose, config_dir
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
+from dnadiff.design.generate import Filler, effective_size, resampled
+from dnadiff.design.request import Free, Templates, window_around
+from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
+from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score
+from dnadiff.process import AbsorbingProcess
+
+DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
+SAMPLERS = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+FEW = {"num_steps": 3, "num_groups": 3, "window": 8, "stride": 3}
+LETTERS = st.text(sorted(CODES), min_size=3, max_size=14)
+
+
+@cache
+def settings_of(name):
+    def smaller(settings):
+        return {k: smaller(v) if isinstance(v, dict) else FEW.get(k, v) for k, v in settings.items()}
+
+    return smaller(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"])
+
+
+def sampler_of(name):
+    return build(settings_of(name))
+
+
+@cache
+def network(backbone, labels=0, tokenizer=DNA, sedd=False):
+    """A small network whose opinions are strong."""
+    torch.manual_seed(0)
+    chosen = compose("train", [f"backbone={backbone}"])["backbone"]
+    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "num_labels": labels}
+    made = build({k: small.get(k, v) for k, v in chosen.items()} | ({"num_labels": labels} if labels else {}), vocab=tokenizer.vocab).eval()
+    for parameter in made.parameters():
+        if parameter.ndim == 2 and parameter.shape[0] < 40:
+            torch.nn.init.normal_(parameter)
+    if made.causal:
+        return CausalDenoiser(made)
+    return Denoiser(made, Score(tokenizer.vocab) if sedd else None, noise=LogLinear(1e-3))
+
+
+@cache
+def backbones(causal):
+    names = sorted(p.stem for p in (config_dir() / "backbone").glob("*.yaml"))
+    return [name for name in names if network(name).causal == causal]
+
+
+def filler(name, backbone, tilt=0.0, guidance=None, sedd=False):
+    denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd)
+    told = None if guidance is None else torch.tensor([[0.0, 1.0]])
+    denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)
+    return Filler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), told, tilt)
+
+
+def keeps(letters, text):
+    return all(CODES[b] & CODES[a.upper()] and (a not in "acgtACGT" or a == b) for a, b in zip(letters, text, strict=True))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_every_sampler_and_backbone_keeps_random_templates(name, data):
+    templates = [t for t in data.draw(st.lists(LETTERS, min_size=1, max_size=3)) if set(t) & set(CODES) - set("ACGTU")] or ["NRN"]
+    backbone = data.draw(st.sampled_from(backbones(sampler_of(name).causal)))
+    guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # those that can be told labels
+    sedd = name == "analytic" and guidance is None and data.draw(st.booleans())
+    made = filler(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
+    request = Templates([(f"t{i}", dna_pattern(DNA, len(t), t)) for i, t in enumerate(templates)], 2, 3)
+    for batch in made.batches(request, data.draw(st.integers(0, 99)), 4):
+        for target, tokens in zip(batch.targets, batch.tokens):
+            assert keeps(templates[int(target.name[1])], made.text(target, tokens))
+        assert batch.log_weight is None or np.isfinite(batch.log_weight).all()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_lengths_motifs_and_noise_belong_to_the_sample(name):
+    made = filler(name, backbones(sampler_of(name).causal)[0])
+    motifs = read_motifs(["TATRAT@1", "CCA@-5:-"])
+    request = Free(DNA, 7, (12, 19), 5, "", motifs)
+    together = [made.text(t, x) for batch in made.batches(request, 3, 7) for t, x in zip(batch.targets, batch.tokens)]
+    apart = [made.text(t, x) for batch in made.batches(request, 3, 2) for t, x in zip(batch.targets, batch.tokens)]
+    assert together == apart and len({len(text) for text in together}) > 2
+    assert all(text[1:4] == "TAT" and text[4] in "AG" and text[-5:-2] == "TGG" and 12 <= len(text) <= 19 for text in together)
+    later = [made.text(t, x) for batch in made.batches(request, 3, 2, first=4) for t, x in zip(batch.targets, batch.tokens)]
+    assert later == together[4:]
+
+
+def test_text_templates_are_kept():
+    made = Filler(network("dit", 0, TEXT), AbsorbingProcess(TEXT.vocab, LogLinear(1e-3)), TEXT, sampler_of("grouped"))
+    request = Templates([("t", text_pattern(TEXT, "ab[MASK*4]c"))], 3, 0)
+    (batch,) = made.batches(request, 1, 4)
+    assert all(
+        s.startswith("ab") and s.endswith("c") and len(s) == 7 for s in (made.text(t, x) for t, x in zip(batch.targets, batch.tokens))
+    )
+    assert made.weighs(request) is False
+
+
+def test_which_samples_have_weights():
+    partly, wholly = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
+    assert filler("grouped", "dit").weighs(partly) is True and filler("grouped", "dit").weighs(wholly) is False
+    assert filler("grouped", "dit", 1.0).weighs(wholly) is True and filler("low_confidence", "dit").weighs(partly) is None
+    assert filler("ar", "mamba").weighs(wholly) is True and filler("low_confidence", "dit").weighs(wholly) is False
+    # a motif that only at some lengths stands on a letter of the prompt that it completes
+    lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
+    seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
+    assert filler("grouped", "dit").weighs(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
+    cold = filler("grouped", "dit")
+    cold.sampler.temperature = 0.5
+    assert cold.weighs(partly) is None
+    likeliest = filler("ancestral", "dit")
+    likeliest.sampler.noise_removal = "argmax"
+    assert likeliest.weighs(partly) is None and filler("ancestral", "dit").weighs(partly) is True
+
+
+def test_bounds_are_of_what_was_generated_given_the_rest():
+    for name, backbone in (("grouped", "dit"), ("ar", "mamba")):
+        made = filler(name, backbone)
+        (batch,) = made.batches(Templates([("t", dna_pattern(DNA, 3, "ANC")), ("u", dna_pattern(DNA, 5, "NGNNN"))], 1, 3), 1, 2)
+        bounds = made.bounds(batch, [0, 1], 4, 1)
+        x = torch.from_numpy(batch.tokens[0])[None]
+        if name == "ar":
+            expected = made.denoiser.next_log_probs(x).gather(-1, x[..., None])[0, 1:, 0].sum()
+        else:
+            xt = torch.tensor([[7, 3, 8]])
+            expected = made.denoiser.log_probs(xt)[0, 1, x[0, 1]]
+        assert bounds[0] == pytest.approx(expected.item(), abs=1e-5) and bounds[1] < 0
+
+
+def test_effective_size_and_systematic_resampling():
+    assert effective_size(np.zeros(5)) == pytest.approx(5) and effective_size(np.array([0.0, -800, -900])) == pytest.approx(1)
+    weight = np.log([0.5, 0.25, 0.25])
+    assert resampled(weight, 4, 0.5).tolist() == [0, 0, 1, 2] and resampled(weight - 1e3, 8, 0.01).tolist() == [0] * 4 + [1] * 2 + [2] * 2
+    assert resampled(np.array([-np.inf, 0.0]), 3, 0.9999).tolist() == [1, 1, 1]
+
+
+def test_windows_around_an_interval():
+    assert window_around(50, 60, 1000, 20) == (45, 65) and window_around(0, 4, 1000, 20) == (0, 20)
+    assert window_around(995, 1000, 1000, 20) == (980, 1000) and window_around(3, 9, 12, 20) == (0, 12)

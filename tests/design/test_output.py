@@ -1,0 +1,100 @@
+"""Files that are written batch by batch and go on where they were stopped."""
+
+import errno
+import gzip
+import json
+
+import pytest
+
+from dnadiff.design.output import ResumableOutput, beside, discard, sha256
+
+BATCHES = [b"one\n" * 20, b"two\n", b"three\n" * 50]
+
+
+def write(path, batches, **how):
+    stream = ResumableOutput(path, {"seed": 1, "of": "x"}, **how)
+    for number, content in enumerate(batches, stream.done + 1):
+        stream.append(content, 1, number=number)
+    return stream
+
+
+@pytest.mark.parametrize("name", ["a.fa", "a.fa.gz"])
+def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
+    whole = write(tmp_path / name, BATCHES)
+    whole.finish()
+    discard(whole.output)
+    stopped = write(tmp_path / f"b{name}", BATCHES[:1])
+    stopped.close()
+    with beside(tmp_path / f"b{name}", "part").open("ab") as file:
+        file.write(b"half a batch that no journal")  # the process died while it wrote
+    assert not (tmp_path / f"b{name}").exists()
+    resumed = ResumableOutput(tmp_path / f"b{name}", {"of": "x", "seed": 1}, resume=True)
+    assert resumed.done == 1 and resumed.notes == {"number": 1}
+    for content in BATCHES[1:]:
+        resumed.append(content, 1)
+    resumed.finish()
+    discard(resumed.output)
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"b{name}").read_bytes()
+    text = (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "rb").read()
+    assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted([name, f"b{name}"])
+
+
+def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
+    write(tmp_path / "a", BATCHES).finish()
+    again = ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
+    assert again.complete and again.done == 3
+    again.finish()
+    assert (tmp_path / "a").read_bytes() == b"".join(BATCHES)
+
+
+def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
+    write(tmp_path / "a", BATCHES[:2]).close()
+    with pytest.raises(FileExistsError, match=r"a was begun and not finished \(2 sequences\); set resume=true .* or overwrite=true"):
+        ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
+    with pytest.raises(ValueError, match=r"was begun with seed=1, not 2; go on with the same"):
+        ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
+    (short := beside(tmp_path / "a", "part")).write_bytes(b"on")
+    with pytest.raises(ValueError, match=r"missing or shorter than its journal says"):
+        ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
+    anew = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
+    anew.append(b"new", 1)
+    assert anew.done == 1 and short.read_bytes() == b"new"
+    beside(tmp_path / "a", "journal").write_text("{")
+    with pytest.raises(ValueError, match=r"journal is damaged"):
+        ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    first = write(tmp_path / "a", BATCHES[:1])
+    second = ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, overwrite=True)
+    with pytest.raises(ValueError, match="is being written by another process"):
+        second.append(b"x", 1)
+    first.close()
+
+
+def test_an_existing_file_is_not_replaced(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(FileExistsError, match="set overwrite=true"):
+            ResumableOutput(tmp_path / "a", {}, resume=resume)
+    write(tmp_path / "a", BATCHES[:1], overwrite=True)
+    assert (tmp_path / "a").read_text() == "mine"  # until the new one is complete
+    assert json.loads(beside(tmp_path / "a", "journal").read_text())["done"] == 1
+    assert sha256(tmp_path / "a")[:8] == "9c3a05ba" or len(sha256(tmp_path / "a")) == 64
+
+
+def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
+    write(tmp_path / "whole", BATCHES).finish()
+    stream = write(tmp_path / "a", BATCHES[:1])
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            stream.append(BATCHES[1], 1)
+    stream.close()
+    assert not (tmp_path / "a").exists() and beside(tmp_path / "a", "part").stat().st_size > stream.bytes
+    write(tmp_path / "a", BATCHES[1:], resume=True).finish()
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()

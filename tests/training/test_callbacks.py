@@ -1,0 +1,57 @@
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dnadiff.training.callbacks import EMA, AtomicCheckpoints, Checkpoints, MetricsFile
+
+
+def test_the_decay_warms_up():
+    ema = EMA(decay=0.9999)
+    averaged, current = [torch.zeros(1)], [torch.ones(1)]
+    ema.average(averaged, current, torch.tensor(1))  # min(0.9999, 2/11)
+    assert averaged[0].item() == pytest.approx(1 - 2 / 11)
+    averaged = [torch.zeros(1)]
+    ema.average(averaged, current, torch.tensor(10**7))
+    assert averaged[0].item() == pytest.approx(1e-4)
+
+
+def test_a_killed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    target = tmp_path / "last.ckpt"
+    AtomicCheckpoints().save_checkpoint({"x": torch.ones(2)}, target)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        AtomicCheckpoints().save_checkpoint({"x": torch.zeros(2)}, target)
+    assert torch.load(target, weights_only=True)["x"].tolist() == [1, 1]
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+
+
+def test_the_metrics_file_goes_on_where_a_resumed_run_stands(tmp_path):
+    module = SimpleNamespace(tokens_seen=100)
+    first = MetricsFile(tmp_path)
+    first.begin(module, 0)
+    for step in (9, 19, 29):
+        first.log_metrics({"train/loss": 1.5, "epoch": 0}, step)
+    again = MetricsFile(tmp_path)
+    again.begin(module, 20)
+    again.log_metrics({"valid/nll": 1.25}, 24)
+    assert [r["step"] for r in again.rows()] == ["10", "20", "25"]
+    assert again.rows()[-1]["valid_nll"] == "1.25" and again.rows()[-1]["train_loss"] == ""
+
+
+def test_the_second_interrupt_stops_at_once():
+    checkpoints = Checkpoints()
+    checkpoints._on_interrupt(2, None)
+    assert checkpoints.interrupted
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints._on_interrupt(2, None)
+
+
+def test_impossible_decay_is_refused():
+    with pytest.raises(ValueError, match="decay 1"):
+        EMA(1.0)
