@@ -1,0 +1,66 @@
+"""What the pages name exists: files, links, dotted names, and every command line composes."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dnadiff.config import compose
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {"configs/experiment/hg38/genomic_benchmark.yaml"}  # files of other projects that a page names
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "genomic_benchmarks").glob("*.md"))]
+COMMAND = re.compile(r"^\s*(?:\$ )?python -m dnadiff\.(\w+)((?: +(?!#).*)?)$", re.MULTILINE)
+
+
+def ids(path):
+    return str(path.relative_to(ROOT))
+
+
+def commands():
+    for page in PAGES:
+        for name, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
+            words = shlex.split(re.split(r"\s{2,}#|\s#\s", rest)[0])
+            if not any(word.startswith("-") or word in ("...", "|") for word in words):
+                yield pytest.param(name, [w for w in words if w != "\\"], id=f"{page.stem}-{name}-{len(rest)}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_named_files_exist(page):
+    named = re.findall(
+        r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b", page.read_text(encoding="utf-8")
+    )
+    assert not [name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_dotted_names_resolve(page):
+    def resolves(name):
+        parts = name.split(".")
+        for cut in range(len(parts), 0, -1):
+            try:
+                found = importlib.import_module(".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            for attribute in parts[cut:]:
+                found = getattr(found, attribute)
+            return True
+        return False
+
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"`(dnadiff(?:\.\w+)+)", text))
+    assert not [name for name in names if not resolves(name)]
+
+
+@pytest.mark.parametrize(("name", "overrides"), list(commands()))
+def test_documented_command_lines_compose(name, overrides):
+    compose(name, overrides, resolve=False)
