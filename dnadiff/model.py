@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff import checkpoint, likelihood
-from dnadiff.denoiser import Guided
 from dnadiff.design import gc_tilt
 from dnadiff.design.generate import Design, Filler
+from dnadiff.design.guidance import Guided
 from dnadiff.design.request import Request, Templates, check_request, from_text, opened, window_around
 from dnadiff.draws import hash64
 from dnadiff.likelihood.stored_curve import StoredCurve

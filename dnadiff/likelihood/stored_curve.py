@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dnadiff.checks import integer as whole
 from dnadiff.likelihood import code_length
-from dnadiff.sampler.base import whole
 
 STORED = "evaluate.json"
 log = logging.getLogger("dnadiff")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.design.generate import Filler, effective_size, resampled
+from dnadiff.design.guidance import Guided
 from dnadiff.design.request import Free, Templates, window_around
 from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
 from dnadiff.noise import LogLinear
