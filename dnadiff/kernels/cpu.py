@@ -12,11 +12,11 @@ from torch.autograd import forward_ad
 from dnadiff.kernels import portable
 from dnadiff.kernels.cpu_linear import linear, linear_halves, onednn_wins
 from dnadiff.kernels.cpu_rowwise import gated_sum, narrow_linear, rms_norm
-from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.native import library, pointers, rows, vector_width
 
 __all__ = ["detail", "gated_sum", "linear", "linear_halves", "narrow_linear", "rms_norm", "selective_scan", "short_conv", "unsupported"]
 
-_CHUNK, _WIDEST = 32, 16  # positions between two stored states, and the widest vector: what sizes `states`
+_CHUNK, _WIDEST = 32, 16  # positions between two stored states; channels of the widest vector, the unit in which work is divided
 _TAPS, _ALIGNED = 8, 64  # of the longest filter; bytes, as vectors are read
 
 
@@ -66,7 +66,9 @@ def _groups(batch: int, E: int, threads: int) -> int:
 
 
 def _states_shape(batch: int, L: int, E: int, N: int) -> tuple[int, ...]:
-    return batch, -(-L // _CHUNK), -(-E // _WIDEST) * _WIDEST, N
+    """Exactly what the kernel writes, whose vectors have 4, 8 or 16 channels: an operator must not return uninitialized memory."""
+    width = vector_width()
+    return batch, -(-L // _CHUNK), -(-E // width) * width, N
 
 
 @torch.library.custom_op("dnadiff::selective_scan", mutates_args=(), device_types="cpu")

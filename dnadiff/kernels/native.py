@@ -42,6 +42,11 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def vector_width() -> int:
+    """Channels of one vector: how the compiled kernels pad E."""
+    return library().dnadiff_vector_width()
+
+
 def rows(x: Tensor) -> tuple[Tensor, int]:
     """`x (Bt, L, X)` and the distance between its positions; copied only if its rows are not spaced evenly."""
     Bt, L, X = x.shape

@@ -241,6 +241,8 @@ extern "C" {
 
 const char* dnadiff_vectors() { return NAME; }
 
+int dnadiff_vector_width() { return W; }  // channels
+
 // `states` may be null: nothing is kept for a backward pass.
 void dnadiff_scan_forward(const float* u, const float* delta, const float* A, const float* B, const float* C, const float* D,
                           const float* bias, float* y, float* states, int64_t batch, int64_t L, int64_t E, int64_t N, int64_t u_row,

@@ -147,6 +147,18 @@ def test_the_cpu_operator_keeps_pytorchs_contract(reverse, test_utils, scan_inpu
         torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True), test_utils=test_utils)
 
 
+@pytest.mark.parametrize("E", [1, 5, 8, 9, 16, 21])
+def test_the_cpu_operator_returns_no_uninitialized_memory(E, scan_inputs):
+    inputs = [x.detach() for x in scan_inputs(2, 35, E, 3)]
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        outputs = torch.ops.dnadiff.selective_scan(*inputs, False, True)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(x.isfinite().all() for x in outputs)
+
+
 def test_no_scan_but_the_reference_saves_all_states(scan_inputs):
     Bt, L, E, N = 2, 256, 16, 16
     for scan in ("cpu", "portable"):
