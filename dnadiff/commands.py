@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import difflib
 import logging
-import math
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dnadiff.checks import integer
 from dnadiff.config import compose, config_dir, with_current_choices
 
 # glibc returns large arrays to the system when they are freed and asks for them again in the next step, page by page: 20,000 page
@@ -248,18 +248,6 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + str(key), value
 
 
-def whole(key: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`; 1e3 is one.
-
-    Raises:
-        ValueError: naming the key.
-    """
-    number = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-    if not number or value != int(value) or value < least:
-        raise ValueError(f"{key} {value!r} must be a whole number of at least {least}")
-    return int(value)
-
-
 def pick_device(accelerator: str) -> str:
     """The torch device meant by `auto`, `cpu`, `gpu`, `cuda` or `mps`."""
     import torch
@@ -282,7 +270,7 @@ def check_window(window: int | None, loaded: Any) -> int:
     """
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
-    window = int(loaded.config["data"]["length"]) if window is None else whole("window", window, 1)
+    window = int(loaded.config["data"]["length"]) if window is None else integer("window", window)
     most = loaded.denoiser.backbone.max_length
     if most is not None and window > most:
         raise ValueError(f"window {window} is more than the {most} tokens that this network takes; set window to that or less")

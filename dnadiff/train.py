@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import duration, table
 from dnadiff.training.resume import adopt, clear, holds_run, reached, resumable, start_weights
@@ -30,7 +30,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     from dnadiff import checkpoint
     from dnadiff.data.files import write_json
 
-    config["seed"] = commands.whole("seed", config["seed"], 0)
+    config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = {key: anchored(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
     if isinstance(split := config["data"].get("split"), dict) and "bed" in split:
         config["data"]["split"] = {**split, "bed": anchored(split["bed"])}
@@ -183,7 +183,7 @@ def validation_interval(trainer: Mapping[str, Any]) -> int:
     """Batches between validations: near `val_check_interval` steps, and such that the last one falls within one interval's rounding
     of the end of the run: 7 steps with 2 validations have them after 3 and 6."""
     for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
-        commands.whole(f"trainer.{key}", trainer[key], 1)
+        checks.integer(f"trainer.{key}", trainer[key], 1)
     steps = trainer["max_steps"]
     times = max(1, round(steps / trainer["val_check_interval"]))
     return max(1, steps // times) * trainer["accumulate_grad_batches"]
