@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
-from dnadiff.denoiser import Denoiser
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
@@ -27,6 +26,7 @@ from dnadiff.published.model import export_published, load_published  # noqa: F4
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.denoiser import BaseDenoiser
 
 PREFIX = "denoiser."
 
@@ -45,7 +45,7 @@ class Loaded:
         labels: names of the labels that the network takes, in the order of the columns of `cond`.
     """
 
-    denoiser: Denoiser
+    denoiser: BaseDenoiser
     process: AbsorbingProcess
     tokenizer: Tokenizer
     config: Config
@@ -71,7 +71,7 @@ def resolved(config: Mapping[str, Json], trust: Trust = (PACKAGE,)) -> Config:
     return {**config, "time_conditioning": conditioned, "backbone": backbone}
 
 
-def build_denoiser(config: Mapping[str, Json], tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[Denoiser, AbsorbingProcess]:
+def build_denoiser(config: Mapping[str, Json], tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
     """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
 
     Raises:
@@ -121,8 +121,10 @@ def read(path: Path) -> dict[str, Json]:
     """
     content = tensors.read(path)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
-    parts = [content.get("state_dict"), described.get("config"), described.get("tokenizer")] if isinstance(described, dict) else []
-    if not parts or not all(isinstance(part, dict) for part in parts):
+    described = described if isinstance(described, dict) else {}
+    if not described or not all(
+        isinstance(part, dict) for part in (content.get("state_dict"), *map(described.get, ("config", "tokenizer")))
+    ):
         raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer")
     if missing := [key for key in ("noise", "backbone", "objective", "data") if not isinstance(described["config"].get(key), dict)]:
         raise ValueError(f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}")
@@ -154,11 +156,12 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
 def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
     """The names of a network's labels: those that the run saved, or numbers if it saved none."""
     names = described.get("labels")
-    known = isinstance(names, (list, tuple)) and len(names) == number
-    return tuple(map(str, names if known else range(number)))
+    if not isinstance(names, (list, tuple)) or len(names) != number:
+        names = range(number)
+    return tuple(map(str, names))
 
 
-def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) -> None:
+def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
     """Load tensors into a denoiser.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import integer
-from dnadiff.config import Config, Json, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.config import Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -85,7 +85,6 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
 def _compose_and_call(name: str, function: Command) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     existing = {Path(a.partition("=")[2]) for a in sys.argv if a.startswith("hydra.run.dir=")}
     existing = {path for path in existing if path.exists()}  # never removed
@@ -99,7 +98,7 @@ def _compose_and_call(name: str, function: Command) -> None:
         configure_logging()
         try:
             overrides = list(HydraConfig.get().overrides.task)
-            plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            plain = as_dict(config, throw_on_missing=True)
             check_new_keys(overrides, name)
             check_booleans(plain, overrides, name)
             function(plain, run_dir, overrides)

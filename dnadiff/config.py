@@ -13,7 +13,10 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 PACKAGE = __name__.partition(".")[0]
 Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
@@ -104,17 +107,30 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
 
     search = [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder.absolute()}')}]"]
     outer = GlobalHydra.instance().hydra  # set inside a running command; Hydra refuses to compose a second time before it is cleared
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            config = hydra_compose(command, overrides=[*with_current_choices(overrides), *search])
-            return OmegaConf.to_container(config, resolve=resolve)
+            return as_dict(hydra_compose(command, overrides=[*with_current_choices(overrides), *search]), resolve)
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:
+    """A composed configuration as a plain dict.
+
+    Args:
+        config: as Hydra composed it.
+        resolve: whether to replace `${...}` by its value.
+        throw_on_missing: whether a value that is still `???` is an error.
+    """
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=throw_on_missing)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
 
 
 def _quoted(text: str) -> str:
