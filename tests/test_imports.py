@@ -13,7 +13,7 @@ import dnadiff
 PACKAGE = Path(dnadiff.__file__).parent
 MAX_LEVELS = 9
 MAX_OTHER_MODULES = 16  # at the top level, besides the commands
-COMMANDS = {path.stem for path in PACKAGE.glob("*.py") if "def main(" in path.read_text(encoding="utf-8")} - {"__main__"}
+COMMANDS = {path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")} - {"__main__"}
 NEVER = {
     "backbone": {"noise", "process", "sampler", "data", "objective", "published"},
     "objective": {"backbone", "sampler", "data", "published"},
