@@ -4,21 +4,26 @@
     model = dnadiff.load("RUN")
     model.sample(10, length=512); model.nll(sequences); model.embed(sequences)
 
-Not MUMmer's `dnadiff`, a tool for comparing two genomes.
+Not to be confused with MUMmer's `dnadiff`, a tool for comparing two genomes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dnadiff.model import Model, load
 
 __version__ = "0.1.0"
 __all__ = ["load"]
 
 
-def __getattr__(name: str) -> Any:
-    # `load` pulls in torch; a command's --help and the version should not wait for that.
-    if name == "load":
-        from dnadiff.model import load
+def __getattr__(name: str) -> Callable[..., Model]:
+    # `load` imports torch, which `--help` and the version do not need.
+    if name not in __all__:
+        raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")
+    from dnadiff.model import load
 
-        return load
-    raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")
+    return load

@@ -1,6 +1,6 @@
-"""Saving and loading (denoiser, tokenizer, config) without a Trainer.
+"""Saving and loading (denoiser, tokenizer, configuration) without a Trainer.
 
-A checkpoint is a Lightning file read as a plain dict: weights (averaged where training averaged), and under
+A checkpoint is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and under
 `hyper_parameters` the resolved configuration and the tokenizer. Nothing in it is executed: tensors are read with
 `weights_only=True`, and only classes of this package are built (`dnadiff.config.build`).
 """
@@ -11,19 +11,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.config import PACKAGE, build, locate
-from dnadiff.denoiser import Denoiser
+from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
 from dnadiff.published import tensors
 from dnadiff.published.layout import listing
 from dnadiff.published.model import export_published, load_published  # noqa: F401
+
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.denoiser import BaseDenoiser
 
 PREFIX = "denoiser."
 
@@ -35,47 +38,46 @@ class Loaded:
     Attributes:
         denoiser: in evaluation mode.
         process: its absorbing process.
-        tokenizer: letters to ids and back; `tokenizer.vocab` is the denoiser's.
+        tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
         config: the resolved configuration of its training run.
         path: the file it came from.
         step: optimizer steps taken.
-        labels: names of the labels that the network can be told, in the order of the columns of `cond`.
+        labels: names of the labels that the network takes, in the order of the columns of `cond`.
     """
 
-    denoiser: Denoiser
+    denoiser: BaseDenoiser
     process: AbsorbingProcess
-    tokenizer: Any
-    config: dict[str, Any]
+    tokenizer: Tokenizer
+    config: Config
     path: Path
     step: int
     labels: tuple[str, ...] = ()
 
 
-def build_objective(config: Mapping[str, Any], process: AbsorbingProcess, trust: Sequence[str] | None = (PACKAGE,)) -> Objective:
-    """The objective of a training configuration: what its network's output means."""
+def build_objective(config: Mapping[str, Json], process: AbsorbingProcess, trust: Trust = (PACKAGE,)) -> Objective:
+    """The objective of a training configuration."""
     return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
 
 
-def settled(config: Mapping[str, Any], trust: Sequence[str] | None = (PACKAGE,)) -> dict[str, Any]:
-    """The configuration with `time_conditioning: null` replaced by the objective's own habit, for the backbone too."""
-    told = config.get("time_conditioning")
-    if told is None:
-        told = getattr(locate(config["objective"]["_target_"], trust), "time_conditioning", False)
+def resolved(config: Mapping[str, Json], trust: Trust = (PACKAGE,)) -> Config:
+    """The configuration with `time_conditioning: null` replaced by the objective's default, in the backbone too."""
+    conditioned = config.get("time_conditioning")
+    if conditioned is None:
+        objective = locate(config["objective"]["_target_"], trust)
+        conditioned = isinstance(objective, type) and issubclass(objective, Objective) and objective.time_conditioning
     backbone = dict(config["backbone"])
     if "time_conditioning" in backbone and backbone["time_conditioning"] is None:
-        backbone["time_conditioning"] = told
-    return {**config, "time_conditioning": told, "backbone": backbone}
+        backbone["time_conditioning"] = conditioned
+    return {**config, "time_conditioning": conditioned, "backbone": backbone}
 
 
-def build_denoiser(
-    config: Mapping[str, Any], tokenizer: Any, trust: Sequence[str] | None = (PACKAGE,)
-) -> tuple[Denoiser, AbsorbingProcess]:
-    """The untrained network and process that a training configuration describes; the objective says how the network is wrapped.
+def build_denoiser(config: Mapping[str, Json], tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+    """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
 
     Raises:
-        ValueError: if objective, backbone and time conditioning exclude each other.
+        ValueError: if objective, backbone and time conditioning are incompatible.
     """
-    config = settled(config, trust)
+    config = resolved(config, trust)
     noise = build(config["noise"], trust=trust)
     backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
@@ -85,12 +87,12 @@ def build_denoiser(
 
 
 def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
-    """The checkpoint file meant by a run folder, a file, or the word `latest`.
+    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run.
 
-    A run folder stands for its `checkpoints/best.ckpt`, or `last.ckpt` where no validation has run.
+    For a run folder that is `checkpoints/best.ckpt`, or `last.ckpt` if no validation has run.
 
     Raises:
-        FileNotFoundError: naming what was looked for.
+        FileNotFoundError: if there is none.
     """
     path = Path(checkpoint)
     if str(checkpoint) == "latest":
@@ -111,7 +113,7 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
     return path
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Json]:
     """The contents of a checkpoint file; no code in it runs.
 
     Raises:
@@ -119,8 +121,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     content = tensors.read(path)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
-    parts = [content.get("state_dict"), described.get("config"), described.get("tokenizer")] if isinstance(described, dict) else []
-    if not parts or not all(isinstance(part, dict) for part in parts):
+    described = described if isinstance(described, dict) else {}
+    if not described or not all(
+        isinstance(part, dict) for part in (content.get("state_dict"), *map(described.get, ("config", "tokenizer")))
+    ):
         raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer")
     if missing := [key for key in ("noise", "backbone", "objective", "data") if not isinstance(described["config"].get(key), dict)]:
         raise ValueError(f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}")
@@ -132,35 +136,36 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
 
     Args:
         checkpoint: see `find`.
-        trust: further packages whose classes its configuration may name.
+        trust: additional packages whose classes its configuration may name.
 
     Raises:
-        ValueError: if it is damaged, names classes that are not trusted, or its weights do not fit its configuration.
+        ValueError: if it is damaged, names classes that are not trusted, or its weights do not match its configuration.
         FileNotFoundError: if it does not exist.
     """
     path = find(checkpoint)
     content = read(path)
     allowed = (PACKAGE, *trust)
-    config, spelling = content["hyper_parameters"]["config"], content["hyper_parameters"]["tokenizer"]
-    tokenizer = build(spelling, trust=allowed)
-    denoiser, process = build_denoiser(config, tokenizer, allowed)
+    described = content["hyper_parameters"]
+    tokenizer = build(described["tokenizer"], trust=allowed)
+    denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
     load_weights(denoiser, {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}, path)
-    labels = label_names(content["hyper_parameters"], getattr(denoiser.backbone, "num_labels", 0))
-    return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content.get("global_step", 0)), labels)
+    labels = label_names(described, denoiser.backbone.num_labels)
+    return Loaded(denoiser.eval(), process, tokenizer, described["config"], path, int(content.get("global_step", 0)), labels)
 
 
-def label_names(described: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """What the `number` labels of a network are called: as the run wrote down, or numbers where it did not."""
+def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
+    """The names of a network's labels: those that the run saved, or numbers if it saved none."""
     names = described.get("labels")
-    known = isinstance(names, (list, tuple)) and len(names) == number
-    return tuple(map(str, names if known else range(number)))
+    if not isinstance(names, (list, tuple)) or len(names) != number:
+        names = range(number)
+    return tuple(map(str, names))
 
 
-def load_weights(denoiser: Denoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Put tensors into a denoiser, or say which ones do not fit.
+def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
+    """Load tensors into a denoiser.
 
     Raises:
-        ValueError: listing missing, surplus and misshapen tensors.
+        ValueError: listing missing, unexpected and misshapen tensors.
     """
     own = denoiser.state_dict()
     faults = [f"missing {name}" for name in own if name not in state]

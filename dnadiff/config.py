@@ -1,8 +1,8 @@
-"""Configuration: where the yaml files are, how they are composed, and how a plain dict becomes an object.
+"""Configuration: the YAML files, composing them, and building objects from the resulting dict.
 
-Hydra composes and is imported late; objects are built here, so that loading a checkpoint and running a command
-line obey the same rules. Loading is not running: a config that comes with a checkpoint may name classes of this
-package (and of packages that the user trusts) and nothing else.
+Hydra composes and is imported late. Objects are built here, so that loading a checkpoint and running a command follow the
+same rules. Loading does not run code: a configuration that comes with a checkpoint may name classes of this package (and of
+packages that the user trusts) and nothing else.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 PACKAGE = __name__.partition(".")[0]
 Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
+Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 
-
-# Where classes that a configuration may name were before: runs and checkpoints of earlier versions keep loading. Keys are modules or classes.
+# Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
 MOVED = {
     "dnadiff.callbacks": "dnadiff.training.callbacks",
     "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
@@ -37,7 +40,7 @@ MOVED = {
     "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
     "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
 }
-# Choices of the command line that have a new name; the old ones are accepted with a warning until version 0.3.
+# Renamed choices of the command line. The old names work with a warning until version 0.3.
 RENAMED_CHOICES = {
     "objective/masking=coins": "objective/masking=bernoulli",
     "objective/masking=steps": "objective/masking=discrete_time",
@@ -46,25 +49,29 @@ RENAMED_CHOICES = {
 
 
 def current_name(target: str) -> str:
-    """The dotted path that a class has now, from one that it had in an earlier version."""
+    """The current dotted path of a class, given its path in this or an earlier version.
+
+    >>> current_name("dnadiff.objective.masking.Coins"), current_name("dnadiff.callbacks.EMA")
+    ('dnadiff.objective.masking.Bernoulli', 'dnadiff.training.callbacks.EMA')
+    """
     module, _, name = target.rpartition(".")
     return MOVED.get(target) or f"{MOVED.get(module, module)}.{name}"
 
 
 def with_current_choices(overrides: Sequence[str]) -> list[str]:
-    """The overrides with choices that were renamed under their new names, each with a warning."""
+    """The overrides with renamed choices under their current names, with one warning for each."""
     current = []
     for override in overrides:
-        bare = override.lstrip("+")
-        if new := RENAMED_CHOICES.get(bare):
-            logging.getLogger("dnadiff").warning(f"{bare} is now called {new}; the old name will stop working in version 0.3")
-            override = override.removesuffix(bare) + new
+        choice = override.lstrip("+")
+        if new := RENAMED_CHOICES.get(choice):
+            logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
+            override = override.removesuffix(choice) + new
         current.append(override)
     return current
 
 
-def with_current_names(config: Any) -> Any:
-    """A nested config in which every `_target_` has the name that it has now."""
+def with_current_names(config: Json) -> Json:
+    """A nested configuration in which every `_target_` is a current name."""
     if isinstance(config, Mapping):
         return {
             key: current_name(value) if key == "_target_" and isinstance(value, str) else with_current_names(value)
@@ -76,40 +83,102 @@ def with_current_names(config: Any) -> Any:
 
 
 def config_dir() -> Path:
-    """The folder of yaml files: inside the installed package, or beside it in a checkout."""
+    """The folder of YAML files: inside the installed package, or next to it in a checkout."""
     here = Path(__file__).resolve().parent
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "train.yaml").is_file():
             return folder
-    raise FileNotFoundError(f"the configuration folder is missing beside {here}; reinstall dnadiff")
+    raise FileNotFoundError(f"found no configuration folder in {here} or next to it; reinstall dnadiff")
 
 
-def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True) -> dict[str, Any]:
-    """The configuration of a command as a plain dict, for scripts and tests.
+def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, folder: Path | None = None) -> Config:
+    """The configuration of a command as a plain dict, for scripts, tests and error messages.
 
     Args:
-        command: `train`, `evaluate`, `sample` or `finetune`.
+        command: `train`, `evaluate`, `sample` or another command.
         overrides: as on the command line, `["backbone=dit", "seed=3"]`.
-        resolve: replace `${...}` by what it refers to.
+        resolve: whether to replace `${...}` by its value.
+        folder: the user's own folder of YAML files, as in `--config-dir`.
+
+    Example:
+        >>> compose("train", ["noise=cosine"])["noise"]["_target_"]
+        'dnadiff.noise.Cosine'
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    search = [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder.absolute()}')}]"]
+    outer = GlobalHydra.instance().hydra  # set inside a running command; Hydra refuses to compose a second time before it is cleared
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return as_dict(hydra_compose(command, overrides=[*with_current_choices(overrides), *search]), resolve)
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:
+    """A composed configuration as a plain dict.
+
+    Args:
+        config: as Hydra composed it.
+        resolve: whether to replace `${...}` by its value.
+        throw_on_missing: whether a value that is still `???` is an error.
+    """
     from omegaconf import OmegaConf
 
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = hydra_compose(command, overrides=with_current_choices(overrides))
-        return OmegaConf.to_container(config, resolve=resolve)
+    content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=throw_on_missing)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
 
 
-def locate(target: Any, trust: Sequence[str] | None) -> Any:
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
+    """The config groups that a command reads and the names in each, as in `{"noise": ["cosine", ...]}`.
+
+    These are the groups in the command's defaults list and those inside them, such as `objective/masking`.
+
+    Args:
+        command: as in `compose`.
+        folder: the user's own folder of YAML files, searched as well.
+    """
+    import yaml
+
+    defaults = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))["defaults"]
+    groups = [key for entry in defaults if isinstance(entry, dict) for key in entry if not key.startswith("override ")]
+    found: dict[str, set[str]] = {}
+    for root in (config_dir(), *([] if folder is None else [folder])):
+        for path in (path for group in groups for path in (root / group).rglob("*.yaml")):
+            found.setdefault(path.parent.relative_to(root).as_posix(), set()).add(path.stem)
+    return {group: sorted(names) for group, names in sorted(found.items())}
+
+
+def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Dotted keys and values of everything in a nested configuration that is not itself a mapping.
+
+    >>> dict(leaves({"noise": {"eps": 0.001}, "seed": 1}))
+    {'noise.eps': 0.001, 'seed': 1}
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key), value
+
+
+def locate(target: Json, trust: Trust) -> Any:
     """The class or function that a `_target_` names.
 
-    A configuration that comes with a checkpoint (`trust` not None) may name classes only, and of this package only those that say
-    `buildable = True`: making one has no effect outside itself. Functions could do anything with the arguments given.
+    A configuration that comes with a checkpoint (`trust` not None) may name only classes, and of this package only those with
+    `buildable = True`: constructing one has no effect outside itself. A function could do anything with the arguments given.
 
     Args:
         target: a dotted path.
-        trust: packages whose classes may be built; None is anything (a user's own command line).
+        trust: packages whose classes may be built; None is any (the user's own command line).
 
     Raises:
         ValueError: if it does not exist or may not be built.
@@ -128,18 +197,23 @@ def locate(target: Any, trust: Sequence[str] | None) -> Any:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ {target!r} does not exist ({error}); check its spelling") from error
-    if trust is not None:
-        # A module of ours may have imported something that is not ours: what counts is where it was defined.
-        home = str(getattr(found, "__module__", "")).partition(".")[0]
-        if not inspect.isclass(found) or home not in trust or (home == PACKAGE and getattr(found, "buildable", False) is not True):
-            raise ValueError(f"refused to build {target!r}: not a class that a configuration may build")
+    if trust is not None and not _may_build(found, trust):
+        raise ValueError(f"refused to build {target!r}: not a class that a configuration may build")
     if not callable(found):
         raise ValueError(f"_target_ {target!r} is not a class or a function")
     return found
 
 
-def check(config: Any, trust: Sequence[str] | None = (PACKAGE,)) -> None:
-    """Look up every `_target_` in a nested config and call none, so that nothing runs before all are allowed."""
+def _may_build(found: Any, trust: Sequence[str]) -> bool:
+    if not inspect.isclass(found):
+        return False
+    # A module of this package may have imported a class from elsewhere: what counts is where the class was defined.
+    home = found.__module__.partition(".")[0]
+    return home in trust and (home != PACKAGE or getattr(found, "buildable", False) is True)
+
+
+def check(config: Json, trust: Trust = (PACKAGE,)) -> None:
+    """Look up every `_target_` in a nested configuration without calling any, so that nothing runs unless all are allowed."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             locate(config["_target_"], trust)
@@ -150,26 +224,30 @@ def check(config: Any, trust: Sequence[str] | None = (PACKAGE,)) -> None:
             check(value, trust)
 
 
-def build(config: Mapping[str, Any], *args: Any, trust: Sequence[str] | None = (PACKAGE,), **extra: Any) -> Any:
-    """The object that a config describes.
+def build(config: Mapping[str, Json], *args: Any, trust: Trust = (PACKAGE,), **extra: Any) -> Any:
+    """The object that a configuration describes.
 
-    `_target_` names the callable, `_partial_: true` leaves it waiting for arguments known later; nested configs are
-    built first. `args` and `extra` go to the outermost call.
+    `_target_` names the callable. `_partial_: true` returns a `functools.partial` for arguments known later. Nested
+    configurations are built first. `args` and `extra` go to the outermost call.
 
     Args:
-        config: a plain dict (resolved).
+        config: a resolved configuration.
         *args: positional arguments.
         trust: packages that may be called; None allows all.
-        **extra: keyword arguments; they win over the config's.
+        **extra: keyword arguments; they override those in the configuration.
 
     Raises:
         ValueError: for a `_target_` that is missing, not trusted, or given arguments it does not take.
+
+    Example:
+        >>> build({"_target_": "dnadiff.noise.LogLinear", "eps": 0.01}).eps
+        0.01
     """
     check(config, trust)
     return _build(config, args, extra, trust)
 
 
-def _build(config: Any, args: tuple, extra: dict[str, Any], trust: Sequence[str] | None) -> Any:
+def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> Any:
     if isinstance(config, (list, tuple)):
         return [_build(value, (), {}, trust) for value in config]
     if not isinstance(config, Mapping):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.bootstrap import used_size, verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
@@ -125,9 +125,9 @@ def check(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     config = dict(config)
     for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1), ("seed", 0)):
-        config[key] = commands.whole(key, config[key], least)
+        config[key] = checks.integer(key, config[key], least)
     if config["length"] is not None:
-        config["length"] = commands.whole("length", config["length"], 1)
+        config["length"] = checks.integer("length", config["length"], 1)
     orders = config["orders"]
     if not isinstance(orders, list) or any(isinstance(k, bool) or k not in range(27) for k in orders):
         raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import table
 
@@ -27,8 +27,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     from dnadiff.report.panels import mutual_information, word_distances
 
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
-    order, num_splits = commands.whole("order", config["order"], 0), commands.whole("num_splits", config["num_splits"], 20)
-    seed = commands.whole("seed", config["seed"], 0)
+    order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
+    seed = checks.integer("seed", config["seed"], 0)
     if config["checkpoint"] is None and config["real"] is None:
         raise ValueError("there is nothing real to compare with: give checkpoint=RUN, whose held-out part is read, or real=y.fa")
     samples = [as_bases(r.sequence) for r in read_fasta(config["samples"])]

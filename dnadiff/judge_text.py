@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -30,7 +30,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
     config |= {
-        key: commands.whole(key, config[key], least) for key, least in (("num_samples", 1), ("words", 1), ("batch_size", 1), ("seed", 0))
+        key: checks.integer(key, config[key], least) for key, least in (("num_samples", 1), ("words", 1), ("batch_size", 1), ("seed", 0))
     }
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
@@ -126,7 +126,7 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
     check_settings(config["sampler"])
-    length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
+    length = model.length if config["length"] is None else checks.integer("length", config["length"], 1)
     config["sampler"] = settled(config["sampler"], model, length)
     request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
     filler = model.filler(build(config["sampler"], trust=None), request)
@@ -222,7 +222,7 @@ def stretches(config: Mapping[str, Any], model: Any, length: int) -> list[int]:
     sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = max(1, model.length // 4) if stride is None else commands.whole("stride", stride, 1)
+    stride = max(1, model.length // 4) if stride is None else checks.integer("stride", stride, 1)
     return list(range(0, length, stride))
 
 

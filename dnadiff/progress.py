@@ -1,20 +1,21 @@
-"""One progress display for training, evaluation and sampling: a bar on a terminal, a line now and then elsewhere."""
+"""The progress display of training, evaluation and sampling: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import TextIO
 
 
 class Progress:
-    """Counts steps of known number, with a rate in tokens and the time left.
+    """Counts a known number of steps, with tokens per second and the remaining time.
 
     Args:
-        total: steps in all.
+        total: number of steps.
         label: what is being done.
         initial: steps done before (a resumed run).
-        every: seconds between lines where standard error is not a terminal.
+        every: seconds between lines if the stream is not a terminal.
         stream: where to write; standard error by default.
     """
 
@@ -26,8 +27,8 @@ class Progress:
         self.tokens = 0
         self.notes: dict[str, str] = {}
 
-    def update(self, steps: int = 1, tokens: int = 0, **notes: Any) -> None:
-        """Count `steps` and `tokens`; `notes` (name=text) stand at the end of the line until replaced."""
+    def update(self, steps: int = 1, tokens: int = 0, **notes: str | float) -> None:
+        """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until replaced."""
         self.done += steps
         self.tokens += tokens
         self.notes |= {name: str(value) for name, value in notes.items()}
@@ -42,13 +43,12 @@ class Progress:
         parts = [f"{self.done}/{self.total}", *(f"{name} {value}" for name, value in self.notes.items())]
         if self.tokens:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        parts.append(f"{duration(left)} left")
-        line = f"{self.label}  " + "  ".join(parts)
+        text = "  ".join([*parts, f"{duration(left)} left"])
         if self.is_terminal:
             filled = round(24 * min(1.0, self.done / max(self.total, 1)))
-            self.stream.write(f"\r\x1b[K{self.label} |{'█' * filled}{'·' * (24 - filled)}| " + "  ".join(parts))
+            self.stream.write(f"\r\x1b[K{self.label} |{'█' * filled}{'·' * (24 - filled)}| {text}")
         else:
-            self.stream.write(line + "\n")
+            self.stream.write(f"{self.label}  {text}\n")
         self.stream.flush()
 
     def close(self) -> None:
@@ -69,9 +69,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def table(rows: list[tuple[str, ...]], header: tuple[str, ...] | None = None) -> str:
-    """Rows of text in aligned columns: the first to the left, the others to the right."""
-    everything = ([header] if header else []) + rows
+def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None) -> str:
+    """Rows of text in aligned columns: the first one to the left, the others to the right.
+
+    >>> print(table([("a", "1.5"), ("bc", "10")], ("name", "value")))
+    name  value
+    ----  -----
+    a       1.5
+    bc       10
+    """
+    everything = [*([header] if header else []), *rows]
     widths = [max(len(row[i]) for row in everything if i < len(row)) for i in range(max(map(len, everything)))]
 
     def line(row: tuple[str, ...]) -> str:

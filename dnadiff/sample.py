@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.design import options
 from dnadiff.progress import Progress, duration, table
@@ -63,7 +63,7 @@ def check_numbers(config: dict[str, Any]) -> None:
     """Whole numbers, whatever the notation, and words that must be known; raises ValueError naming the key."""
     for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0), ("proposals", 1)):
         if config[key] is not None:
-            config[key] = commands.whole(key, config[key], least)
+            config[key] = checks.integer(key, config[key], least)
     for key in ("resample", "copies", "resume", "overwrite"):
         if not isinstance(config[key], bool):  # a word such as no would count as true
             raise ValueError(f"{key} {config[key]!r} must be true or false")

@@ -1,4 +1,4 @@
-"""Arrows of import point down (and nothing heavy is imported where it is not needed)."""
+"""Imports point down the levels of the package, and heavy packages are imported only where they are needed."""
 
 import ast
 import graphlib
@@ -11,14 +11,16 @@ import pytest
 import dnadiff
 
 PACKAGE = Path(dnadiff.__file__).parent
-MOST_LEVELS = 9
+MAX_LEVELS = 9
+MAX_OTHER_MODULES = 16  # at the top level, besides the commands
+COMMANDS = {path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")} - {"__main__"}
 NEVER = {
-    "backbone": {"noise", "process", "sampler", "data", "objective"},
-    "objective": {"backbone", "sampler", "data"},
-    "sampler": {"backbone", "objective", "data"},
+    "backbone": {"noise", "process", "sampler", "data", "objective", "published"},
+    "objective": {"backbone", "sampler", "data", "published"},
+    "sampler": {"backbone", "objective", "data", "published"},
 }
 ONLY = {
-    "lightning": {"training", "downstream", "data"},
+    "lightning": {"training", "downstream", "data", "train"},
     "hydra": {"config", "commands"},
     "omegaconf": {"config", "commands"},
     "huggingface_hub": {"published", "data"},
@@ -29,63 +31,60 @@ ONLY = {
 
 
 def imports():
-    """(importing noun, imported module, file) of every import in the package."""
+    """(importing module or folder of the top level, imported module, file) of every import in the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        noun = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{a.name}" if node.module == "dnadiff" else node.module for a in node.names]
-            yield from ((noun, name, path.name) for name in names)
+            yield from ((top, name, path.name) for name in names)
 
 
-def uses():
+def graph():
     """The modules and folders of the top level that each of them imports."""
     known = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
-    found = {noun: set() for noun in known}
-    for noun, name, _ in imports():
+    found = {top: set() for top in known}
+    for top, name, _ in imports():
         parts = name.split(".")
-        if parts[0] == "dnadiff" and len(parts) > 1 and parts[1] in known - {noun}:
-            found[noun].add(parts[1])
+        if parts[0] == "dnadiff" and len(parts) > 1 and parts[1] in known - {top}:
+            found[top].add(parts[1])
     return found
 
 
 def test_imports_form_levels_without_a_cycle():
-    order = graphlib.TopologicalSorter(uses())  # raises CycleError, which names the cycle
-    level = {}
-    for noun in order.static_order():
-        level[noun] = 1 + max((level[other] for other in uses()[noun]), default=0)
-    assert max(level.values()) <= MOST_LEVELS, sorted(level, key=level.get)[-3:]
+    imported, level = graph(), {}
+    for top in graphlib.TopologicalSorter(imported).static_order():  # raises CycleError, which names the cycle
+        level[top] = 1 + max((level[other] for other in imported[top]), default=0)
+    assert max(level.values()) <= MAX_LEVELS, sorted(level, key=level.get)[-3:]
 
 
-def test_the_core_does_not_know_what_is_around_it():
-    wrong = [f"{noun}/{file} imports {name}" for noun, name, file in imports() if set(name.split(".")[1:2]) & NEVER.get(noun, set())]
+def test_the_core_does_not_import_what_is_around_it():
+    wrong = [f"{top}/{file} imports {name}" for top, name, file in imports() if set(name.split(".")[1:2]) & NEVER.get(top, set())]
     assert not wrong
 
 
-def test_heavy_packages_stay_in_their_place():
-    wrong = [f"{noun}/{file} imports {name}" for noun, name, file in imports() if noun not in ONLY.get(name.split(".")[0], {noun})]
+def test_commands_do_not_import_commands():
+    assert len(COMMANDS) >= 12
+    wrong = {command: sorted(graph()[command] & COMMANDS) for command in COMMANDS}
+    assert not {command: others for command, others in wrong.items() if others}
+
+
+def test_only_commands_import_commands():
+    assert not {top: sorted(others & COMMANDS) for top, others in graph().items() if top not in COMMANDS and others & COMMANDS}
+
+
+def test_few_modules_besides_commands_are_at_the_top_level():
+    others = {path.stem for path in PACKAGE.glob("*.py")} - COMMANDS
+    assert len(others) <= MAX_OTHER_MODULES, sorted(others)
+
+
+def test_heavy_packages_stay_where_they_are_needed():
+    wrong = [f"{top}/{file} imports {name}" for top, name, file in imports() if top not in ONLY.get(name.split(".")[0], {top})]
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "dnadiff",
-        "dnadiff.train",
-        "dnadiff.sample",
-        "dnadiff.judge",
-        "dnadiff.judge_text",
-        "dnadiff.zero_shot",
-        "dnadiff.copies",
-        "dnadiff.evaluate",
-        "dnadiff.finetune",
-        "dnadiff.score",
-        "dnadiff.compress",
-        "dnadiff.decompress",
-        "dnadiff.__main__",
-    ],
-)
+@pytest.mark.parametrize("module", ["dnadiff", "dnadiff.__main__", *(f"dnadiff.{name}" for name in sorted(COMMANDS))])
 def test_help_does_not_wait_for_torch_or_lightning(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'lightning', 'hydra', 'matplotlib', 'sklearn') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
@@ -104,7 +103,7 @@ from dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer
     assert done.returncode == 0, done.stderr
 
 
-def test_a_broken_mamba_ssm_stops_nothing(tmp_path):
+def test_a_broken_mamba_ssm_is_ignored(tmp_path):
     # Installed without its compiled scan: importing it raises.
     (tmp_path / "mamba_ssm").mkdir()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda")

@@ -49,7 +49,7 @@ def test_samples_against_a_file(cli, fasta, tmp_path):
         (["samples=long.fa", "checkpoint={run}"], "holds no stretch of 700 bases"),
         (["samples=x.fa", "checkpoint={run}", "part=train"], "part 'train' is not held out"),
         (["checkpoint={run}"], "samples is missing: give samples=..."),
-        (["samples=x.fa", "checkpoint={run}", "num_splits=2"], "num_splits 2 must be a whole number of at least 20"),
+        (["samples=x.fa", "checkpoint={run}", "num_splits=2"], "num_splits 2 must be an integer of at least 20"),
     ],
 )
 def test_wrong_input_gets_one_line(cli, trained, fasta, tmp_path, args, message):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks
 
 log = logging.getLogger("dnadiff")
 
@@ -77,7 +77,7 @@ def length_range(length: Any, default: int) -> tuple[int, int]:
         if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
             raise ValueError(f"length {length!r} cannot be read; write a number, or SHORTEST:LONGEST such as 200:1000")
         return int(low), int(high)
-    length = commands.whole("length", length, 1)
+    length = checks.integer("length", length, 1)
     return length, length
 
 
@@ -138,7 +138,7 @@ def settled(settings: Mapping[str, Any], model: Any, length: int, shortest: int 
     """
     settings = dict(settings)
     if "window" in settings:
-        settings["window"] = model.length if settings["window"] is None else commands.whole("sampler.window", settings["window"], 1)
+        settings["window"] = model.length if settings["window"] is None else checks.integer("sampler.window", settings["window"], 1)
         inside = [None if n is None else min(settings["window"], n) for n in (length, shortest)]
         settings["sampler"] = settled(settings["sampler"], model, *inside)
     if "sizes" in settings:

@@ -1,36 +1,43 @@
-"""How parameters are grouped and how the rate moves: shared by pretraining and fine-tuning."""
+"""Parameter groups and learning rate schedules, shared by pretraining and fine-tuning."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices only: norms, biases and the state space's own parameters (`_no_weight_decay`) go without."""
-    decayed, free = [], []
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, list[nn.Parameter] | float]]:
+    """Two parameter groups: matrices, with weight decay, and everything else without.
+
+    Norms, biases and the parameters of state spaces (marked `_no_weight_decay`) are not decayed.
+
+    >>> [len(group["params"]) for group in parameter_groups(nn.Linear(2, 3), 0.1)]
+    [1, 1]
+    """
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
     for parameter in module.parameters():
-        keep = parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False)
-        (free if keep else decayed).append(parameter)
+        excluded = parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False)
+        (free if excluded else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
 
 
-def warmup_cosine(optimizer: torch.optim.Optimizer, num_steps: int, warmup: float = 0.05, final: float = 0.0) -> Any:
-    """Linear warm-up over the first `warmup` share of `num_steps`, then a half cosine down to `final` of the peak rate."""
+def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: float = 0.05, final: float = 0.0) -> LambdaLR:
+    """Linear warm-up over the first `warmup` fraction of `num_steps`, then half a cosine down to `final` times the peak rate."""
     first = max(1, round(warmup * num_steps))
 
     def factor(step: int) -> float:
         if step < first:
             return (step + 1) / first
-        share = min(1.0, (step - first) / max(1, num_steps - first))
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * share))
+        progress = min(1.0, (step - first) / max(1, num_steps - first))
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return LambdaLR(optimizer, factor)
 
 
-def warmup_constant(optimizer: torch.optim.Optimizer, num_steps: int, warmup_steps: int = 2500) -> Any:
-    """Linear warm-up over `warmup_steps`, then the peak rate for ever (the text recipe of arXiv 2406.07524, appendix C)."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, warmup_steps)))
+def warmup_constant(optimizer: Optimizer, num_steps: int, warmup_steps: int = 2500) -> LambdaLR:
+    """Linear warm-up over `warmup_steps`, then the constant peak rate (the text recipe of arXiv 2406.07524, appendix C)."""
+    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, warmup_steps)))

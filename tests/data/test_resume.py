@@ -19,4 +19,4 @@ def test_a_run_of_an_older_version_is_resumed_with_a_warning(cli, train_args, tm
     del content["hyper_parameters"]["digest"]
     torch.save(content, path)
     status, _, err = cli("train", *train_args("dit", 4, "resume=true"))
-    assert status == 0 and "does not say which sequence it was trained on" in err
+    assert status == 0 and "does not record which sequence it was trained on" in err
