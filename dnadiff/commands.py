@@ -60,9 +60,9 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     if argv is not None:
         sys.argv = [f"dnadiff.{name}", *argv]
     configure_logging()
-    sys.argv[1:] = with_current_choices(sys.argv[1:])
-    folder, overrides = parse(sys.argv[1:])
-    if {"--help", "-h"} & set(sys.argv):
+    folder, rest = parse(with_current_choices(sys.argv[1:]))
+    sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
+    if {"--help", "-h"} & set(rest):
         print(help_text(name, folder))
         return
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -75,7 +75,7 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     except Exception as error:
         if before == "1":
             raise
-        print(f"error: {explain(error, name, overrides)}", file=sys.stderr)
+        print(f"error: {explain(error, name, [a for a in rest if not a.startswith('-')])}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         if before is None:
@@ -114,11 +114,11 @@ def _compose_and_call(name: str, function: Command) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The user's own folder of YAML files (`--config-dir`) and the overrides among the arguments of a command line."""
+    """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     options, rest = parser.parse_known_args(arguments)
-    return options.config_dir, [argument for argument in rest if not argument.startswith("-")]
+    return options.config_dir, rest
 
 
 def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> Config:
