@@ -1,4 +1,4 @@
-"""Wrong input on purpose: one line that names the thing and the remedy, status 1, nothing left behind."""
+"""The command line: --help, a user's own folder, and one-line errors with status 1 that leave nothing behind."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
     assert {p.name for p in tmp_path.iterdir()} == before  # no run folder
 
 
-def test_a_folder_that_was_there_stays(cli, tmp_path):
+def test_an_existing_folder_is_not_removed(cli, tmp_path):
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     assert cli("train", "data=fasta", "data.path=none.fa", "hydra.run.dir=mine/empty")[0] == 1
     assert (tmp_path / "mine" / "empty").is_dir()
@@ -133,7 +133,7 @@ def test_the_list_of_commands():
     assert wrong.returncode == 1 and "did you mean python -m dnadiff.train?" in wrong.stderr
 
 
-def test_a_traceback_is_there_for_those_who_ask(tmp_path):
+def test_a_traceback_is_shown_on_request(tmp_path):
     run = [sys.executable, "-m", "dnadiff.train", "data=fasta", "data.path=none.fa"]
     for value, shown in (("1", True), ("0", False)):
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"HYDRA_FULL_ERROR": value})
