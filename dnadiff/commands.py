@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import integer
-from dnadiff.config import Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.config import RENAMED_CHOICES, Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -60,9 +60,9 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     if argv is not None:
         sys.argv = [f"dnadiff.{name}", *argv]
     configure_logging()
-    sys.argv[1:] = with_current_choices(sys.argv[1:])
-    folder, overrides = parse(sys.argv[1:])
-    if {"--help", "-h"} & set(sys.argv):
+    folder, rest = parse(with_current_choices(sys.argv[1:]))
+    sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
+    if {"--help", "-h"} & set(rest):
         print(help_text(name, folder))
         return
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -75,7 +75,7 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     except Exception as error:
         if before == "1":
             raise
-        print(f"error: {explain(error, name, overrides)}", file=sys.stderr)
+        print(f"error: {explain(error, name, [a for a in rest if not a.startswith('-')])}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         if before is None:
@@ -114,11 +114,11 @@ def _compose_and_call(name: str, function: Command) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The user's own folder of YAML files (`--config-dir`) and the overrides among the arguments of a command line."""
+    """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     options, rest = parser.parse_known_args(arguments)
-    return options.config_dir, [argument for argument in rest if not argument.startswith("-")]
+    return options.config_dir, rest
 
 
 def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> Config:
@@ -183,17 +183,12 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
         return _explain_composition(error, name, overrides)
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         return _explain_missing(str(error), name)
-    text = _first_line(error)
+    parts = (error.filename, error.strerror) if isinstance(error, OSError) and error.strerror else (str(error),)
+    text = " ".join(": ".join(str(part) for part in parts if part).split()) or type(error).__name__
     forced = isinstance(error, RuntimeError) and "was asked for and cannot run" in text
     if forced or (isinstance(error, (ValueError, OSError, yaml.YAMLError)) and not isinstance(error, UnicodeDecodeError)):
         return text
     return f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _explain_missing(text: str, name: str) -> str:
@@ -210,7 +205,9 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
     if choice := re.search(r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL):
         group, known = choice[2], re.findall(r"[\w.\-]+", choice[3].partition("\n\n")[0].partition("\nConfig search path")[0])
         wanted = choice[1].removeprefix(group + "/")
-        return f"{group}={wanted} does not exist{_closest(wanted, known)}; known: {', '.join(sorted(known))}"
+        new = RENAMED_CHOICES.get(f"{group}={wanted}")
+        hint = _closest(wanted, known) if new is None else f" any more; it is now {new}"
+        return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
         line = " ".join(text.split())[:160]
         return f"cannot read the command line: {line} ; quote values with special characters, as in 'path=\"a b.fa\"'"

@@ -119,13 +119,7 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
 
 
 def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:
-    """A composed configuration as a plain dict.
-
-    Args:
-        config: as Hydra composed it.
-        resolve: whether to replace `${...}` by its value.
-        throw_on_missing: whether a value that is still `???` is an error.
-    """
+    """A composed configuration as a plain dict; with `throw_on_missing` a value that is still `???` is an error."""
     from omegaconf import OmegaConf
 
     content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=throw_on_missing)
@@ -140,11 +134,8 @@ def _quoted(text: str) -> str:
 def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
     """The config groups that a command reads and the names in each, as in `{"noise": ["cosine", ...]}`.
 
-    These are the groups in the command's defaults list and those inside them, such as `objective/masking`.
-
-    Args:
-        command: as in `compose`.
-        folder: the user's own folder of YAML files, searched as well.
+    These are the groups in the command's defaults list and those inside them, such as `objective/masking`; `folder`, the user's own
+    folder of YAML files, is searched as well.
     """
     import yaml
 

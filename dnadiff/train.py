@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning import Trainer
 
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.training.callbacks import MetricsFile
     from dnadiff.training.module import DiffusionModule
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -70,7 +71,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         describe_run(config, run_dir, data, module)
         if start_from is not None:
             log.info(f"resuming {start_from}")
-    fit(trainer, module, data, start_from, step)
+        metrics_file(trainer).begin(module, step)
+    trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     return finish(trainer, module, run_dir) if trainer.is_global_zero else {}
 
 
@@ -220,23 +222,24 @@ def num_parameters(module: DiffusionModule) -> int:
     return sum(p.numel() for p in module.denoiser.parameters())
 
 
-def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, start_from: Path | None, step: int) -> None:
-    """Run the Trainer, resuming at `step` if a checkpoint is given."""
+def metrics_file(trainer: Trainer) -> MetricsFile:
+    """The logger of a training run.
+
+    Raises:
+        ValueError: if the configuration built another one.
+    """
     from dnadiff.training.callbacks import MetricsFile
 
-    if trainer.is_global_zero and isinstance(trainer.logger, MetricsFile):
-        trainer.logger.begin(module, step)
-    trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
+    if not isinstance(trainer.logger, MetricsFile):
+        raise ValueError("logger must build a dnadiff.training.callbacks.MetricsFile; leave logger=csv")
+    return trainer.logger
 
 
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path) -> dict[str, Json]:
     """Write metrics.json if the run is complete, and print the final table."""
     from dnadiff.data.files import write_json
-    from dnadiff.training.callbacks import MetricsFile
 
-    if not isinstance(trainer.logger, MetricsFile):
-        raise ValueError("logger must build a dnadiff.training.callbacks.MetricsFile; leave logger=csv")
-    rows, seconds = trainer.logger.rows(), trainer.logger.seconds
+    rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
     last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
     valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
     done = trainer.global_step >= trainer.max_steps

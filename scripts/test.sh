@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Installs with the test extra and runs the linter and the tests, without those marked slow or gpu.
+# Installs with the test extra and runs the linter, the type checker and the tests, without those marked slow or gpu.
 # Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test]"
 
-# Two workers of one thread each: with two threads each, small operations slow down ten-fold.
+# Two workers of one thread each: with two threads each, small operations are ten times slower.
 export OMP_NUM_THREADS=1
 if [ -d ../shared/data ]; then export DNADIFF_REQUIRE_SHARED=1; fi
 
 ruff check .
 ruff format --check -q . || { echo "error: run 'ruff format .'" >&2; exit 1; }
+mypy
 exec python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --durations=5 -rs "$@"

@@ -38,7 +38,7 @@ def test_a_run_folder_a_file_and_latest_all_load(trained, tmp_path):
     assert checkpoint.find("latest", runs) == runs / "a" / "checkpoints" / "best.ckpt"
 
 
-def test_the_averaged_weights_are_what_loads(content, trained):
+def test_averaged_weights_are_loaded(content, trained):
     loaded = checkpoint.load(trained / "checkpoints" / "last.ckpt")
     name, ours = next(iter(loaded.denoiser.state_dict().items()))
     assert torch.equal(ours, content["state_dict"][f"denoiser.{name}"])
@@ -104,13 +104,13 @@ def test_malformed_descriptions_are_one_line(broken, tmp_path, content):
         checkpoint.load(saved(content, tmp_path))
 
 
-def test_a_target_that_is_no_text_is_refused(tmp_path, content):
+def test_a_target_that_is_not_a_string_is_refused(tmp_path, content):
     content["hyper_parameters"]["config"]["noise"] = {"_target_": 5}
     with pytest.raises(ValueError, match="is not a dotted path"):
         checkpoint.load(saved(content, tmp_path))
 
 
-def test_text_files_are_told_from_damaged_ones(trained, tmp_path):
+def test_text_files_are_distinguished_from_damaged_ones(trained, tmp_path):
     with pytest.raises(ValueError, match="is not a file of tensors"):
         checkpoint.load(trained / "config.yaml")
     assert checkpoint.find(trained / "checkpoints") == trained / "checkpoints" / "best.ckpt"
@@ -122,10 +122,10 @@ def test_json_never_holds_nan(tmp_path):
 
 
 def test_truncated_files_are_named(trained, tmp_path):
-    whole = (trained / "checkpoints" / "last.ckpt").read_bytes()
-    for share in (0, 0.3, 0.9):
+    content = (trained / "checkpoints" / "last.ckpt").read_bytes()
+    for fraction in (0, 0.3, 0.9):
         path = tmp_path / "cut.ckpt"
-        path.write_bytes(whole[: int(share * len(whole))])
+        path.write_bytes(content[: int(fraction * len(content))])
         with pytest.raises(ValueError, match=r"cut\.ckpt is damaged or truncated"):
             checkpoint.load(path)
 
@@ -139,14 +139,14 @@ def test_weights_of_another_vocabulary_are_listed(content, tmp_path):
         checkpoint.load(saved(content, tmp_path))
 
 
-def test_missing_and_surplus_tensors_are_listed(content, tmp_path):
+def test_missing_and_unexpected_tensors_are_listed(content, tmp_path):
     state = content["state_dict"]
     state["denoiser.backbone.extra"] = state.pop("denoiser.backbone.norm_f.weight")
     with pytest.raises(ValueError, match=r"missing backbone\.norm_f\.weight; surplus backbone\.extra"):
         checkpoint.load(saved(content, tmp_path))
 
 
-def test_other_files_and_absent_ones_are_named(tmp_path):
+def test_other_and_missing_files_are_named(tmp_path):
     torch.save({"a": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="is not a dnadiff checkpoint"):
         checkpoint.load(tmp_path / "other.ckpt")

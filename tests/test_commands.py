@@ -1,4 +1,4 @@
-"""Wrong input on purpose: one line that names the thing and the remedy, status 1, nothing left behind."""
+"""The command line: --help, a user's own folder, and one-line errors with status 1 that leave nothing behind."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
     assert {p.name for p in tmp_path.iterdir()} == before  # no run folder
 
 
-def test_a_folder_that_was_there_stays(cli, tmp_path):
+def test_an_existing_folder_is_not_removed(cli, tmp_path):
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     assert cli("train", "data=fasta", "data.path=none.fa", "hydra.run.dir=mine/empty")[0] == 1
     assert (tmp_path / "mine" / "empty").is_dir()
@@ -133,8 +133,94 @@ def test_the_list_of_commands():
     assert wrong.returncode == 1 and "did you mean python -m dnadiff.train?" in wrong.stderr
 
 
-def test_a_traceback_is_there_for_those_who_ask(tmp_path):
+def test_a_traceback_is_shown_on_request(tmp_path):
     run = [sys.executable, "-m", "dnadiff.train", "data=fasta", "data.path=none.fa"]
     for value, shown in (("1", True), ("0", False)):
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"HYDRA_FULL_ERROR": value})
         assert ("Traceback" in done.stderr) == shown and done.returncode != 0
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """A user's own folder of YAML files, and their package on the Python path: a noise schedule and a split of the sizes of a network."""
+    package = tmp_path / "python" / "my_package"
+    package.mkdir(parents=True)
+    package.joinpath("__init__.py").write_text("from dnadiff.noise import LogLinear\n\nclass MyNoise(LogLinear):\n    pass\n")
+    for name, text in {
+        "noise/mine.yaml": "_target_: my_package.MyNoise\neps: 1.0e-3\n",
+        "noise/broken.yaml": "_target_: [my_package\n",
+        "noise/absent.yaml": "_target_: my_package.YourNoise\n",
+        "data/mine.yaml": "defaults: [split: fraction]\n_target_: dnadiff.data.genome.datamodule.GenomeDataModule\nlength: 64\npath: ???\n"
+        "batch_size: 4\nseed: 1\nstranded: false\n",
+        "sampler/mine.yaml": "_target_: dnadiff.sampler.grouped.Grouped\nnum_groups: 4\n",
+    }.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "python")
+    yield "mine"
+    sys.modules.pop("my_package", None)
+
+
+WRONG_WITH_OWN_FOLDER = {
+    "noise=mine noise.epss=3": "unknown key noise.epss; did you mean noise.eps?",
+    "noise=mien": "noise=mien does not exist; did you mean mine?; known: absent, broken, cosine",
+    "noise=mine resume=no": "resume=no is neither true nor false",
+    "noise=mine trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
+    "noise=mine +nonsense=3": "unknown key nonsense",
+    "noise=mine +noise.nonsense=3": "my_package.MyNoise: ",
+    "data=mine": "data.path is missing: give data.path=...",
+    "data=mine data.path=x.fa data.length=no": "length is 'no'; set data.length to 1 or more",
+    "data=mine data.path=x.fa data.stranded=no": "data.stranded=no is neither true nor false",
+    "data=mine data.pth=x.fa": "unknown key data.pth; did you mean data.path?",
+    "noise=absent": "'my_package.YourNoise' does not exist",
+    "noise=broken": "broken.yaml",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_WITH_OWN_FOLDER)
+def test_wrong_input_with_a_folder_of_ones_own_gets_one_line(cli, own_folder, tmp_path, wrong):
+    status, out, err = cli("train", "--config-dir", own_folder, *wrong.split())
+    line = err.strip().splitlines()[-1]
+    assert status == 1 and line.startswith("error: ") and WRONG_WITH_OWN_FOLDER[wrong] in line, err
+    assert "Traceback" not in err and not out and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("option", [["--config-dir=mine"], ["-cd", "mine"]])
+def test_a_folder_of_ones_own_may_be_given_in_every_form(cli, own_folder, option):
+    assert "did you mean noise.eps?" in cli("train", *option, "noise=mine", "noise.epss=3")[2]
+
+
+def test_a_folder_of_ones_own_that_is_absent_is_named(cli, tmp_path):
+    status, _, err = cli("train", "--config-dir", "nowhere", "noise=mine")
+    assert status == 1 and err.startswith("error: ") and "nowhere' not found" in err and err.count("\n") == 1
+
+
+def test_a_class_of_ones_own_trains_and_is_loaded_if_trusted(cli, own_folder, train_args, tmp_path):
+    status, _, err = cli("train", "--config-dir", own_folder, *train_args("caduceus", 2, "noise=mine", "noise.eps=5e-4"))
+    assert status == 0, err
+    sample = ["sample", "checkpoint=run", "num_samples=1", "length=20"]
+    status, _, err = cli(*sample, "output=a.fa")
+    assert status == 1 and "trust=[my_package]" in err
+    status, _, err = cli(*sample, "output=b.fa", "trust=[my_package]", "--config-dir", own_folder, "sampler=mine")
+    assert status == 0 and "calls=4" in (tmp_path / "b.fa").read_text(), err
+
+
+def test_help_lists_the_choices_of_ones_own(cli, own_folder):
+    _, out, _ = cli("train", "--config-dir", own_folder, "--help")
+    assert "noise: absent, broken, cosine" in out and "data: ag_news" in out and "mine" in out
+
+
+GROUPS = {
+    "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler noise objective objective/masking optimizer "
+    "tokenizer trainer",
+    "sample": "sampler sampler/remasking",
+    "finetune": "baselines task",
+    "genome": "data data/split tokenizer",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_the_choices_that_the_command_reads(cli, command):
+    status, out, _ = cli(command, "--help")
+    listed = out.partition("Choices:\n")[2].partition("\n\n")[0].splitlines()
+    assert status == 0 and [line.partition(":")[0] for line in listed] == GROUPS.get(command, "").split()

@@ -146,3 +146,10 @@ def test_the_old_name_of_a_choice_works_with_one_line_of_warning(old, cli):
     assert same == compose(name, [RENAMED_CHOICES[old]])
     status, _, err = cli(name, "checkpoint=x" if name == "sample" else "seed=1", old, "--cfg", "job")
     assert status == 0 and err.strip() == f"{old} is now called {RENAMED_CHOICES[old]}; the old name will stop working in version 0.3"
+
+
+def test_the_error_for_an_old_choice_in_an_own_yaml_file_names_the_new_one(cli, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - override /objective/masking: coins\n")
+    status, _, err = cli("train", "--config-dir", "mine", "experiment=mine")
+    assert status == 1 and "objective/masking=coins does not exist any more; it is now objective/masking=bernoulli; known: " in err

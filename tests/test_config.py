@@ -8,8 +8,8 @@ from dnadiff.objective.masking import Bernoulli
 
 
 def test_build_makes_nested_objects_and_partials():
-    coins = config.build({"_target_": "dnadiff.objective.masking.Bernoulli", "t_min": 2e-3})
-    assert isinstance(coins, Bernoulli) and coins.t_min == 2e-3
+    masking = config.build({"_target_": "dnadiff.objective.masking.Bernoulli", "t_min": 2e-3})
+    assert isinstance(masking, Bernoulli) and masking.t_min == 2e-3
     partial = config.build(
         {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Bernoulli"}}
     )
@@ -54,7 +54,7 @@ def test_a_trusted_package_is_allowed():
 
 
 @pytest.mark.parametrize(("target", "message"), [("dnadiff.noise.Missing", "does not exist"), ("dnadiff.nowhere.X", "does not exist")])
-def test_misspelt_targets_are_named(target, message):
+def test_misspelled_targets_are_named(target, message):
     with pytest.raises(ValueError, match=message):
         config.build({"_target_": target})
 

@@ -1,4 +1,4 @@
-"""Every experiment composes and takes one step; those of the human genome on chromosome 20."""
+"""Every experiment composes and takes one step; those of the human genome use chromosome 20."""
 
 import json
 
@@ -15,7 +15,7 @@ ONE_STEP = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "trainer
 
 
 def stand_in(name, shared_data, tmp_path):
-    """Overrides that put data at hand in the place of what an experiment asks for."""
+    """Overrides that replace the data of an experiment by local data."""
     data = compose("train", [f"experiment={name}"], resolve=False)["data"]
     if data["_target_"].endswith("TextDataModule"):
         (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process."""
+"""A command keeps freed memory."""
 
 import platform
 import subprocess
@@ -13,7 +13,7 @@ from dnadiff.commands import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 def fill():
-    place = libc.malloc(1 << 26)  # more than glibc ever keeps by itself
+    place = libc.malloc(1 << 26)  # more than glibc keeps by default
     ctypes.memset(place, 1, 1 << 26)
     libc.free(place)
 fill()
@@ -29,5 +29,5 @@ def faults(call: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_memory_that_is_asked_for_again_costs_no_page_faults():
+def test_memory_that_is_allocated_again_causes_no_page_faults():
     assert 5 * faults("assert keep_freed_memory()") < faults("")

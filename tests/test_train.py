@@ -1,4 +1,4 @@
-"""Training from the command line: run folders, averages, interruption and resumption."""
+"""Training from the command line: run folders, averaged weights, interruption and resuming."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from dnadiff.denoiser import Denoiser
 from dnadiff.vocab import Vocab
 
 
-def test_a_run_folder_describes_itself(cli, train_args, tmp_path):
+def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(cli, train_args, tmp_path):
     status, out, err = cli("train", *train_args("caduceus", 8))
     assert status == 0, err
     run = tmp_path / "run"
@@ -34,7 +34,7 @@ def test_a_run_folder_describes_itself(cli, train_args, tmp_path):
 
 
 def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_path):
-    # After 200 steps the averaged weights must not lose more than 1 %.
+    # After 200 steps the averaged weights must be at most 1 % worse.
     status, _, err = cli(
         "train", *train_args("caduceus", 200, "trainer.val_check_interval=200", "data.max_valid_windows=9", "callbacks.ema.decay=0.9999")
     )
@@ -52,8 +52,8 @@ def test_bfloat16_with_a_float32_residual_stream_trains(cli, train_args, tmp_pat
 
 @pytest.mark.parametrize("backbone", ["dit", "caduceus"])
 @pytest.mark.parametrize("kind", ["dna", "text"])
-def test_every_alphabet_trains_and_samples_on_every_backbone(cli, train_args, tmp_path, kind, backbone):
-    # The mission: {DNA, text} x {dit, caduceus} with the same objective and samplers.
+def test_dna_and_text_train_and_sample_on_every_diffusion_backbone(cli, train_args, tmp_path, kind, backbone):
+    # {DNA, text} x {dit, caduceus} with the same objective and samplers.
     (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 120)
     data = {"text": {"data": ("data=text", "data.path=book.txt")}, "dna": {}}[kind]
     status, _, err = cli("train", *train_args(backbone, 2, **data))
@@ -74,17 +74,17 @@ def weights(path):
 
 def test_resuming_ends_with_the_same_weights(cli, train_args, tmp_path):
     constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1"]  # a schedule that does not depend on the number of steps
-    assert cli("train", *train_args("dit", 8, "hydra.run.dir=whole", *constant))[0] == 0
+    assert cli("train", *train_args("dit", 8, "hydra.run.dir=full", *constant))[0] == 0
     assert cli("train", *train_args("dit", 5, "hydra.run.dir=part", *constant))[0] == 0
     status, _, err = cli("train", *train_args("dit", 8, "hydra.run.dir=part", "resume=true", *constant))
     assert status == 0 and "resuming" in err
-    whole, part = (weights(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "part"))
-    assert all(torch.equal(whole[k], part[k]) for k in whole)
+    full, part = (weights(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("full", "part"))
+    assert all(torch.equal(full[k], part[k]) for k in full)
     steps = [int(r["step"]) for r in csv.DictReader((tmp_path / "part" / "metrics.csv").open())]
     assert steps == sorted(steps)
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train_args, tmp_path):
     # A real process and a real signal.
     args = [sys.executable, "-m", "dnadiff.train", *train_args("caduceus", 100_000, "trainer.val_check_interval=100000")]
     args = [a for a in args if a != "hydra.run.dir=run"]
@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
     (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
     step = checkpoint.load(last).step
     assert step > 0
-    # The same configuration but for the number of steps: name the folder.
+    # The same configuration except for the number of steps: name the folder.
     more = [a for a in args if not a.startswith("trainer.max_steps")] + [
         f"trainer.max_steps={step + 3}",
         f"hydra.run.dir={last.parent.parent}",
@@ -114,7 +114,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on(train_args, tmp_path):
     assert checkpoint.load(last).step == step + 3
 
 
-def test_resume_finds_the_unfinished_run_or_says_there_is_none(cli, train_args, tmp_path):
+def test_resume_finds_the_unfinished_run_or_starts_a_new_one(cli, train_args, tmp_path):
     args = [a for a in train_args("caduceus", 3) if not a.startswith("hydra")]
     status, _, err = cli("train", *args, "resume=true")
     assert status == 0 and "starting a new one" in err
@@ -145,7 +145,7 @@ def published_folder(tmp_path, trained):
     return tmp_path / "published"
 
 
-def test_how_a_network_is_computed_is_asked_for_beside_init_from(cli, train_args, tmp_path, published_folder):
+def test_computation_settings_can_be_combined_with_init_from(cli, train_args, tmp_path, published_folder):
     plain = [a for a in train_args("caduceus", 1, "overwrite=true", f"init_from={published_folder}") if "backbone" not in a]
     for asked in (["backbone.scan=portable", "backbone.activation_checkpointing=true"], ["backbone.scan=reference"], []):
         status, _, err = cli("train", *plain, *asked)
@@ -167,7 +167,7 @@ def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_pat
         assert yaml.safe_load((tmp_path / "second" / "config.yaml").read_text())["backbone"]["scan"] == "auto"
 
 
-def test_published_text_weights_are_refused_over_another_alphabet(cli, train_args, tmp_path):
+def test_published_text_weights_are_refused_with_another_vocabulary(cli, train_args, tmp_path):
     vocab = Vocab(33, 32, 32, (32,))
     checkpoint.export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
     (tmp_path / "book.txt").write_text("abcdefgh " * 800)
@@ -182,7 +182,7 @@ def test_published_text_weights_are_refused_over_another_alphabet(cli, train_arg
     "changed",
     ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count", "trainer.accumulate_grad_batches=2"],
 )
-def test_a_resumed_run_keeps_what_it_is(cli, train_args, tmp_path, changed):
+def test_a_resumed_run_keeps_its_configuration(cli, train_args, tmp_path, changed):
     assert cli("train", *train_args("caduceus", 2))[0] == 0
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     status, _, err = cli("train", *train_args("caduceus", 4, "resume=true", changed))
@@ -198,7 +198,7 @@ def test_a_resumed_run_keeps_what_it_is(cli, train_args, tmp_path, changed):
         ("init_from=short", "set data.length to at most 32"),
     ],
 )
-def test_refusals_leave_an_existing_run_as_it_was(cli, train_args, tmp_path, wrong, message):
+def test_an_error_leaves_an_existing_run_unchanged(cli, train_args, tmp_path, wrong, message):
     if "short" in wrong:
         assert cli("train", *train_args("dit", 1, "hydra.run.dir=short", "data.length=32"))[0] == 0
     assert cli("train", *train_args("caduceus", 2))[0] == 0
@@ -215,13 +215,13 @@ def test_a_run_killed_before_it_saved_can_be_started_again(cli, train_args, tmp_
     assert cli("train", *train_args("caduceus", 2, "resume=true"))[0] == 0
 
 
-def test_a_resumed_run_remembers_its_best(cli, train_args, tmp_path):
+def test_a_resumed_run_keeps_its_best_checkpoint(cli, train_args, tmp_path):
     constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1"]
     assert cli("train", *train_args("caduceus", 4, *constant))[0] == 0
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     best = checkpoint.read(tmp_path / "run" / "checkpoints" / "best.ckpt")["global_step"]
     content = torch.load(last, weights_only=True)
-    for name in ("state_dict", "current_model_state"):  # a disaster between the two halves
+    for name in ("state_dict", "current_model_state"):  # the second half of training fails
         content[name] = {k: v + 3 for k, v in content[name].items()}
     torch.save(content, last)
     assert cli("train", *train_args("caduceus", 8, "resume=true", *constant))[0] == 0
@@ -234,7 +234,7 @@ def test_divergence_is_an_error(cli, train_args, tmp_path):
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_resume_finds_a_run_that_began_from_other_weights(cli, train_args, tmp_path):
+def test_resume_finds_a_run_with_init_from(cli, train_args, tmp_path):
     assert cli("train", *train_args("caduceus", 2, "hydra.run.dir=first"))[0] == 0
     args = [a for a in train_args("caduceus", 2, "init_from=first") if "backbone" not in a and "hydra" not in a]
     assert cli("train", *args)[0] == 0

@@ -17,7 +17,7 @@ def test_the_decay_warms_up():
     assert averaged[0].item() == pytest.approx(1e-4)
 
 
-def test_a_killed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     target = tmp_path / "last.ckpt"
     AtomicCheckpoints().save_checkpoint({"x": torch.ones(2)}, target)
 
@@ -31,7 +31,7 @@ def test_a_killed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["last.ckpt"]
 
 
-def test_the_metrics_file_goes_on_where_a_resumed_run_stands(tmp_path):
+def test_the_metrics_file_is_continued_from_the_step_of_a_resumed_run(tmp_path):
     module = SimpleNamespace(tokens_seen=100)
     first = MetricsFile(tmp_path)
     first.begin(module, 0)

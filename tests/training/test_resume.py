@@ -1,9 +1,9 @@
-"""A resumed run goes on with the bases that it began with, or not at all."""
+"""A run is resumed only on the sequence that it was trained on."""
 
 import torch
 
 
-def test_a_genome_that_changed_under_a_run_is_refused(cli, train_args, tiny_fasta, tmp_path):
+def test_a_changed_genome_is_refused(cli, train_args, tiny_fasta, tmp_path):
     assert cli("train", *train_args("dit", 2))[0] == 0
     tiny_fasta.write_text(tiny_fasta.read_text().replace("ACGTTGA", "ACCTTGA"))  # same names and lengths, so the same split
     status, _, err = cli("train", *train_args("dit", 4, "resume=true"))
