@@ -136,7 +136,7 @@ def test_discrete_time_for_copies_of_a_bit():
     many = np.array([math.log(2), *[0.0] * 6])
     expected = 7 * math.log(2) / 5 * sum((i / 5) ** 6 for i in range(1, 6))
     assert code_length.discrete_time(many, 1 - np.arange(6) / 5) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="may not rise"):
+    with pytest.raises(ValueError, match="must not increase"):
         code_length.discrete_time(h, [1, 0.2, 0.4, 0])
 
 
@@ -212,7 +212,7 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
         for groups in (16, 64, 256):
             sizes = code_length.uniform_sizes(512, groups)
             found, bias = code_length.code_length(h, sizes), (code_length.code_length(h, sizes) - code_length.code_length(rough, sizes)) / 3
-            error = samples.error(np.array([code_length.code_length(w, sizes) for w in bootstrap_replicates]), bias)
+            error = samples.standard_error(np.array([code_length.code_length(w, sizes) for w in bootstrap_replicates]), bias)
             deviations.append((found - code_length.code_length(true, sizes)) / error)
     assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.5 and np.abs(deviations).max() < 4.5
 
@@ -229,7 +229,7 @@ def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
 @pytest.mark.parametrize("groups", [0, 8])
 def test_impossible_numbers_of_groups_are_refused(groups):
     for function in (lambda: code_length.uniform_sizes(7, groups), lambda: code_length.optimal_sizes(np.ones(7), groups)):
-        with pytest.raises(ValueError, match=f"num_groups {groups} must lie in 1..7"):
+        with pytest.raises(ValueError, match=f"num_groups {groups} must be from 1 to 7"):
             function()
     with pytest.raises(ValueError, match="add up to 5; they must be positive and add up to the 7"):
         code_length.code_length(np.ones(7), [5])
