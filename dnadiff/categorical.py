@@ -65,3 +65,8 @@ def nucleus(log_probs: Tensor, mass: float) -> Tensor:
     probs = torch.softmax(ordered, dim=-1)
     before = probs.cumsum(-1) - probs  # mass of the symbols ranked above: the first is always kept
     return log_probs.masked_fill((before >= mass).scatter(-1, order, before >= mass), -torch.inf)
+
+
+def adjust(log_probs: Tensor, temperature: float, k: int | None, mass: float) -> Tensor:
+    """Apply `temper`, then `top_k`, then `nucleus`."""
+    return nucleus(top_k(temper(log_probs, temperature), k), mass)

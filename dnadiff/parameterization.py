@@ -21,11 +21,11 @@ class Parameterization(ABC):
     better, with -inf for probability 0 and finite gradients.
 
     Attributes:
-        normalised: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
+        normalized: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
         banned: ids without probability under the law that the objective trains.
     """
 
-    normalised: bool = True
+    normalized: bool = True
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
@@ -121,7 +121,7 @@ class Score(SUBS):
     the ratios of a uniform guess. Nothing normalises them: score entropy does. Normalised, they are the `log_probs` of SUBS.
     """
 
-    normalised = False
+    normalized = False
 
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
         """See the class; at visible positions, whose ratios no loss and no sampler reads, they are what the network says."""

@@ -1,6 +1,6 @@
 """The absorbing ("masking") process: how x0 becomes xt, and the law of an earlier xs given a guess of x0.
 
-Training uses `corrupt` and `plug_in_posterior`, samplers `reveal_chance`; `posterior` is the law of their steps as a table, the reference
+Training uses `corrupt` and `plug_in_posterior`, samplers `unmask_probability`; `posterior` is the law of their steps as a table, the reference
 for tests and users. None of it knows a network.
 """
 
@@ -18,7 +18,7 @@ def _column(value: Tensor) -> Tensor:
     return value.reshape(-1, 1)
 
 
-def reveal_chance(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
+def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
     """Probability that a masked token is revealed between t and s where visible ones return to the mask with `remask`.
 
     (alpha_s - (1 - r) alpha_t)/(1 - alpha_t), which keeps the marginal alpha_s (arXiv 2503.00307, eq. 5); shapes broadcast.
@@ -75,7 +75,7 @@ class AbsorbingProcess:
         """
         alpha_t, alpha_s = self.noise.alpha(t), self.noise.alpha(s)
         r = torch.minimum(torch.as_tensor(remask, dtype=alpha_t.dtype, device=alpha_t.device).clamp(min=0.0), self.max_remask(t, s))
-        reveal = reveal_chance(alpha_t, alpha_s, r)[:, None, None]
+        reveal = unmask_probability(alpha_t, alpha_s, r)[:, None, None]
         is_mask = torch.zeros(log_probs.shape[-1], dtype=log_probs.dtype, device=log_probs.device)
         is_mask[self.vocab.mask_id] = 1.0
         from_mask = reveal * log_probs.exp() + (1 - reveal) * is_mask

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.vocab import Vocab
 
 
@@ -49,12 +50,12 @@ class Toy:
         return float(-(self.joint * self.joint.log()).sum())
 
 
-class Oracle(torch.nn.Module):
+class Oracle(BaseDenoiser):
     """The exact posterior p(x0_l | visible tokens) of a joint law over `sequences (S, L)`, behind the denoiser's contract."""
 
     def __init__(self, sequences: torch.Tensor, joint: torch.Tensor, vocab: Vocab) -> None:
-        super().__init__()
-        self.sequences, self.joint, self.vocab = sequences, joint.double(), vocab
+        super().__init__(vocab)
+        self.sequences, self.joint = sequences, joint.double()
         self.anchor = torch.nn.Parameter(torch.zeros(1))
         self.calls = 0
 

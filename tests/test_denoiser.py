@@ -3,7 +3,8 @@ import torch
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
+from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
+from dnadiff.design.guidance import Guided
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
 
@@ -58,11 +59,11 @@ def test_time_conditioning_needs_a_network_with_a_time_input():
         Denoiser(backbone, noise=LogLinear(), time_conditioning=True)
 
 
-class Labelled(torch.nn.Module):
+class Labelled(BaseDenoiser):
     """p = (.7, .3) with a label and (.5, .5) without, at every position; the mask is id 2."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(Vocab(3, 2, 2, (2,)))
         self.calls, self.rows = 0, 0
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):

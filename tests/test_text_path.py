@@ -12,7 +12,7 @@ import yaml
 from dnadiff import checkpoint
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
@@ -128,14 +128,12 @@ def test_dna_needs_none_of_the_packages_for_text(train_args, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-class Spy(torch.nn.Module):
+class Spy(BaseDenoiser):
     """A denoiser that says nothing of the tokens, and notes what it was shown."""
 
-    causal = False
-
     def __init__(self, vocab):
-        super().__init__()
-        self.vocab, self.shown = vocab, []
+        super().__init__(vocab)
+        self.shown = []
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         self.shown.append((xt, valid))

@@ -149,10 +149,10 @@ def x0_nll(
     A visible position is asked about only where that law does not carry it over.
     """
     target = x0[positions][:, None]
-    if not getattr(denoiser, "fused_head", False):
+    if not denoiser.fused_head:
         log_probs = denoiser.x0_log_probs(xt, t, cond, positions, valid)  # (M, V)
         return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
-    banned = denoiser.parameterization.banned
+    banned = denoiser.banned
     ids = target if mask_id in banned else torch.cat([target, torch.full_like(target, mask_id)], 1)
     log_sum, at = denoiser.log_sum_and_logits(ids, banned, xt, t, cond, positions, valid)
     on_mask = torch.full_like(log_sum, -torch.inf) if mask_id in banned else at[:, 1] - log_sum

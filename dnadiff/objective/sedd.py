@@ -29,14 +29,14 @@ class SEDD(MaskedObjective):
     time_conditioning = True
 
     def parameterization(self) -> Parameterization:
-        """Unnormalised ratios."""
+        """Unnormalized ratios."""
         return Score(self.process.vocab)
 
     def token_nll(
         self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
     ) -> Tensor:
         """Score entropy over sigma' q: see `MaskedObjective.token_nll`."""
-        if getattr(denoiser, "fused_head", False):
+        if denoiser.fused_head:
             few = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
             target, banned = x0[positions][:, None], self.process.vocab.never_emitted
             log_sum, at = denoiser.log_sum_and_logits(target, banned, masked.xt, masked.t.float(), cond, positions, valid)

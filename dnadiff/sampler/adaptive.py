@@ -1,8 +1,8 @@
-"""The loop of samplers whose order of revealing looks at what the network says: which positions is it sure about?
+"""Samplers whose order depends on the network's predictions: which positions is it most confident about?
 
-Each step asks at every masked position of the sequences that are not finished, opens some of them, and asks again. An order that
-looks at distributions alone keeps the chain rule, and so the model's law, where it opens one position at a time; an order that
-looks at tokens already drawn does not (`low_confidence`, `threshold`).
+Each step evaluates all masked positions of unfinished sequences, unmasks some of them, and repeats. An order that depends on
+distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at a time. An order that
+depends on drawn tokens does not (`low_confidence`, `threshold`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,35 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import CountedDenoiser, Sampler, Samples, time_of, to_fill, whole
+from dnadiff.sampler.base import Sampler, time_of
+from dnadiff.sampler.counted import CountedDenoiser
 
 _STEPS = 64
 _EQUAL = 1e-4
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """Nats of each row: (M, V) -> (M,)."""
+    """Entropy of each row in nats: (M, V) -> (M,)."""
     return torch.special.entr(log_probs.exp()).sum(-1)
 
 
 def margin(log_probs: Tensor) -> Tensor:
-    """Probability of the likeliest token less that of the second (arXiv 2502.06768): (M, V) -> (M,)."""
+    """Probability of the most probable token minus that of the second (arXiv 2502.06768): (M, V) -> (M,)."""
     first, second = log_probs.exp().topk(2, dim=-1).values.unbind(-1)
     return first - second
 
 
-# How sure a distribution is, higher is surer: (M, V) -> (M,).
+# Confidence of a distribution: (M, V) -> (M,).
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda log_probs: log_probs.amax(-1),
     "margin": margin,
@@ -41,104 +46,107 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def check_order(order: str) -> str:
-    """Give back the name of an order, or refuse it.
+def check_order(order: str) -> None:
+    """Refuse the name of an unknown order.
 
     Raises:
         ValueError: if it is unknown.
     """
     if not isinstance(order, str) or order not in ORDERS:
-        raise ValueError(f"order {order!r} is not known; choose {', '.join(ORDERS)}")
-    return order
+        raise ValueError(f"sampler.order {order!r} is not known; choose {', '.join(ORDERS)}")
 
 
 class AdaptiveSampler(Sampler):
-    """A sampler that chooses positions by scores, the highest first; equal scores in random order.
+    """A sampler that unmasks the positions with the highest scores; equal scores in random order.
 
-    Children say what is scored, how many open, and whether tokens are drawn before positions are chosen (`tokens_first`).
+    Subclasses implement the score and how many positions are unmasked.
+
+    Attributes:
+        tokens_first: whether tokens are drawn at every masked position before positions are chosen.
     """
 
-    tokens_first: bool = False
+    tokens_first: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
-        """Scores (M,) of positions with `log_probs (M, V)` and, with `tokens_first`, drawn `tokens (M,)`."""
+        """Scores (M,) of positions with `log_probs (M, V)`, and `tokens (M,)` if they were drawn before (see `tokens_first`)."""
 
     @abstractmethod
-    def choose(self, rank: Tensor, values: Tensor, opened: Tensor, total: Tensor) -> Tensor:
-        """Which positions open now: (B, L) bool; those of rank 0 must be among them, or the loop would not end.
+    def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
+        """Which positions to unmask now: (B, L) bool. Positions of rank 0 must be among them, or the loop would not end.
 
         Args:
-            rank: (B, L) place in the order of scores; masked positions hold 0, 1, ...
+            rank: (B, L) place in descending order of scores; masked positions hold 0, 1, ...
             values: (B, L) the scores; -inf where nothing is masked.
-            opened: (B, 1) positions that this sampler has opened.
-            total: (B, 1) positions that it has to open.
+            unmasked: (B, 1) number of positions unmasked so far.
+            total: (B, 1) number of positions to unmask.
         """
 
-    @torch.no_grad()
-    def sample(
-        self,
-        denoiser: nn.Module,
-        process: AbsorbingProcess,
-        x_init: Tensor,
-        draws: Draws,
-        frozen: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> Samples:
-        """See `Sampler.sample`."""
-        self.check_model(denoiser)
-        self.check_length(x_init.shape[1])
-        masked, length = to_fill(x_init, process, frozen), x_init.shape[1]
-        x, calls, total = x_init.clone(), CountedDenoiser(denoiser, cond, valid), masked.sum(-1, keepdim=True)
+    @override
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+        length, total = x.shape[1], masked.sum(-1, keepdim=True)
+        num_steps = self.num_steps_for(length)
         tie = draws.uniform("tie", length).argsort(-1).to(x.device)
         for i in itertools.count():
             if not masked.any():
-                return Samples(x, calls.nfe, calls.rows)
-            left = masked.sum(-1, keepdim=True)
-            log_probs = calls.log_probs(x, time_of(x, process, valid), masked)  # (M, V)
+                break
+            log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
-            tokens = self.reveal(i, log_probs, uniform[masked.to(uniform.device)]) if self.tokens_first else None
+            tokens = self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)]) if self.tokens_first else None
             score = self.score(log_probs, tokens)
             values = torch.full(x.shape, -torch.inf, dtype=score.dtype, device=x.device).masked_scatter(masked, score)
-            opens = self.choose(_ranks(values, tie), values, total - left, total) & masked
-            if tokens is None:  # positions are chosen: only these meet the draw
-                tokens = self.reveal(i, log_probs[opens[masked]], uniform[opens.to(uniform.device)])
+            now = self.choose(_ranks(values, tie), values, total - masked.sum(-1, keepdim=True), total) & masked
+            if tokens is None:  # only the chosen positions need a draw
+                tokens = self.unmask(i, num_steps, log_probs[now[masked]], uniform[now.to(uniform.device)])
             else:
-                tokens = tokens[opens[masked]]
-            x[opens] = tokens.to(x)
-            masked = masked & ~opens
+                tokens = tokens[now[masked]]
+            x[now] = tokens.to(x)
+            masked = masked & ~now
+        return x
 
 
+class TokensFirstSampler(AdaptiveSampler):
+    """An adaptive sampler that scores drawn tokens by the model's own probability of them, whatever temperature they were drawn at."""
+
+    tokens_first = True
+
+    @override
+    def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
+        assert tokens is not None
+        return log_probs.gather(-1, tokens[:, None])[:, 0]
+
+
+@dataclass(eq=False)
 class StepsSampler(AdaptiveSampler):
-    """An adaptive sampler that opens (almost) equally many positions in each of `num_steps` calls.
+    """An adaptive sampler that unmasks (almost) equally many positions in each of `num_steps` calls.
 
     Args:
         num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
-        temperature: see `Sampler`.
-        top_k: see `Sampler`.
-        nucleus: see `Sampler`.
+        temperature, top_k, nucleus: see `Sampler`.
     """
 
-    def __init__(self, num_steps: int | None = None, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        super().__init__(temperature, top_k, nucleus)
-        self.num_steps = None if num_steps is None else whole("num_steps", num_steps)
+    num_steps: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_steps = checks.optional_integer("sampler.num_steps", self.num_steps)
+
+    @override
     def check_length(self, length: int) -> None:
-        """Each step opens something."""
-        if self.num_steps is not None and self.num_steps > length:
+        if self.num_steps is not None and self.num_steps > length:  # each step unmasks something
             raise ValueError(f"num_steps {self.num_steps} is larger than the length {length}; set sampler.num_steps to at most {length}")
 
+    @override
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`."""
         return min(_STEPS, length) if self.num_steps is None else self.num_steps
 
-    def choose(self, rank: Tensor, values: Tensor, opened: Tensor, total: Tensor) -> Tensor:
-        """See `AdaptiveSampler.choose`: the same sizes as groups of `Grouped` have."""
+    @override
+    def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
+        # The same sizes as the groups of `Grouped`.
         steps = total.clamp(min=1, max=self.num_steps_for(rank.shape[1]))
         total = total.clamp(min=1)
-        step = opened * steps // total  # the group of the next position to open
-        return rank < (-((-(step + 1) * total) // steps)) - opened
+        step = unmasked * steps // total  # the group of the next position
+        return rank < (-((-(step + 1) * total) // steps)) - unmasked
 
 
 def _ranks(values: Tensor, tie: Tensor) -> Tensor:

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import GridSampler, Plan, PlannedSampler
+from dnadiff.sampler.base import Plan, PlannedSampler
+from dnadiff.sampler.grid import GridSampler
 
 
 class Ancestral(GridSampler, PlannedSampler):
-    """`num_steps` steps from t = 1 to t = 0; at each a masked position opens with (alpha_s - alpha_t)/(1 - alpha_t).
+    """`num_steps` steps from t = 1 to t = 0; in each a masked position is unmasked with probability (alpha_s - alpha_t)/(1 - alpha_t).
 
-    These coins do not look at tokens, so each position's step is drawn at once from the same law: the chance
-    of being masked after step i is (1 - alpha_i)/(1 - alpha(1)). Network calls happen only at steps that
-    open something: the published sampler's cache, kept for each sequence by itself. As steps grow the law tends to
-    the model's, two positions meeting in a step with 1/T. The arguments are those of `GridSampler`.
+    This probability does not depend on tokens, so the step of each position is drawn at once from the same distribution: the
+    probability of being masked after step i is (1 - alpha_i)/(1 - alpha(1)). The network is called only in steps that unmask something:
+    the published sampler's cache, for each sequence separately. As steps grow, the distribution converges to the model's; two positions
+    are unmasked in the same step with probability 1/T.
+
+    Args:
+        num_steps, noise_removal: see `GridSampler`.
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=Ancestral(num_steps=4), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
 
+    exact = True
+    has_weights = True
+
+    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
-        """See `PlannedSampler.plan`."""
         u = draws.uniform("reveal", masked.shape[1])
         time = self.times(u.device)
-        still = (1 - process.noise.alpha(time)) / (1 - process.noise.alpha(time[:1]))  # 1 ... 0, chance of being masked after step i
-        # Opens at the first step i with still_i <= u: count the later grid points that are above u.
+        still = (1 - process.noise.alpha(time)) / (1 - process.noise.alpha(time[:1]))  # 1 ... 0, probability of being masked after step i
+        # Unmasked in the first step i with still_i <= u: count the later grid points that are above u.
         step = torch.searchsorted(still[1:].flip(0).contiguous(), u, right=True)
         step = (self.num_steps - step).clamp(0, self.num_steps - 1)
-        if self.noise_removal == "none":
+        if self.leaves_masks(self.num_steps - 1):
             step = step.masked_fill(step == self.num_steps - 1, -1)
         return Plan(step.to(masked.device), still[:-1].float().expand(len(masked), -1).to(masked.device))

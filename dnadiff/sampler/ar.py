@@ -1,56 +1,67 @@
-"""From left to right with an autoregressive model: one token of each sequence a call, earlier tokens remembered by the network."""
+"""Autoregressive sampling from left to right: one token of each sequence per call, with a cache for earlier tokens."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
+from dnadiff.denoiser import State
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, Samples, part_of, to_fill
+from dnadiff.sampler.base import Sampler
+from dnadiff.sampler.counted import CountedDenoiser
 
 
 class Autoregressive(Sampler):
     """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values for the transformer.
 
-    Given tokens are read and kept; those to the right of a mask do not influence it, as an autoregressive model cannot see them. A
-    sequence is read no further than its last mask. A frozen mask before it is read as what the mask is to these models, the start token,
-    which they never saw in the middle of a sequence.
+    Given tokens are read and kept. Those to the right of a mask do not influence it, because an autoregressive model cannot see them. A
+    sequence is read up to its last mask. A frozen mask before that is read as the start token, which these models never saw in the
+    middle of a sequence.
+
+    Args:
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import torch
+        >>> from dnadiff.backbone.mamba import Mamba
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> from dnadiff.denoiser import CausalDenoiser
+        >>> from dnadiff.draws import Draws
+        >>> from dnadiff.noise import LogLinear
+        >>> vocab = DNATokenizer().vocab
+        >>> process = AbsorbingProcess(vocab, LogLinear())
+        >>> denoiser = CausalDenoiser(Mamba(vocab, d_model=8, n_layers=1))
+        >>> samples = Autoregressive().sample(denoiser, process, process.prior(2, 6), Draws.for_batch(seed=0, batch_size=2))
+        >>> samples.tokens.shape, samples.nfe
+        (torch.Size([2, 6]), 6)
     """
 
+    exact = True
     causal = True
+    has_weights = True
 
+    @override
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`."""
         return length
 
-    @torch.no_grad()
-    def sample(
-        self,
-        denoiser: nn.Module,
-        process: AbsorbingProcess,
-        x_init: Tensor,
-        draws: Draws,
-        frozen: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> Samples:
-        """See `Sampler.sample`; `valid` says nothing here, for what lies to the right is never read."""
-        self.check_model(denoiser)
-        masked, x, length = to_fill(x_init, process, frozen), x_init.clone(), x_init.shape[1]
+    @override
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         if not masked.any():
-            return Samples(x, 0, 0)
+            return x
+        length = x.shape[1]
         ends = (masked * torch.arange(1, length + 1, device=x.device)).amax(-1)  # one after the last mask, 0 without any
         uniform = draws.uniform("token", length)
         active = (ends > 0).nonzero()[:, 0]
-        token, state, rows = torch.full_like(active, process.vocab.mask_id), None, 0  # the mask is the start token
+        token = torch.full_like(active, process.vocab.mask_id)  # the mask is the start token
+        state: State | None = None
         for at in range(int(ends.max())):
-            if not (going := ends[active] > at).all():
-                active, token, state = active[going], token[going], state.select(going)
-            reader = part_of(denoiser, active, slice(at, at + 1))
-            log_probs, state = reader.step(token, state, None if cond is None else cond[active])
-            rows += len(active)
-            drawn = self.reveal(at, log_probs, uniform[active.to(uniform.device), at])
+            unfinished = ends[active] > at
+            if state is not None and not unfinished.all():
+                active, token, state = active[unfinished], token[unfinished], state.select(unfinished)
+            log_probs, state = calls.step(token, state, active, at)
+            drawn = self.unmask(at, length, log_probs, uniform[active.to(uniform.device), at])
             token = torch.where(masked[active, at], drawn, x[active, at])
             x[active, at] = token
-        return Samples(x, int(ends.max()), rows)
+        return x

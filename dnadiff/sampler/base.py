@@ -1,37 +1,40 @@
-"""What every sampler shares: the contract, the count of network calls, and the loop of those that plan ahead.
+"""What all samplers share: the interface, the settings, and the loop of samplers whose order does not depend on tokens.
 
-Positions are chosen before tokens. For samplers whose order of revealing does not look at tokens the whole
-order can be drawn beforehand: a `PlannedSampler` says at which step each position opens, and a sequence that
-opens nothing at a step costs nothing there, whatever the rest of the batch does.
+Samplers choose positions before tokens. If the choice does not depend on tokens, the whole order can be drawn before the first network
+call: a `PlannedSampler` returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask
+something in it.
 """
 
 from __future__ import annotations
 
-import math
+import inspect
 from abc import ABC, abstractmethod
-from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from dnadiff import categorical
+from dnadiff import categorical, checks
+from dnadiff.config import Json
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.counted import CountedDenoiser
 
-# Probabilities that meet the draw at once: its steps then find them in the processor's cache. 50,257 symbols at 516 positions took
-# 2.2 s in one piece and 0.2 s so (one core), and four arrays in float64 of that size less memory. Rows are drawn apart: tokens do not change.
-_AT_ONCE = 1 << 22
-NOISE_REMOVAL = ("sample", "argmax", "none")
+# Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516 positions take 0.2 s instead of 2.2 s on
+# one core, and less memory in float64. Each row is drawn independently, so tokens do not depend on it.
+_CHUNK = 1 << 22
 
 
 class Samples(NamedTuple):
-    """What a sampler returns.
+    """The result of a sampler.
 
     Attributes:
-        tokens: (B, L) ids, without masks but for frozen ones (and those that `noise_removal=none` leaves).
+        tokens: (B, L) ids, without masks except frozen ones and those that `noise_removal=none` leaves.
         nfe: network calls made for the batch.
-        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and with guidance each counts twice.
+        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and each counts twice with guidance.
     """
 
     tokens: Tensor
@@ -39,157 +42,95 @@ class Samples(NamedTuple):
     rows: int
 
 
-class Plan(NamedTuple):
-    """When each position opens.
-
-    Attributes:
-        step: (B, L) int64, the step at which a masked position is revealed; -1 is never.
-        left: (B, num_steps) share of a row's masked positions that the network is told to be masked still before each step; None is
-            the share that is.
-    """
-
-    step: Tensor
-    left: Tensor | None = None
-
-
-def part_of(denoiser: nn.Module, rows: Tensor | None = None, columns: slice | None = None) -> nn.Module:
-    """The denoiser for some rows or columns of the batch, where it holds something for each (`Constrained.part`); else itself."""
-    return denoiser.part(rows, columns) if hasattr(denoiser, "part") else denoiser
-
-
-class CountedDenoiser:
-    """A denoiser that is asked about some sequences of a batch only, and the count of what that took.
-
-    Where all of them are one sequence, as at the beginning, when everything is masked, it is asked about one, and each gets its
-    positions of the answer.
-
-    Args:
-        denoiser: the network behind its contract.
-        cond: (B, C) labels of the whole batch.
-        valid: (B, L) bool of the whole batch.
-
-    Attributes:
-        nfe: calls so far.
-        rows: sequences evaluated in them.
-    """
-
-    def __init__(self, denoiser: nn.Module, cond: Tensor | None = None, valid: Tensor | None = None) -> None:
-        self.denoiser, self.cond, self.valid = denoiser, cond, valid
-        self.reads_time = getattr(denoiser, "time_conditioning", True)
-        self.nfe = self.rows = 0
-
-    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times `t (B,)`.
-
-        A sequence without a position to ask about is not evaluated.
-        """
-        return self._ask("log_probs", x, t, positions)
-
-    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-ratios (M, V), asked for as in `log_probs`."""
-        return self._ask("log_score", x, t, positions)
-
-    def _ask(self, question: str, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        active = positions.any(-1).nonzero()[:, 0]
-        x, t, cond, valid, asked = (None if whole is None else whole[active] for whole in (x, t, self.cond, self.valid, positions))
-        ask = getattr(part_of(self.denoiser, active), question)
-        read = (x, cond, valid, t if self.reads_time else None)
-        one_law = not hasattr(self.denoiser, "part")  # one that holds something for each row answers differently for equal ones
-        alike = one_law and len(active) > 1 and all(part is None or bool((part == part[:1]).all()) for part in read)
-        self.nfe += 1
-        self.rows += (1 if alike else len(active)) * getattr(self.denoiser, "rows_per_sequence", 1)
-        if not alike:
-            return ask(x, t, cond, asked, valid)
-        some = asked.any(0, keepdim=True)  # (1, L)
-        found = ask(x[:1], t[:1], None if cond is None else cond[:1], some, None if valid is None else valid[:1])
-        return found[(some.cumsum(-1) - 1).expand(asked.shape)[asked]]
-
-
-def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether it is a whole number of at least `least`, in whatever notation: 1e1 is one."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value == int(value) and value >= least
-
-
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """A setting that is a whole number.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if not is_whole(value, least):
-        raise ValueError(f"{name} {value!r} must be at least {least}, and a whole number; set sampler.{name}")
-    return int(value)
-
-
-def finite(name: str, value: Any) -> float:
-    """A setting that is a number.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{name} {value!r} must be a finite number; set sampler.{name}")
-    return value
-
-
-class Sampler(ABC):
-    """Fills the masks of a template.
-
-    Args:
-        temperature: divides the log-probabilities; 1 is the model's law.
-        top_k: keep this many symbols; None keeps all.
-        nucleus: keep the fewest symbols reaching this probability; 1 keeps all.
-
-    Attributes:
-        exact: whether the law of the samples tends to the model's as steps grow (at temperature 1, nothing cut, no guidance).
-        causal: which models fit: True for autoregressive ones, False for those that unmask.
-        has_weights: whether the tokens of a sample are draws of the chain rule, each from the law that the network gave: what a constraint
-            left out of these laws is then the sample's importance weight.
-    """
+class Configurable:
+    """A class that a configuration can build, and that knows its settings."""
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
-    exact: bool = True
-    causal: bool = False
-    has_weights: bool = True
+    def settings(self) -> dict[str, Json]:
+        """Every constructor argument with its value; nested samplers and remasking strategies are dicts with their class name.
 
-    def __init__(self, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        self.temperature, self.nucleus = finite("temperature", temperature), finite("nucleus", nucleus)
-        self.top_k = None if top_k is None else whole("top_k", top_k)
-        self.shape(torch.zeros(1, 2))  # refuse impossible values now, not at the first draw
+        Raises:
+            ValueError: if an argument is not stored in an attribute of its name.
+        """
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names = [name for name, parameter in inspect.signature(type(self)).parameters.items() if parameter.kind not in kinds]
+        if missing := [name for name in names if name not in vars(self)]:
+            raise ValueError(f"{type(self).__name__} does not store its argument {missing[0]}; set self.{missing[0]} in the constructor")
+        return {name: _plain(vars(self)[name]) for name in names}
 
-    def shape(self, log_probs: Tensor) -> Tensor:
-        """Temperature and truncation, `(M, V)` -> `(M, V)`."""
-        log_probs = categorical.temper(log_probs, self.temperature)
-        return categorical.nucleus(categorical.top_k(log_probs, self.top_k), self.nucleus)
 
-    def reveal(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
-        """Tokens (M,) of positions that open at a step, from `log_probs (M, V)` and `uniform (M,)`."""
-        # Apple GPUs have no float64: what shapes and draws then runs on the CPU.
-        wide = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
-        size = len(wide) if wide.device.type == "cuda" else max(1, _AT_ONCE // wide.shape[-1])
-        parts = zip(wide.split(max(1, size)), uniform.split(max(1, size)))
-        return torch.cat([categorical.draw(self.shape(part), u) for part, u in parts]).to(log_probs.device)
+def _plain(value: Json) -> Json:
+    return {"class": type(value).__name__, **value.settings()} if isinstance(value, Configurable) else value
+
+
+@dataclass(eq=False, kw_only=True)
+class Sampler(Configurable, ABC):
+    """Fills the masked positions of a template.
+
+    A subclass implements `fill` and `num_steps_for`. Subclasses with settings of their own are dataclasses, or write a constructor that
+    stores each argument in an attribute of its name and calls `super().__init__`.
+
+    Args:
+        temperature: divides the log-probabilities; 1 is the model's distribution.
+        top_k: draw from the k most probable tokens; None is all.
+        nucleus: draw from the smallest set of tokens with this total probability; 1 is all.
+
+    Attributes:
+        exact: whether the distribution of the samples converges to the model's as steps grow (at temperature 1, without truncation and
+            guidance).
+        causal: True if it samples from autoregressive models, False if from models that unmask.
+        has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
+            rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
+
+    Raises:
+        ValueError: for impossible settings.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    nucleus: float = 1.0
+
+    exact: ClassVar[bool] = False
+    causal: ClassVar[bool] = False
+    has_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.number("sampler.temperature", self.temperature)
+        checks.number("sampler.nucleus", self.nucleus)
+        self.top_k = checks.optional_integer("sampler.top_k", self.top_k)
+        categorical.adjust(torch.zeros(1, 2), self.temperature, self.top_k, self.nucleus)  # refuses impossible values
+
+    def adjust(self, log_probs: Tensor) -> Tensor:
+        """Temperature and truncation: (M, V) -> (M, V)."""
+        return categorical.adjust(log_probs, self.temperature, self.top_k, self.nucleus)
+
+    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and `uniform (M,)`."""
+        # Apple GPUs have no float64; shaping and drawing then run on the CPU.
+        local = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
+        size = len(local) if local.device.type == "cuda" else _CHUNK // local.shape[-1]
+        chunks = zip(local.split(max(1, size)), uniform.split(max(1, size)))
+        return torch.cat([categorical.draw(self.adjust(part), u) for part, u in chunks]).to(log_probs.device)
 
     @property
     def supports_weights(self) -> bool:
-        """Whether samples have importance weights: `has_weights`, at temperature 1 and with nothing cut."""
+        """Whether its samples have importance weights: `has_weights`, at temperature 1 and without truncation."""
         return self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
 
     def check_length(self, length: int) -> None:
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
 
-    def check_model(self, denoiser: nn.Module) -> None:
+    def check_model(self, denoiser: BaseDenoiser) -> None:
         """Refuse a model of the other kind.
 
         Raises:
             ValueError: naming the samplers that fit.
         """
-        causal, name = getattr(denoiser, "causal", False), type(self).__name__
-        if causal and not self.causal:
+        name = type(self).__name__
+        if denoiser.causal and not self.causal:
             raise ValueError(f"{name} unmasks in any order, and an autoregressive model goes from left to right; set sampler=ar")
-        if self.causal and not causal:
+        if self.causal and not denoiser.causal:
             raise ValueError(
                 f"{name} goes from left to right with an autoregressive model, and this one was trained to unmask; "
                 "set sampler=grouped or another sampler"
@@ -200,17 +141,21 @@ class Sampler(ABC):
         return self
 
     def window_for(self, length: int) -> int:
-        """The longest stretch of a sequence of `length` tokens that the network reads at once."""
+        """The longest part of a sequence of `length` tokens that the network reads in one call."""
         return length
 
     @abstractmethod
     def num_steps_for(self, length: int) -> int:
         """Steps taken for a sequence of `length` masks: the upper limit of its network calls."""
 
-    @abstractmethod
+    def positions(self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None) -> Tensor:
+        """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
+        return (x == process.vocab.mask_id) & ~frozen
+
+    @torch.no_grad()
     def sample(
         self,
-        denoiser: nn.Module,
+        denoiser: BaseDenoiser,
         process: AbsorbingProcess,
         x_init: Tensor,
         draws: Draws,
@@ -218,119 +163,96 @@ class Sampler(ABC):
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Samples:
-        """Fill the masks of `x_init (B, L)`; positions in `frozen (B, L)` bool are never touched."""
+        """Fill the masks of a batch.
+
+        Args:
+            denoiser: the model.
+            process: the absorbing process.
+            x_init: (B, L) the template; `process.prior` masks everything.
+            draws: random numbers; each row depends on the seed and its own index alone.
+            frozen: (B, L) bool, positions that must not change.
+            cond: (B, C) labels.
+            valid: (B, L) bool, False on padding.
+
+        Raises:
+            ValueError: if model or length do not fit this sampler.
+        """
+        self.check_model(denoiser)
+        fitted = self.fitted(denoiser.max_length)
+        fitted.check_length(x_init.shape[1])
+        masked = fitted.positions(x_init, process, torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen, valid)
+        calls = CountedDenoiser(denoiser, cond, valid)
+        return Samples(fitted.fill(x_init.clone(), masked, calls, process, draws), calls.nfe, calls.rows)
+
+    @abstractmethod
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+        """Draw tokens for the positions to fill.
+
+        Args:
+            x: (B, L) a copy of the template, which may be changed in place.
+            masked: (B, L) bool, positions to fill (see `positions`).
+            calls: the denoiser; its `valid` marks padding.
+            process: the absorbing process.
+            draws: random numbers.
+
+        Returns:
+            Tokens (B, L).
+        """
 
 
-def to_fill(x: Tensor, process: AbsorbingProcess, frozen: Tensor | None) -> Tensor:
-    """The masked positions (B, L) bool that a sampler may touch."""
-    masked = x == process.vocab.mask_id
-    return masked if frozen is None else masked & ~frozen
-
-
-def time_at(share: Tensor, process: AbsorbingProcess) -> Tensor:
-    """The time at which so large a share of the positions is masked, counted from what is masked at t = 1; float32."""
-    wide = (share.cpu() if share.device.type == "mps" else share).double()
-    one = torch.ones(1, dtype=wide.dtype, device=wide.device)
-    return process.noise.inverse(1 - wide * (1 - process.noise.alpha(one))).float().to(share.device)
+def time_at(fraction: Tensor, process: AbsorbingProcess) -> Tensor:
+    """The time at which this fraction of the positions is masked, relative to what is masked at t = 1; float32."""
+    local = (fraction.cpu() if fraction.device.type == "mps" else fraction).double()
+    one = torch.ones(1, dtype=local.dtype, device=local.device)
+    return process.noise.inverse(1 - local * (1 - process.noise.alpha(one))).float().to(fraction.device)
 
 
 def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked; padding outside `valid` is not counted as a position."""
+    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked; positions outside `valid` are not counted."""
     length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
     return time_at((count / length).clamp(max=1), process)
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which so large a share of a sequence is masked as of `x (B, L)`."""
+    """The time (B,) at which as many positions are masked as in `x (B, L)`."""
     return time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
 
 
 def time_left(left: Tensor | float, x: Tensor, masked: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) when of a template `x` the share `left`, a number or (B,), of `masked (B, L)` is masked still, and what is frozen."""
-    ours = masked.sum(-1)
-    return time_with((x == process.vocab.mask_id).sum(-1) - ours + left * ours, x, process, valid)
+    """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still masked, and so are frozen masks of `x`."""
+    count = masked.sum(-1)
+    return time_with((x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid)
+
+
+class Plan(NamedTuple):
+    """When each position is unmasked.
+
+    Attributes:
+        step: (B, L) int64, the step at which a masked position is unmasked; -1 is never.
+        left: (B, num_steps) the fraction of a row's masked positions still masked before each step, for the time that the network is
+            conditioned on; None is the actual fraction.
+    """
+
+    step: Tensor
+    left: Tensor | None = None
 
 
 class PlannedSampler(Sampler):
-    """A sampler whose order of revealing is drawn before the first network call."""
+    """A sampler whose order is drawn before the first network call."""
 
     @abstractmethod
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
-        """When each position of `masked (B, L)` bool opens."""
+        """When each position of `masked (B, L)` bool is unmasked."""
 
-    @torch.no_grad()
-    def sample(
-        self,
-        denoiser: nn.Module,
-        process: AbsorbingProcess,
-        x_init: Tensor,
-        draws: Draws,
-        frozen: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> Samples:
-        """See `Sampler.sample`."""
-        self.check_model(denoiser)
-        self.check_length(x_init.shape[1])
-        masked = to_fill(x_init, process, frozen)
+    @override
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         step, left = self.plan(masked, process, draws)
-        uniform = draws.uniform("token", x_init.shape[1])  # each position is drawn once, so one number each
-        x, calls = x_init.clone(), CountedDenoiser(denoiser, cond, valid)
+        uniform = draws.uniform("token", x.shape[1])  # each position is drawn once, so it needs one number
+        template, num_steps = x.clone(), self.num_steps_for(x.shape[1])
         for i in step[masked & (step >= 0)].unique().tolist():
-            opens = masked & (step == i)
-            t = time_of(x, process, valid) if left is None else time_left(left[:, i], x_init, masked, process, valid)
-            log_probs = calls.log_probs(x, t, opens)
-            # Row-major over the batch, as positions of the active rows are.
-            x[opens] = self.reveal(i, log_probs, uniform[opens.to(uniform.device)]).to(x)
-        return Samples(x, calls.nfe, calls.rows)
-
-
-class GridSampler(Sampler):
-    """A sampler on a grid of times from 1 to 0, whose last step reveals whatever is left.
-
-    Of a template whose share m is masked, the network is told the times at which the shares m (1 - alpha(t))/(1 - alpha(1)) are.
-
-    Args:
-        num_steps: T.
-        temperature: see `Sampler`.
-        top_k: see `Sampler`.
-        nucleus: see `Sampler`.
-        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable token (as MDLM's code does after
-            its grid), `none` leaves the masks.
-    """
-
-    def __init__(
-        self,
-        num_steps: int = 128,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        nucleus: float = 1.0,
-        noise_removal: str = "sample",
-    ) -> None:
-        if noise_removal not in NOISE_REMOVAL:
-            raise ValueError(f"noise_removal {noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}")
-        super().__init__(temperature, top_k, nucleus)
-        self.num_steps, self.noise_removal = whole("num_steps", num_steps), noise_removal
-
-    def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`."""
-        return self.num_steps
-
-    @property
-    def supports_weights(self) -> bool:
-        """See `Sampler.supports_weights`; the likeliest token is no draw."""
-        return super().supports_weights and self.noise_removal != "argmax"
-
-    def times(self, device: torch.device | str = "cpu") -> Tensor:
-        """The grid, (T + 1,) float64 from 1 to 0."""
-        return torch.linspace(1, 0, self.num_steps + 1, dtype=torch.float64, device=device)
-
-    def leaves(self, step: int) -> bool:
-        """Whether masks are left alone at this step."""
-        return step == self.num_steps - 1 and self.noise_removal == "none"
-
-    def reveal(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
-        """See `Sampler.reveal`."""
-        if step == self.num_steps - 1 and self.noise_removal == "argmax":
-            return log_probs.argmax(-1)
-        return super().reveal(step, log_probs, uniform)
+            now = masked & (step == i)
+            t = time_of(x, process, calls.valid) if left is None else time_left(left[:, i], template, masked, process, calls.valid)
+            log_probs = calls.log_probs(x, t, now)
+            # Row-major over the batch, like the positions of the active rows.
+            x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)
+        return x

@@ -1,37 +1,44 @@
-"""Reveal first what the network is sure about, judged by its distributions."""
+"""Unmask first the positions where the network is most confident, judged by its distributions."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.sampler.adaptive import ORDERS, StepsSampler, check_order
 
 
+@dataclass(eq=False)
 class Confidence(StepsSampler):
-    """In each of K calls the positions whose distribution is surest; their tokens are drawn afterwards.
+    """In each of K calls the positions with the most confident distributions are unmasked; their tokens are drawn afterwards.
 
-    The order looks at distributions and not at tokens, so one position at a time has the model's law (and a product law comes out
-    exactly in any number of calls). Positions of one call are drawn independently, as ever.
+    The order depends on distributions and not on tokens. So one position per call samples from the model's distribution, and a product
+    distribution is sampled exactly with any number of calls. Positions of one call are drawn independently.
 
     Args:
         num_steps: see `StepsSampler`.
-        order: `max` (probability of the likeliest token), `margin` (over the second, arXiv 2502.06768) or `entropy`.
-        temperature: see `Sampler`; the order is that of the model's own distributions.
-        top_k: see `Sampler`.
-        nucleus: see `Sampler`.
+        order: `max` (probability of the most probable token), `margin` (over the second, arXiv 2502.06768) or `entropy`.
+        temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own distributions.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=Confidence(num_steps=4, order="margin"), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
 
-    def __init__(
-        self,
-        num_steps: int | None = None,
-        order: str = "entropy",
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        nucleus: float = 1.0,
-    ) -> None:
-        super().__init__(num_steps, temperature, top_k, nucleus)
-        self.order = check_order(order)
+    order: str = "entropy"
 
+    exact = True
+    has_weights = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order(self.order)
+
+    @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
-        """See `AdaptiveSampler.score`."""
         return ORDERS[self.order](log_probs)

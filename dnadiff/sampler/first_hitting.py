@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
@@ -10,21 +11,34 @@ from dnadiff.sampler.base import Plan, PlannedSampler
 
 
 class FirstHitting(PlannedSampler):
-    """One network call for each masked token, in uniformly random order: the model's law without any step error.
+    """One network call for each masked token, in uniformly random order: the model's distribution without step error.
 
-    Times matter only to a denoiser that is told them: each position's hitting time is that of the continuous
-    process, alpha(t) = 1 - u (1 - alpha(1)), and the order is the order of these times. A template of which the share m is masked
-    starts at the time of that share, with m u for u.
+    Times matter only for denoisers that are conditioned on time. Each position's hitting time is that of the continuous process,
+    alpha(t) = 1 - u (1 - alpha(1)), and positions are unmasked in the order of these times. A template with the fraction m masked
+    starts at the time of that fraction, with m u in place of u.
+
+    Args:
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=16, sampler=FirstHitting(), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [16, 16]
     """
 
+    exact = True
+    has_weights = True
+
+    @override
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`."""
         return length
 
+    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
-        """See `PlannedSampler.plan`."""
         u = draws.uniform("reveal", masked.shape[1])
         u = u.masked_fill(~masked.to(u.device), -1.0)
-        ordered, order = u.sort(dim=-1, descending=True)  # the latest times come first; open positions last
+        ordered, order = u.sort(dim=-1, descending=True)  # the latest times come first, visible positions last
         step = order.argsort(-1)
         return Plan(step.to(masked.device), ordered.clamp(min=0).float().to(masked.device))

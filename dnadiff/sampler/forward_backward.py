@@ -6,20 +6,21 @@ from dnadiff.sampler.remasking import Forward, RemaskingSampler
 
 
 class ForwardBackward(RemaskingSampler):
-    """Reverse steps at twice the rate against forward ones at the process's own: what is remasked shrinks with the length of a step.
+    """Reverse steps at twice the rate, corrected by forward steps at the rate of the process: remasking shrinks with the step size.
 
-    As steps grow the law tends to the model's; on the way every token is drawn again and again, mostly early.
+    As steps grow, the distribution converges to the model's. Every token is drawn again many times, mostly early.
 
     Args:
-        num_steps, temperature, top_k, nucleus, noise_removal: see `GridSampler`.
+        num_steps, noise_removal: see `GridSampler`.
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=ForwardBackward(num_steps=8), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
 
-    def __init__(
-        self,
-        num_steps: int = 128,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        nucleus: float = 1.0,
-        noise_removal: str = "sample",
-    ) -> None:
-        super().__init__(Forward(), num_steps, temperature, top_k, nucleus, noise_removal)
+    exact = True
+    remasking = Forward()

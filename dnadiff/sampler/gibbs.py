@@ -1,83 +1,81 @@
-"""Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence, draw them again, and go on."""
+"""Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence, draw them again, and repeat."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import CountedDenoiser, Sampler, Samples, time_of, to_fill, whole
+from dnadiff.sampler.base import Sampler, time_of
+from dnadiff.sampler.counted import CountedDenoiser
 from dnadiff.sampler.grouped import Grouped
 
 
+@dataclass(eq=False)
 class Gibbs(Sampler):
-    """Refine sequences in sweeps; in a sweep every position is masked and drawn again once, in `num_groups` random groups.
+    """Refine sequences in sweeps; each sweep masks every position and draws it again once, in `num_groups` random groups.
 
-    What is refined: the masked positions of a template, after `Grouped` has filled them; of a sequence given without masks, every
-    token that is not frozen and that a sample may contain. One position at a time each draw leaves the model's law as it is, and
-    sweeps take any sequence towards it. Deviation from the paper: it picks a position at random each time, which
-    visits some twice and some not at all.
+    In a template with masks, `Grouped` fills the masked positions, and these are refined. In a sequence without masks, every token is
+    refined that is not frozen and that a sample may contain. With one position at a time each draw leaves the model's distribution
+    unchanged, and sweeps bring any sequence closer to it. Deviation from the paper: it picks a random position each time, which
+    visits some positions twice and others never.
 
     Args:
-        num_sweeps: over all positions.
-        num_groups: K network calls a sweep; None is 64, or the length if that is less.
-        temperature: see `Sampler`.
-        top_k: see `Sampler`.
-        nucleus: see `Sampler`.
+        num_sweeps: sweeps over all positions.
+        num_groups: K network calls per sweep; None is 64, or the length if that is less.
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=Gibbs(num_sweeps=1, num_groups=4), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
 
-    def __init__(
-        self,
-        num_sweeps: int = 1,
-        num_groups: int | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        nucleus: float = 1.0,
-    ) -> None:
-        super().__init__(temperature, top_k, nucleus)
-        self.num_sweeps, self.groups = whole("num_sweeps", num_sweeps), Grouped(num_groups, temperature, top_k, nucleus)
+    num_sweeps: int = 1
+    num_groups: int | None = None
 
+    exact = True
+    has_weights = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_sweeps = checks.integer("sampler.num_sweeps", self.num_sweeps)
+        self._grouped = Grouped(self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus)
+        self.num_groups = self._grouped.num_groups
+
+    @override
     def check_length(self, length: int) -> None:
-        """See `Grouped.check_length`."""
-        self.groups.check_length(length)
+        self._grouped.check_length(length)
 
+    @override
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`."""
-        return (1 + self.num_sweeps) * self.groups.num_steps_for(length)
+        return (1 + self.num_sweeps) * self._grouped.num_steps_for(length)
 
-    @torch.no_grad()
-    def sample(
-        self,
-        denoiser: nn.Module,
-        process: AbsorbingProcess,
-        x_init: Tensor,
-        draws: Draws,
-        frozen: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> Samples:
-        """See `Sampler.sample`."""
-        self.check_model(denoiser)
-        refined, length = self._refined(x_init, process, frozen, valid), x_init.shape[1]
-        first = self.groups.sample(denoiser, process, x_init, draws, frozen, cond, valid)
-        # A sweep leaves the constrained law as it is, so a sample goes on with the weight of its first filling.
-        law = denoiser.unnoted() if hasattr(denoiser, "unnoted") else denoiser
-        x, calls = first.tokens, CountedDenoiser(law, cond, valid)
+    @override
+    def positions(self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None) -> Tensor:
+        masked = super().positions(x, process, frozen, valid)
+        tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
+        return torch.where(masked.any(-1, keepdim=True), masked, tokens if valid is None else tokens & valid)
+
+    @override
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+        mask_id, length = process.vocab.mask_id, x.shape[1]
+        num_groups = self._grouped.num_steps_for(length)
+        x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
+        calls.without_recording()  # a sweep leaves the constrained distribution unchanged, so a sample keeps the weight of its first filling
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
-            step, uniform = self.groups.plan(refined, process, noise).step, noise.uniform("token", length)
-            for i in step[refined].unique().tolist():
-                opens = refined & (step == i)
-                xt = x.masked_fill(opens, process.vocab.mask_id)
-                log_probs = calls.log_probs(xt, time_of(xt, process, valid), opens)
-                x[opens] = self.reveal(i, log_probs, uniform[opens.to(uniform.device)]).to(x)
-        return Samples(x, first.nfe + calls.nfe, first.rows + calls.rows)
-
-    @staticmethod
-    def _refined(x: Tensor, process: AbsorbingProcess, frozen: Tensor | None, valid: Tensor | None) -> Tensor:
-        masked = to_fill(x, process, frozen)
-        tokens = process.vocab.is_emitted(x.device)[x]
-        for allowed in (valid, None if frozen is None else ~frozen):
-            tokens = tokens if allowed is None else tokens & allowed
-        return torch.where(masked.any(-1, keepdim=True), masked, tokens)
+            step, uniform = self._grouped.plan(masked, process, noise).step, noise.uniform("token", length)
+            for i in step[masked].unique().tolist():
+                now = masked & (step == i)
+                xt = x.masked_fill(now, mask_id)
+                log_probs = calls.log_probs(xt, time_of(xt, process, calls.valid), now)
+                x[now] = self.unmask(i, num_groups, log_probs, uniform[now.to(uniform.device)]).to(x)
+        return x

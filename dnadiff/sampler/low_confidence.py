@@ -1,24 +1,24 @@
-"""LLaDA's order (arXiv 2502.09992, low-confidence remasking): draw everywhere, keep the tokens that came out likely."""
+"""LLaDA's low-confidence remasking (arXiv 2502.09992): draw everywhere, keep the most probable tokens."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from dnadiff.sampler.adaptive import StepsSampler
+from dnadiff.sampler.adaptive import StepsSampler, TokensFirstSampler
 
 
-class LowConfidence(StepsSampler):
-    """In each of K calls a token is drawn at every masked position; those with the highest probability stay, the rest are masked again.
+class LowConfidence(StepsSampler, TokensFirstSampler):
+    """In each of K calls a token is drawn at every masked position; the most probable ones are kept, the rest are masked again.
 
-    Likely tokens are kept more often than they are drawn, so the law is not the model's, whatever the number of calls: two
-    positions of (.7, .3) in two calls give .805. It trades variety for likelihood, as a low temperature does. The arguments are those of
-    `StepsSampler`.
+    Probable tokens are kept more often than they are drawn, so the distribution is not the model's, whatever the number of calls: two
+    positions with probabilities (.7, .3) in two calls give .805. Like a low temperature it trades diversity for likelihood.
+
+    Args:
+        num_steps: see `StepsSampler`.
+        temperature, top_k, nucleus: see `Sampler`; tokens are compared by the model's own probabilities.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=LowConfidence(num_steps=4), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
-
-    exact = False
-    tokens_first = True
-    has_weights = False
-
-    def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
-        """See `AdaptiveSampler.score`: the model's own probability of the token, whatever temperature drew it."""
-        return log_probs.gather(-1, tokens[:, None])[:, 0]

@@ -1,15 +1,32 @@
-"""ReMDM (arXiv 2503.00307): tokens may return to the mask on the way, so that early mistakes can be put right."""
+"""ReMDM (arXiv 2503.00307): visible tokens may be masked again, so that early mistakes can be corrected."""
 
 from __future__ import annotations
 
-from dnadiff.sampler.remasking import RemaskingSampler
+from dataclasses import dataclass, field
+
+from dnadiff.sampler.remasking import Remasking, RemaskingSampler
 
 
+@dataclass(eq=False)
 class ReMDM(RemaskingSampler):
-    """The remasking sampler with a fixed strength a step: `sampler/remasking=cap`, `rescale`, `conf` or `loop`.
+    """The remasking sampler with a fixed strength per step: `sampler/remasking=cap`, `rescale`, `conf` or `loop`.
 
-    As the strength does not fall with the length of a step, tokens revealed together keep an error of its order however many steps
-    there are: not exact. The published settings go with nucleus 0.9. The arguments are those of `RemaskingSampler`.
+    The strength does not decrease with the step size, so tokens unmasked together keep an error of its order however many steps there
+    are: not exact. The published settings use nucleus 0.9.
+
+    Args:
+        remasking: how much is remasked.
+        num_steps, noise_removal: see `GridSampler`.
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> from dnadiff.sampler.remasking import Cap
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=32, sampler=ReMDM(Cap(0.02), num_steps=8, nucleus=0.9), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [32, 32]
     """
 
-    exact = False
+    remasking: Remasking
+    num_steps: int = field(default=128, kw_only=True)

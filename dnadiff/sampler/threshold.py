@@ -1,46 +1,47 @@
-"""Threshold-parallel decoding (Fast-dLLM, arXiv 2505.22618): keep every drawn token that is probable enough."""
+"""Threshold-parallel decoding (Fast-dLLM, arXiv 2505.22618): keep every drawn token whose probability reaches a threshold."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
-from dnadiff.sampler.adaptive import AdaptiveSampler
-from dnadiff.sampler.base import finite
+from dnadiff import checks
+from dnadiff.sampler.adaptive import TokensFirstSampler
 
 
-class Threshold(AdaptiveSampler):
-    """In each call a token is drawn at every masked position; the likeliest stays, and all whose probability is at least `threshold`.
+@dataclass(eq=False)
+class Threshold(TokensFirstSampler):
+    """In each call a token is drawn at every masked position. The most probable one is kept, and all with at least this probability.
 
-    Where the network is sure of much, few calls do. Positions are chosen by tokens already drawn, so the law is not the
-    model's (see `DrawnToken`). Fast-dLLM's blocks are `sampler=semi_ar` around it; its approximate key-value cache is left out.
+    Where the network is confident, few calls are enough. Positions are chosen by tokens already drawn, so the distribution is not the
+    model's (see `LowConfidence`). Fast-dLLM's blocks are `sampler=semi_ar` around it; its approximate key-value cache is not implemented.
 
     Args:
         threshold: a probability.
-        temperature: see `Sampler`.
-        top_k: see `Sampler`.
-        nucleus: see `Sampler`.
+        temperature, top_k, nucleus: see `Sampler`.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("bundled:ecoli")
+        >>> sequences = model.sample(2, length=16, sampler=Threshold(0.5), seed=1)
+        >>> [len(sequence) for sequence in sequences]
+        [16, 16]
     """
 
-    exact = False
-    tokens_first = True
-    has_weights = False
+    threshold: float = 0.9
 
-    def __init__(self, threshold: float = 0.9, temperature: float = 1.0, top_k: int | None = None, nucleus: float = 1.0) -> None:
-        if not 0 < finite("threshold", threshold) <= 1:
-            raise ValueError(f"threshold {threshold} must be a probability in (0, 1]; set sampler.threshold")
-        super().__init__(temperature, top_k, nucleus)
-        self.threshold = threshold
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < checks.number("sampler.threshold", self.threshold) <= 1:
+            raise ValueError(f"sampler.threshold {self.threshold} must be a probability in (0, 1]")
 
+    @override
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler.num_steps_for`: at worst one position a call."""
-        return length
+        return length  # at worst one position per call
 
-    def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
-        """See `AdaptiveSampler.score`."""
-        return log_probs.gather(-1, tokens[:, None])[:, 0]
-
-    def choose(self, rank: Tensor, values: Tensor, opened: Tensor, total: Tensor) -> Tensor:
-        """See `AdaptiveSampler.choose`."""
+    @override
+    def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         return (rank == 0) | (values >= math.log(self.threshold))

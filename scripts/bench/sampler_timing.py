@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
@@ -183,10 +183,8 @@ def time_ddpm(denoiser: Denoiser, batch: int, rows: int, length: int, num_steps:
     return Timed(took, result.nfe, result.rows, 1.0, known["memory_mb"], costs)
 
 
-class Uniform(nn.Module):
-    """A law that costs nothing, to count calls and rows by."""
-
-    vocab, time_conditioning = Vocab(3, 2, 2, (2,)), False
+class Uniform(BaseDenoiser):
+    """Fair bits without a network, to count calls and rows."""
 
     def log_probs(self, x: Tensor, t: Tensor, cond: None, positions: Tensor, valid: None) -> Tensor:
         """See `Denoiser.log_probs`."""
@@ -195,8 +193,8 @@ class Uniform(nn.Module):
 
 def counted(sampler: PlannedSampler, process: AbsorbingProcess, batch: int, length: int) -> Samples:
     """Calls and rows of a sampler whose order does not look at tokens: by running it, without a network."""
-    coins = AbsorbingProcess(Uniform.vocab, process.noise)
-    return sampler.sample(Uniform(), coins, coins.prior(batch, length), Draws.for_batch(0, batch))
+    coins = AbsorbingProcess(Vocab(3, 2, 2, (2,)), process.noise)
+    return sampler.sample(Uniform(coins.vocab), coins, coins.prior(batch, length), Draws.for_batch(0, batch))
 
 
 class Some(PlannedSampler):

@@ -7,11 +7,11 @@ import torch
 
 from dnadiff.backbone.base import State
 from dnadiff.config import build, compose, config_dir
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
-from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
@@ -27,12 +27,12 @@ def make(name):
     return build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | STEPS.get(name, {}))
 
 
-class Exact(torch.nn.Module):
+class Exact(BaseDenoiser):
     """The toy's posteriors by enumeration, for both kinds of samplers."""
 
     def __init__(self, toy, causal=False):
-        super().__init__()
-        self.vocab, self.causal = toy.vocab, causal
+        super().__init__(toy.vocab)
+        self.causal = causal
         states = torch.tensor(list(itertools.product(range(4), repeat=3)))
         weight = ((states[:, None] == toy.sequences) | (states[:, None] == 3)).all(-1) * toy.joint
         onehot = torch.nn.functional.one_hot(toy.sequences, 4).double()
@@ -152,12 +152,12 @@ def test_free_positions_keep_the_very_numbers_of_the_network(toy):
 
 def test_a_part_knows_its_rows_and_columns(toy):
     law = Constrained(Exact(toy), KIND.expand(4, 3), ALLOWED)
-    part = law.part(torch.tensor([3, 1])).part(columns=slice(1, 3)).part(torch.tensor([1]))
+    part = law.for_rows(torch.tensor([3, 1])).for_rows(columns=slice(1, 3)).for_rows(torch.tensor([1]))
     assert part.kind.tolist() == [[1, 2]] and part.rows.tolist() == [1] and part.start == 1
     part.denoiser.at = lambda xt: law.denoiser.table[63][None, 1:]
     part.log_probs(torch.tensor([[3, 3]]), positions=torch.tensor([[True, False]]))
     assert (law.log_mass != 0).nonzero().tolist() == [[1, 1]]
-    assert part.unnoted().noting is False and part.noting
+    assert part.without_recording().recording is False and part.recording
 
 
 def test_a_law_without_any_allowed_mass_leaves_the_choice_to_the_constraint(toy):
@@ -172,15 +172,15 @@ def test_a_law_without_any_allowed_mass_leaves_the_choice_to_the_constraint(toy)
 
 def test_ratios_keep_their_sum(toy):
     # SEDD's sampler opens tokens at the rate that the sum of the ratios says; a constraint changes which, not how many
-    class Ratios(torch.nn.Module):
-        vocab, parameterization = toy.vocab, Score(toy.vocab)
+    class Ratios(BaseDenoiser):
+        normalized = False
 
         def log_score(self, xt, t, cond=None, positions=None, valid=None):
             return torch.tensor([0.3, -1.0, 0.7, 0.0]).expand(int(positions.sum()), 4)
 
-    plain, positions = Ratios(), torch.ones(1, 3, dtype=torch.bool)
+    plain, positions = Ratios(toy.vocab), torch.ones(1, 3, dtype=torch.bool)
     law = Constrained(plain, KIND[None], ALLOWED)
-    assert law.parameterization.normalised is False
+    assert law.normalized is False
     a, b = (d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, law))
     torch.testing.assert_close(b[:, :3].logsumexp(-1), a[:, :3].logsumexp(-1))
     assert b[1, 2] == -torch.inf and torch.equal(b[:, 3], a[:, 3]) and torch.equal(b[0], a[0])

@@ -19,7 +19,7 @@ from dnadiff.data.tokenizer import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
 from dnadiff.design.output import ResumableOutput, discard, temporary_path
-from dnadiff.design.request import Infill
+from dnadiff.design.infill import Infill
 from dnadiff.design.template import CODES
 from dnadiff.metrics import memorization
 

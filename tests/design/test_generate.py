@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
-from dnadiff.design.request import Free, Templates, window_around
+from dnadiff.design.guidance import Guided
+from dnadiff.design.infill import window_around
+from dnadiff.design.request import Free, Templates
 from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score

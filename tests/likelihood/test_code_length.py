@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from dnadiff import likelihood
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.likelihood import code_length, curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.vocab import Vocab
 
 
 @pytest.fixture
@@ -18,11 +20,11 @@ def process(toy):
     return AbsorbingProcess(toy.vocab, LogLinear(eps=0.0))
 
 
-class Wrong(torch.nn.Module):
+class Wrong(BaseDenoiser):
     """A predictor of the toy's letters that is no posterior of any law: logits are arbitrary functions of what is visible."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Vocab(4, 3, 3, (3,)))
         self.table = torch.nn.Parameter(torch.randn(4, 4, 4, 3, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):

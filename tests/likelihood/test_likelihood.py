@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from dnadiff import likelihood
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.process import AbsorbingProcess
+from dnadiff.vocab import Vocab
 
 
 def estimate(toy, oracle, x0, **kwargs):
@@ -104,11 +106,11 @@ def test_doubling_stops_at_max_draws(oracle, process, many):
         likelihood.estimate_to(oracle, process, whole(many[:2]), 0)
 
 
-class Uniform(torch.nn.Module):
+class Uniform(BaseDenoiser):
     """1/3 for each letter of the toy, the same for all that is asked."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(Vocab(4, 3, 3, (3,)))
         self.anchor = torch.nn.Parameter(torch.zeros(1))
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
@@ -15,11 +16,11 @@ VOCAB = Vocab(5, 4, 4, (4,))
 PROCESS = AbsorbingProcess(VOCAB, LogLinear(0.0))
 
 
-class Says(torch.nn.Module):
+class Says(BaseDenoiser):
     """The same law of x0 everywhere."""
 
     def __init__(self, probs):
-        super().__init__()
+        super().__init__(VOCAB)
         self.row = torch.tensor(probs, dtype=torch.float64).log()
 
     def x0_log_probs(self, xt, t, cond, positions, valid):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective import masking as masking_module
@@ -21,11 +21,11 @@ from dnadiff.vocab import Vocab
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 
 
-class Uniform(torch.nn.Module):
+class Uniform(BaseDenoiser):
     """Predicts every emitted token alike."""
 
     def __init__(self, vocab):
-        super().__init__()
+        super().__init__(vocab)
         self.subs = SUBS(vocab)
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):

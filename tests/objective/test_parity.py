@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import DiscreteTime, Masked
@@ -17,11 +18,11 @@ FILES = pytest.mark.parametrize(
 NOISE = LogLinear(1e-3)
 
 
-class Fixed(torch.nn.Module):
+class Fixed(BaseDenoiser):
     """Raw logits from a file behind a parameterization."""
 
     def __init__(self, logits, parameterization):
-        super().__init__()
+        super().__init__(parameterization.vocab)
         self.logits, self.law = logits, parameterization
 
     def log_probs(self, xt, t, cond, positions, valid):

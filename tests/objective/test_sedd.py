@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.masking import Masked
@@ -22,12 +23,12 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
     objective = SEDD(AbsorbingProcess(DNA, noise))
     t, xt = torch.tensor([0.5], dtype=torch.float64), torch.tensor([[3]])
 
-    class Uniform(torch.nn.Module):
+    class Uniform(BaseDenoiser):
         def log_score(self, xt, t, cond, positions, valid):
             logits = torch.zeros(1, 12, dtype=torch.float64)
             return SUBS(DNA).log_score(logits, xt[positions], noise.sigma(t.double()))
 
-    nll = objective.token_nll(Uniform(), torch.tensor([[7]]), Masked(xt, t, noise.weight(t)), xt == 3, None, None)
+    nll = objective.token_nll(Uniform(DNA), torch.tensor([[7]]), Masked(xt, t, noise.weight(t)), xt == 3, None, None)
     assert float(noise.weight(t) * nll) == pytest.approx(2.772589, abs=1e-6)
     # Written out as in the paper: sigma' [sum of ratios - q log s + q (log q - 1)].
     q = float(noise.alpha(t) / (1 - noise.alpha(t)))

@@ -86,4 +86,4 @@ def test_log_probs_of_the_network_add_up_to_the_same(monkeypatch):
     x0, positions = torch.tensor([[1, 5, 2, 7]]), torch.tensor([[False, True, False, True]])
     expected = -denoiser.log_probs(xt)[0, [1, 3], [5, 7]]
     monkeypatch.setattr(module, "LARGE", 1)
-    torch.testing.assert_close(module.nll(denoiser, x0, xt, positions=positions), expected)
+    torch.testing.assert_close(module.nll(denoiser, x0, xt, None, None, positions, None), expected)

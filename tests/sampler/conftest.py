@@ -9,22 +9,23 @@ import torch
 
 from dnadiff.backbone.base import State
 from dnadiff.config import build, compose
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 
 
-class Table(torch.nn.Module):
+class Table(BaseDenoiser):
     """The exact posteriors of a joint law over all (V - 1)^L sequences, as a table over all V^L states; the mask is the last id.
 
     It counts what it is asked, and refuses to be asked for nothing or at positions that are not masked.
     """
 
     def __init__(self, joint, vocab):
-        super().__init__()
+        super().__init__(vocab)
         letters = vocab.size - 1
         self.length = round(torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item())
-        self.vocab, self.calls, self.rows = vocab, 0, 0
+        self.calls = self.rows = 0
         self.powers = vocab.size ** torch.arange(self.length - 1, -1, -1)
         sequences = torch.tensor(list(itertools.product(range(letters), repeat=self.length)))
         states = torch.tensor(list(itertools.product(range(vocab.size), repeat=self.length)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.sampler.adaptive import ORDERS
 from dnadiff.sampler.confidence import Confidence
 from dnadiff.sampler.entropy_bounded import EntropyBounded
@@ -21,12 +22,12 @@ def product(*laws):
     return joint
 
 
-class Recorder(torch.nn.Module):
+class Recorder(BaseDenoiser):
     """A model that remembers which positions it was asked about."""
 
     def __init__(self, model):
-        super().__init__()
-        self.model, self.vocab, self.length, self.asked = model, model.vocab, model.length, []
+        super().__init__(model.vocab)
+        self.model, self.length, self.asked = model, model.length, []
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         self.asked.append(positions.clone())
@@ -87,7 +88,7 @@ def test_the_threshold_keeps_what_is_probable_and_at_least_one(world):
     ("call", "message"),
     [
         (lambda: Confidence(order="random"), "order 'random' is not known; choose max, margin, entropy"),
-        (lambda: Confidence(0), "num_steps 0 must be at least 1"),
+        (lambda: Confidence(0), "sampler.num_steps 0 must be an integer of at least 1"),
         (lambda: LowConfidence(5).check_length(4), "num_steps 5 is larger than the length 4"),
         (lambda: EntropyBounded(-1.0), "bound -1.0 must be 0 or more"),
         (lambda: Threshold(0.0), "threshold 0.0 must be a probability"),

@@ -1,7 +1,5 @@
 """SEDD's Tweedie step."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -81,7 +79,7 @@ def test_steps_by_ratios_approach_the_law(told, world):
     class Ratios(type(world.table())):
         """The toy law as ratios that the sampler must take for unnormalised ones."""
 
-        parameterization, time_conditioning = SimpleNamespace(normalised=False), told
+        normalized, time_conditioning = False, told
 
         def log_score(self, xt, t, cond=None, positions=None, valid=None):
             factor = log_expm1(NOISE.sigma(t.double()))[:, None].expand(xt.shape)[positions]

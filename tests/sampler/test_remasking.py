@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess, reveal_chance
+from dnadiff.process import AbsorbingProcess, unmask_probability
 from dnadiff.sampler.forward_backward import ForwardBackward
 from dnadiff.sampler.remasking import Cap, Confident, Forward, Loop, Rescale
 from dnadiff.sampler.remdm import ReMDM
@@ -23,17 +23,17 @@ def number(x):
 )
 def test_published_strengths(remasking, expected):
     # alpha_t = 0.5, alpha_s = 0.6 would allow 0.8; 0.6 is given as the largest to see the clamp
-    assert remasking.chance(number(0.5), number(0.6), number(0.6)).item() == pytest.approx(expected)
+    assert remasking.probability(number(0.5), number(0.6), number(0.6)).item() == pytest.approx(expected)
 
 
 def test_forward_backward_reveals_twice_as_often():
-    remask = Forward().chance(number(0.5), number(0.6), number(0.8))
-    assert reveal_chance(number(0.5), number(0.6), remask).item() == pytest.approx(2 * 0.1 / 0.5)
+    remask = Forward().probability(number(0.5), number(0.6), number(0.8))
+    assert unmask_probability(number(0.5), number(0.6), remask).item() == pytest.approx(2 * 0.1 / 0.5)
 
 
 def test_improbable_tokens_return_first():
     confidence = torch.tensor([[0.9, 0.1, torch.inf], [torch.inf, torch.inf, torch.inf]])
-    chance = Confident().spread(torch.tensor(0.5), confidence)
+    chance = Confident().per_position(torch.tensor(0.5), confidence)
     assert chance[0].tolist() == pytest.approx([0.5 * 0.31003, 0.5 * 0.68997, 0], abs=1e-5) and chance[1].sum() == 0
 
 
@@ -41,21 +41,21 @@ def test_the_loop_holds_its_level():
     loop = Loop(0.02, t_on=0.55, t_off=0.05, alpha_on=0.9)
     alpha = loop.alpha(LogLinear(), number([1.0, 0.775, 0.55, 0.3, 0.05, 0.025, 0.0]))
     assert alpha.tolist() == pytest.approx([0, 0.45, 0.9, 0.9, 0.9, 0.95, 1.0])
-    assert loop.chance(alpha[2], alpha[3], number(0.1)) == 0.02 and loop.chance(alpha[1], alpha[2], number(0.1)) == 0
+    assert loop.probability(alpha[2], alpha[3], number(0.1)) == 0.02 and loop.probability(alpha[1], alpha[2], number(0.1)) == 0
 
 
 def test_steps_are_those_of_the_posterior():
     process, t, s = AbsorbingProcess(BIT, LogLinear(0.0)), number([0.5]), number([0.5 - 1 / 1024])
     rows = process.posterior(number([[[0.5, 0.5, 0.0]]]).log(), torch.tensor([[2]]), t, s, 0.008)
     # facts 17
-    chance = reveal_chance(process.noise.alpha(t), process.noise.alpha(s), 0.008).item()
+    chance = unmask_probability(process.noise.alpha(t), process.noise.alpha(s), 0.008).item()
     assert 1 - rows[0, 0, 2].item() == pytest.approx(chance) and chance == pytest.approx(0.00995313, abs=1e-8)
 
 
 @pytest.mark.parametrize("remasking", ALL, ids=lambda r: type(r).__name__)
 def test_every_token_comes_out_and_some_are_drawn_again(remasking, world):
     model = world.table()
-    result = world.draw(ReMDM(remasking, 40), model, 100)
+    result = world.draw(ReMDM(remasking, num_steps=40), model, 100)
     assert (result.tokens < 3).all() and result.rows == model.rows and result.nfe <= 40
     assert model.rows > 300  # three positions a sequence could be revealed in at most 300
 
@@ -63,7 +63,7 @@ def test_every_token_comes_out_and_some_are_drawn_again(remasking, world):
 @pytest.mark.parametrize("remasking", [Cap(0.3), Rescale(0.5), Loop(0.3)], ids=lambda r: type(r).__name__)
 def test_coins_that_look_at_nothing_leave_a_product_law_as_it_is(remasking, world):
     joint, batch = (number([0.7, 0.3])[:, None] * number([0.2, 0.8])).flatten(), 20_000
-    found = world.frequencies(world.draw(ReMDM(remasking, 10), world.table(None, joint, BIT), batch).tokens, 2)
+    found = world.frequencies(world.draw(ReMDM(remasking, num_steps=10), world.table(None, joint, BIT), batch).tokens, 2)
     assert ((found - joint).abs() < 4.5 * (joint * (1 - joint) / batch).sqrt()).all()
     assert not ReMDM.exact and ForwardBackward.exact  # a strength of its own each step leaves an error however short steps are
 
@@ -74,10 +74,10 @@ class Everything(Cap):
     def __init__(self):
         self.seen = []
 
-    def chance(self, alpha_t, alpha_s, largest):
+    def probability(self, alpha_t, alpha_s, largest):
         return torch.ones_like(largest)
 
-    def spread(self, chance, confidence):
+    def per_position(self, chance, confidence):
         self.seen.append(confidence.isfinite())
         return chance
 
@@ -93,7 +93,7 @@ def test_a_token_taken_back_has_no_confidence_any_more(world):
             return super().log_probs(xt, t, cond, positions, valid)
 
     every, model = Everything(), Recorder(world.joint, world.table().vocab)
-    result = world.draw(ReMDM(every, 6), model, 200, cond=torch.arange(200.0)[:, None])
+    result = world.draw(ReMDM(every, num_steps=6), model, 200, cond=torch.arange(200.0)[:, None])
     assert (result.tokens < 3).all()  # nothing is taken back at the last step, however strong the remasking
     assert len(every.seen) == len(model.asked) == 6 and not every.seen[0].any()
     for opened, confident in zip(model.asked, every.seen[1:]):  # what opened at the step before, and nothing older

@@ -12,6 +12,6 @@ def test_draws_in_pieces_are_the_draws_of_the_whole(monkeypatch):
     log_probs, uniform = torch.randn(50, 30).log_softmax(-1), torch.rand(50, dtype=torch.float64)
     whole = categorical.draw(log_probs, uniform)
     for at_once in (1, 100, 1 << 22):
-        monkeypatch.setattr(base, "_AT_ONCE", at_once)
-        assert torch.equal(Grouped().reveal(0, log_probs, uniform), whole)
-    assert Grouped().reveal(0, log_probs[:0], uniform[:0]).shape == (0,)
+        monkeypatch.setattr(base, "_CHUNK", at_once)
+        assert torch.equal(Grouped().unmask(0, 1, log_probs, uniform), whole)
+    assert Grouped().unmask(0, 1, log_probs[:0], uniform[:0]).shape == (0,)

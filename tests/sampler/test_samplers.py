@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -73,7 +74,7 @@ def test_ancestral_opens_as_the_posterior_says():
     assert still == pytest.approx(0, abs=1e-12)
 
 
-class Coins(torch.nn.Module):
+class Coins(BaseDenoiser):
     """Fair bits that know nothing of each other."""
 
     calls = 0
@@ -86,7 +87,7 @@ class Coins(torch.nn.Module):
 def test_ancestral_calls_the_network_only_when_something_opens():
     # facts 16: caching for each sequence keeps 1 + (T - 1)(1 - (1 - 1/T)^L) rows on average where the first step always asks, as the
     # published one does; coins that fall first spare that call, too: T (1 - (1 - 1/T)^L), at any batch size.
-    steps, length, batch, uniform = 50, 20, 300, Coins()
+    steps, length, batch, uniform = 50, 20, 300, Coins(BIT)
     result = run(Ancestral(steps), uniform, BIT, batch, length, eps=0.0)
     expected = steps * (1 - (1 - 1 / steps) ** length)
     first = batch * (1 - (1 - 1 / steps) ** length) - 1  # all masks: one answer for all
@@ -161,11 +162,11 @@ def test_same_seed_same_tokens_and_honest_counts(name, toy, oracle):
 def test_rows_drawn_in_parts_are_the_rows_drawn_together(monkeypatch):
     log_probs, uniform = torch.randn(50, 7).log_softmax(-1), torch.rand(50, dtype=torch.float64)
     sampler = Grouped(temperature=0.8, nucleus=0.9)
-    together = sampler.reveal(0, log_probs, uniform)
+    together = sampler.unmask(0, 1, log_probs, uniform)
     seen = []
-    monkeypatch.setattr(base, "_AT_ONCE", 30)
-    monkeypatch.setattr(sampler, "shape", lambda part: seen.append(len(part)) or type(sampler).shape(sampler, part))
-    assert torch.equal(sampler.reveal(0, log_probs, uniform), together) and seen == [4] * 12 + [2]
+    monkeypatch.setattr(base, "_CHUNK", 30)
+    monkeypatch.setattr(sampler, "adjust", lambda part: seen.append(len(part)) or type(sampler).adjust(sampler, part))
+    assert torch.equal(sampler.unmask(0, 1, log_probs, uniform), together) and seen == [4] * 12 + [2]
 
 
 def test_temperature_sharpens(toy, oracle):
@@ -176,8 +177,8 @@ def test_temperature_sharpens(toy, oracle):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Ancestral(0), "num_steps 0 must be at least 1"),
-        (lambda: Grouped(0), "num_groups 0 must be at least 1"),
+        (lambda: Ancestral(0), "sampler.num_steps 0 must be an integer of at least 1"),
+        (lambda: Grouped(0), "sampler.num_groups 0 must be an integer of at least 1"),
         (lambda: Grouped(temperature=-1.0), "temperature -1.0 must be positive"),
         (lambda: Grouped(4).check_length(3), "num_groups 4 is larger than the length 3"),
     ],

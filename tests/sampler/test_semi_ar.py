@@ -95,7 +95,7 @@ def test_the_window_is_the_network_s_where_none_is_given(denoiser):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: SemiAR(Grouped(), 0), "window 0 must be at least 1"),
+        (lambda: SemiAR(Grouped(), 0), "sampler.window 0 must be an integer of at least 1"),
         (lambda: SemiAR(Grouped(), 8, 9), "stride 9 is larger than the window 8"),
         (lambda: SemiAR(Autoregressive()), "semi_ar is for samplers that unmask"),
         (lambda: SemiAR(Grouped(20), 16).check_length(40), "num_groups 20 is larger than the length 16"),

@@ -1,15 +1,14 @@
 """What the network is told besides the tokens: each sequence's own labels, padding and time, whichever of them are evaluated."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from dnadiff.backbone.base import State
 from dnadiff.config import config_dir
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import log_expm1
-from dnadiff.sampler.base import CountedDenoiser
+from dnadiff.sampler.counted import CountedDenoiser
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.remasking import Loop
 from dnadiff.sampler.remdm import ReMDM
@@ -34,12 +33,12 @@ VALID[3::5, 6:], FROZEN[4::5, 0] = False, True
 LENGTH = VALID.sum(-1)
 
 
-class Told(torch.nn.Module):
+class Told(BaseDenoiser):
     """One law at every position, and a record (row, t, share masked) of each sequence that it is asked about; its label is its row."""
 
     def __init__(self, causal=False, **more):
-        super().__init__()
-        self.vocab, self.length, self.causal, self.calls, self.read = BIT, 8, causal, [], set()
+        super().__init__(BIT)
+        self.length, self.causal, self.calls, self.read = 8, causal, [], set()
         self.law = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64).log()
         for name, value in more.items():
             setattr(self, name, value)
@@ -80,12 +79,12 @@ def told(world, sampler, model=None):
     return rows
 
 
-class Letters(torch.nn.Module):
+class Letters(BaseDenoiser):
     """A law of its own at every position, for each time, label and padding; it counts the sequences that it reads."""
 
     def __init__(self, **more):
-        super().__init__()
-        self.vocab, self.read = BIT, []
+        super().__init__(BIT)
+        self.read = []
         for name, value in more.items():
             setattr(self, name, value)
 
@@ -124,7 +123,7 @@ def test_sequences_that_differ_in_anything_read_are_asked_one_by_one(differs):
     t, cond, valid = differs.get("t", torch.full((2,), 0.3)), differs.get("cond"), differs.get("valid")
     positions = torch.zeros(2, 8, dtype=torch.bool)
     positions[:, [1, 5]] = True
-    model = Letters()
+    model = Letters(time_conditioning=True)
     calls = CountedDenoiser(model, cond, valid)
     found = calls.log_probs(x, t, positions)
     assert torch.equal(found, model.log_probs(x, t, cond, positions, valid)) and (calls.nfe, calls.rows) == (1, 2)
@@ -157,8 +156,10 @@ def test_groups_of_other_sizes_say_the_share_too(world):
 
 @pytest.mark.parametrize("name", [*GRID, "ratios", "loop"])
 def test_a_grid_starts_at_the_share_of_the_template(name, world):
-    model = Told(parameterization=SimpleNamespace(normalised=False), time_conditioning=True) if name == "ratios" else Told()
-    sampler = ReMDM(Loop(0.3, 0.5, 0.25), 4) if name == "loop" else world.make("analytic" if name == "ratios" else name, num_steps=5)
+    model = Told(normalized=False, time_conditioning=True) if name == "ratios" else Told()
+    sampler = (
+        ReMDM(Loop(0.3, 0.5, 0.25), num_steps=4) if name == "loop" else world.make("analytic" if name == "ratios" else name, num_steps=5)
+    )
     rows, levels = told(world, sampler, model), [1, 0.55, 0.1, 0.1] if name == "loop" else [1, 0.8, 0.6, 0.4, 0.2]
     for row, calls in rows.items():
         frozen = int(FROZEN[row].sum())

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dnadiff.config import compose
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood import code_length
 from dnadiff.noise import LogLinear
 from dnadiff.sampler.first_hitting import FirstHitting
@@ -90,12 +91,12 @@ def timing():
     return script("bench/sampler_timing")
 
 
-class Logits(torch.nn.Module):
+class Logits(BaseDenoiser):
     """What `ddpm_cache` asks of a denoiser, from an oracle."""
 
     def __init__(self, oracle, vocab):
-        super().__init__()
-        self.oracle, self.vocab, self.calls = oracle, vocab, 0
+        super().__init__(vocab)
+        self.oracle, self.calls = oracle, 0
 
     def logits(self, x):
         self.calls += 1
@@ -145,26 +146,25 @@ def test_parts_add_up_to_the_whole(timing, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    class Slow(torch.nn.Module):
+    class Slow(BaseDenoiser):
         """Takes 3 s for a sequence, on a clock of its own."""
-
-        vocab, time_conditioning = Vocab(3, 2, 2, (2,)), False
 
         def log_probs(self, x, t, cond, positions, valid):
             now[0] += 3 * len(x)
-            return timing.Uniform().log_probs(x, t, cond, positions, valid)
+            return timing.Uniform(self.vocab).log_probs(x, t, cond, positions, valid)
 
         def logits(self, x):
             now[0] += 3 * len(x)
             return torch.zeros(*x.shape, 3)
 
-    process = timing.AbsorbingProcess(Slow.vocab, LogLinear())
-    found = timing.time_planned(Grouped(16), Slow(), process, 8, 4, 2, 32, 100.0)
+    vocab = Vocab(3, 2, 2, (2,))
+    process = timing.AbsorbingProcess(vocab, LogLinear())
+    found = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 4, 2, 32, 100.0)
     assert (found.calls, found.rows, found.ddpm_costs) == (16, 1 + 15 * 8, (3 * 8, 0))
     assert found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.share < 0.5  # the first call's one row is scaled all the same
-    whole = timing.time_planned(Grouped(16), Slow(), process, 8, 8, 8, 32, 1600.0)
+    whole = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 8, 8, 32, 1600.0)
     assert whole.seconds == 3 * 121 and whole.share == 1
-    published = timing.time_ddpm(Slow(), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0)
+    published = timing.time_ddpm(Slow(vocab), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0)
     assert published.seconds == 24 * published.calls == 24 * 6 and published.rows == 8 * 6
 
 

@@ -1,0 +1,72 @@
+"""How samplers call a denoiser: only for sequences with something to predict, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dnadiff.denoiser import BaseDenoiser, State
+
+
+class CountedDenoiser:
+    """A denoiser for one batch, and how much it was used.
+
+    Only sequences with a requested position are evaluated. If all of these are equal, as at the beginning, when everything is masked,
+    one of them is evaluated and the others share its predictions.
+
+    Args:
+        denoiser: the denoiser.
+        cond: (B, C) labels.
+        valid: (B, L) bool, False on padding.
+
+    Attributes:
+        nfe: network calls so far.
+        rows: sequences evaluated in them.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, cond: Tensor | None = None, valid: Tensor | None = None) -> None:
+        self.denoiser, self.cond, self.valid = denoiser, cond, valid
+        self.nfe = self.rows = 0
+
+    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times `t (B,)`."""
+        return self._call(lambda denoiser: denoiser.log_probs, x, t, positions)
+
+    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-ratios (M, V); arguments as in `log_probs`."""
+        return self._call(lambda denoiser: denoiser.log_score, x, t, positions)
+
+    def step(self, token: Tensor, state: State | None, rows: Tensor, column: int) -> tuple[Tensor, State]:
+        """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
+        return denoiser.step(token, state, None if self.cond is None else self.cond[rows])
+
+    def without_recording(self) -> None:
+        """From here on use the denoiser without side effects (see `Constrained`)."""
+        self.denoiser = self.denoiser.without_recording()
+
+    def for_columns(self, columns: slice) -> CountedDenoiser:
+        """A counter for some positions of the batch; add its counts with `add`."""
+        return CountedDenoiser(self.denoiser.for_rows(None, columns), self.cond, None if self.valid is None else self.valid[:, columns])
+
+    def add(self, other: CountedDenoiser) -> None:
+        """Add the counts of another one."""
+        self.nfe, self.rows = self.nfe + other.nfe, self.rows + other.rows
+
+    def _call(self, method: Callable[[BaseDenoiser], Callable[..., Tensor]], x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        active = positions.any(-1).nonzero()[:, 0]
+        x, t, positions = x[active], t[active], positions[active]
+        cond, valid = (None if given is None else given[active] for given in (self.cond, self.valid))
+        call = method(self.denoiser.for_rows(active))
+        inputs = [read for read in (x, cond, valid, t if self.denoiser.time_conditioning else None) if read is not None]
+        equal = self.denoiser.same_for_all_rows and len(active) > 1 and all(bool((read == read[:1]).all()) for read in inputs)
+        self.nfe += 1
+        self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
+        if not equal:
+            return call(x, t, cond, positions, valid)
+        union = positions.any(0, keepdim=True)  # (1, L)
+        found = call(x[:1], t[:1], None if cond is None else cond[:1], union, None if valid is None else valid[:1])
+        return found[(union.cumsum(-1) - 1).expand(positions.shape)[positions]]
