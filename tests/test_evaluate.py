@@ -31,7 +31,7 @@ def test_target_se_is_reached_by_doubling(evaluate):
 
 def test_the_protocol_of_mdlm(evaluate):
     content, out, _ = evaluate("protocol=mdlm")
-    assert "one draw of coins" in content["protocol"] and content["num_draws"] == 1
+    assert "one draw of Bernoulli masks" in content["protocol"] and content["num_draws"] == 1
     assert content["groups"]["all"]["se_mc"] is None and content["curve"] is None and content["code_length"] is None
     assert "n/a" in out
     counted, _, _ = evaluate("num_draws=16")
@@ -57,7 +57,7 @@ def test_conjoined_strands_are_named_and_cost_no_more_than_the_mean_of_both(eval
 
 def test_conjoining_needs_another_strand_and_no_order(cli, train_args, trained):
     status, _, err = cli("evaluate", f"checkpoint={trained}", "conjoin=true", "both_strands=true")
-    assert status == 1 and "leave one of them out" in err
+    assert status == 1 and "leave one out" in err
     args = [a for a in train_args("mamba") if not a.startswith("backbone.bi")]
     assert cli("train", *args, "objective=ar")[0] == 0
     status, _, err = cli("evaluate", "checkpoint=run", "conjoin=true")
@@ -84,9 +84,9 @@ def test_the_code_length_of_k_calls(evaluate):
         (["target_se=small"], "target_se small must be positive"),
         (["target_se=-1"], "target_se -1 must be positive"),
         (["num_draws=8", "max_draws=4"], "max_draws 4 is less than num_draws 8"),
-        (["seed=abc"], "seed 'abc' must be a whole number"),
-        (["seed=true"], "seed True must be a whole number"),
-        (["num_draws=inf"], "num_draws inf must be a whole number"),
+        (["seed=abc"], "seed 'abc' must be an integer"),
+        (["seed=true"], "seed True must be an integer"),
+        (["num_draws=inf"], "num_draws inf must be an integer"),
         (["orders=[true]"], "must be a list of Markov orders"),
         (["orders=[2.5]"], "must be a list of Markov orders"),
         (["target_se=true"], "target_se True must be positive"),
@@ -144,7 +144,7 @@ def test_windows_longer_than_the_network_takes_are_refused_before_data_is_read(c
     assert cli("train", *train_args("dit", 1))[0] == 0
     for args in (["length=128"], ["data=fasta", "data.path=absent.fa", "data.length=128"]):
         status, _, err = cli("evaluate", "checkpoint=run", *args)
-        assert status == 1 and "windows of 128 tokens are more than the 64 that this network takes; set length=64 or less" in err
+        assert status == 1 and "windows of 128 tokens are longer than the 64 that this network accepts; set length=64 or less" in err
         assert "model:" not in err  # what is said once windows are cut, before Markov models are fitted
     assert (
         cli("evaluate", "checkpoint=run", "data=fasta", f"data.path={tmp_path / 'tiny.fa'}", "length=64", "num_draws=2", "orders=[]")[0]
@@ -163,7 +163,7 @@ def test_the_blocks_that_were_used_are_reported(evaluate):
 def test_windows_apart_from_each_other_need_no_note():
     from types import SimpleNamespace
 
-    from dnadiff.evaluate import dependence
+    from dnadiff.likelihood.evaluation import dependence_note
 
     def tiles(*places):
         class Tiles:
@@ -174,8 +174,8 @@ def test_windows_apart_from_each_other_need_no_note():
 
         return Tiles()
 
-    assert dependence(tiles((0, 0), (1, 8), (1, 40)), 16) is None
-    assert "taken for independent" in dependence(tiles((0, 0), (1, 0), (1, 8)), 16)
+    assert dependence_note(tiles((0, 0), (1, 8), (1, 40)), 16) is None
+    assert "treated as independent" in dependence_note(tiles((0, 0), (1, 0), (1, 8)), 16)
 
 
 def test_special_tokens_are_counted_or_not():

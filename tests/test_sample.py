@@ -66,7 +66,7 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     assert cli("sample", *args, "sampler.num_groups=7")[0] == 0 and steps(tmp_path / "a.fa") == 7
     assert cli("sample", *args, "sampler=semi_ar", "length=90")[0] == 0 and steps(tmp_path / "a.fa") == 2 * len(equal)
     status, _, err = cli("sample", *args, "length=100")
-    assert status == 0 and "by evaluate.json in the run of 64 tokens, if h(n) depends on the visible share alone" in err
+    assert status == 0 and "by evaluate.json in the run of 64 tokens, if h(n) depends on the visible fraction only" in err
     assert "if h(n)" not in cli("sample", *args)[2]
     assert dnadiff.load(copy, "cpu").default_sampler(64).num_groups == len(equal)
 
@@ -77,7 +77,7 @@ def test_best_sizes_that_save_nothing_on_other_windows_are_not_taken(cli, copy, 
     for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
         args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "sampler.sizes=optimal", *more]
         status, _, err = cli("sample", *args, "output=a.fa")
-        assert status == 0 and "best sizes save nothing on windows they were not chosen on" in err and steps(tmp_path / "a.fa") == calls
+        assert status == 0 and "optimal sizes save nothing on windows not used to choose them" in err and steps(tmp_path / "a.fa") == calls
     assert dnadiff.load(copy, "cpu").stored_curve.groups(64, 5, "optimal") == {"num_groups": 5, "sizes": None}
 
 
@@ -127,10 +127,10 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
     ("arguments", "message"),
     [
         (["label=yest"], "label 'yest' is not known; did you mean yeast?; this model knows human, yeast"),
-        (["label=[]"], "label [] names none; leave it out for sequences without a label; this model knows human, yeast"),
+        (["label=[]"], "label [] is empty; leave it out for sequences without a label; this model knows human, yeast"),
         (["guidance=2"], "guidance=2 needs a label; this model knows human, yeast"),
-        (["guidance=high", "label=yeast"], "guidance 'high' must be a number from 0"),
-        (["guidance=-1", "label=yeast"], "guidance -1 must be a number from 0"),
+        (["guidance=high", "label=yeast"], "guidance 'high' must be a number of at least 0"),
+        (["guidance=-1", "label=yeast"], "guidance -1 must be a number of at least 0"),
     ],
 )
 def test_labels_that_cannot_be(arguments, message, cli, labelled):

@@ -5,26 +5,44 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dnadiff.checks import integer
 from dnadiff.config import Config, Json, build
 
 if TYPE_CHECKING:
+    import torch
+
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.regions import Region
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.request import Request
     from dnadiff.design.template import Motif, Pattern
-    from dnadiff.model import Model
+    from dnadiff.likelihood.stored_curve import StoredCurve
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
 LEAVES_MASKS = "none"
 log = logging.getLogger("dnadiff")
 
 
-def make_request(config: Config, model: Model) -> Request:
+class SamplingModel(Protocol):
+    """What the options need of a model; see `dnadiff.model.Model`."""
+
+    tokenizer: Tokenizer
+    path: Path
+    device: torch.device
+    stored_curve: StoredCurve
+
+    @property
+    def length(self) -> int:
+        """Tokens in a training window."""
+
+    def check_infill(self) -> None:
+        """Raises ValueError if the model cannot fill an interval from both flanks."""
+
+
+def make_request(config: Config, model: SamplingModel) -> Request:
     """The request that the options describe.
 
     Raises:
@@ -49,7 +67,7 @@ def make_request(config: Config, model: Model) -> Request:
     return Free(tokenizer, each, (low, high), config["seed"], config["prompt"] or "", motifs)
 
 
-def read_intervals(config: Config, model: Model) -> tuple[Genome, list[Region]]:
+def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.regions import read_regions
@@ -121,7 +139,7 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
     return bool(weighted)
 
 
-def output_settings(config: Config, model: Model, request: Request, sampler: Config) -> dict[str, Json]:
+def output_settings(config: Config, model: SamplingModel, request: Request, sampler: Config) -> dict[str, Json]:
     """Everything that the bytes of the output file depend on."""
     from dnadiff.data.files import resolve
     from dnadiff.design.infill import Infill
@@ -145,7 +163,7 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
     return isinstance(name, (str, Path)) and (str(name).startswith("bundled:") or Path(str(name)).expanduser().is_file())
 
 
-def resolved_sampler(settings: Config, model: Model, length: int, shortest: int | None = None) -> Config:
+def resolved_sampler(settings: Config, model: SamplingModel, length: int, shortest: int | None = None) -> Config:
     """The settings of a sampler with defaults that depend on the model: the window, and groups from its h(n).
 
     Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens.

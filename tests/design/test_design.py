@@ -128,7 +128,7 @@ def test_gc_comes_near_what_is_asked_for(cli, trained, tmp_path):
     assert status == 0, err
     letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
     share = sum(map(letters.count, "GC")) / len(letters)
-    assert share == pytest.approx(0.7, abs=0.03) and f"{share:.4f}, asked for 0.7" in out and "the pilot comes to 0.7" in err
+    assert share == pytest.approx(0.7, abs=0.03) and f"{share:.4f}, target 0.7" in out and "the pilot reaches 0.7" in err
     assert all(float(facts(r)["log_weight"]) != 0 and facts(r)["gc"] == "0.7" for r in read_fasta(tmp_path / "a.fa"))
 
 
@@ -162,9 +162,9 @@ def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
     process.communicate()
     assert journal.is_file() and not (tmp_path / name).exists(), "the process ended before it could be killed"
     status, _, err = cli("sample", *args, "output=" + name)
-    assert status == 1 and "was begun and not finished" in err
+    assert status == 1 and "is unfinished" in err
     status, _, err = cli("sample", *args, "output=" + name, "resume=true")
-    assert status == 0 and "going on after" in err, err
+    assert status == 0 and "resuming after" in err, err
     assert (tmp_path / name).read_bytes() == (tmp_path / f"whole_{name}").read_bytes()
     one, other = (json.loads((tmp_path / f"{p}{name}.json").read_text()) for p in ("", "whole_"))
     same = ("sha256", "network_calls", "rows", "tokens", "weights", "settings")
@@ -202,9 +202,9 @@ def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp
     others = {"num_samples": "5", "batch_size": "3", "seed": "2", "gc": "0.5", "sampler.temperature": "0.9", "sampler": "grouped"}
     for key, value in others.items():
         status, _, err = sample("resume=true", **{key: value})
-        assert status == 1 and f"was begun with {key.partition('.')[0]}=" in err and err.count("\n") <= 2, err
+        assert status == 1 and f"was started with {key.partition('.')[0]}=" in err and err.count("\n") <= 2, err
     (tmp_path / "t.fa").write_text(">t\nNNYNNNANNN\n")
-    assert "was begun with template=" in sample("resume=true")[2]
+    assert "was started with template=" in sample("resume=true")[2]
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     assert sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir()) == begun
     assert sample("resume=true")[0] == 0 and len(read_fasta(tmp_path / "a.fa")) == 4
@@ -350,15 +350,15 @@ REFUSED = [
     (["template=bad.fa"], "record 1 (x): letter 'J' at position 3 is not a nucleotide"),
     (["template=none.fa"], "none.fa does not exist"),
     (["template=full.fa"], "template x leave nothing to generate"),
-    (["template=ok.fa", "length=30"], "length is that of the template"),
+    (["template=ok.fa", "length=30"], "the template defines the length"),
     (["template=ok.fa", "prompt=ACG"], "template and prompt exclude each other"),
     (["motif=TAXT@3"], "motif TAXT@3: 'X' at position 3 is not an IUPAC letter"),
     (["motif=TATA@62"], "motif TATA@62 covers 62 to 66 (0-based, half-open), outside a sequence of 64 bases"),
     (["motif=[TATA@3,GG@4]"], "motif GG@4 contradicts motif TATA@3 at position 4"),
     (["motif=CC@9", "template=ok.fa"], "motif CC@9 contradicts the template at position 10 (0-based) of 20 bases: C against R"),
     (["motif=TATA@30", "length=20:60"], "outside a sequence of"),
-    (["length=60:20"], "length '60:20' cannot be read; write a number, or SHORTEST:LONGEST"),
-    (["length=a:b"], "length 'a:b' cannot be read"),
+    (["length=60:20"], "length '60:20' cannot be parsed; write a number, or SHORTEST:LONGEST"),
+    (["length=a:b"], "length 'a:b' cannot be parsed"),
     (["infill=r.bed"], "infill=regions.bed and genome=g.fa belong together"),
     (["infill=off.bed", "genome=g.fa"], "off.bed: line 2 has the region c1:390-401, which ends beyond c1 (400 bases)"),
     (["infill=other.bed", "genome=g.fa"], "other.bed: line 1: no record is called c9"),
@@ -367,20 +367,20 @@ REFUSED = [
     (["infill=r.bed", "genome=g.fa", "template=ok.fa"], "infill and template exclude each other"),
     (["infill=r.bed", "genome=g.fa", "write=some"], "write 'some' is not known; choose window or designed"),
     (["gc=1.2"], "gc 1.2 must be a number between 0 and 1"),
-    (["gc=0.9", "template=at.fa"], "gc 0.9 cannot be reached: what is given leaves a mean from 0.000 to 0.600, ends left out"),
+    (["gc=0.9", "template=at.fa"], "gc 0.9 cannot be reached: the fixed positions allow means between 0.000 and 0.600"),
     (["resample=true"], "resample=true: these samples have no weights"),
-    (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler whose draws can be weighed"),
-    (["resample=true", "gc=0.5", "sampler.temperature=0.9"], "resample=true needs a sampler whose draws can be weighed"),
+    (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler with importance weights"),
+    (["resample=true", "gc=0.5", "sampler.temperature=0.9"], "resample=true needs a sampler with importance weights"),
     (["resample=true", "motif=RRY@4", "length=20:30"], "resample=true compares sequences of one length"),
     (["copies=no"], "copies=no is neither true nor false"),
     (["overwrite=no"], "overwrite=no is neither true nor false"),
-    (["prompt=1984"], "prompt 1984 is not text; put it into quotes"),
+    (["prompt=1984"], "prompt 1984 must be a string; put it into quotes"),
     (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
-    (["output=5"], "output 5 is not text; put it into quotes"),
+    (["output=5"], "output 5 must be a string; put it into quotes"),
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
     (["write=designed"], "write=designed is for infill="),
-    (["resume=true"], "resume=true goes on with a file: give output="),
+    (["resume=true"], "resume=true needs output=, the file to resume"),
     (["output=a.jsonl"], "another kind of file"),
 ]
 
@@ -411,15 +411,15 @@ def test_python_gives_strings_with_their_bounds(model):
     for call, message in (
         (lambda: model.sample(1, template="ACGZ"), "'Z' at position 4"),
         (lambda: model.sample(1, template="NN", length=3), "leave prompt and length out"),
-        (lambda: model.infill("ACGT", 2, 2), "start 2 and end 2 do not lie in a sequence of 4"),
-        (lambda: model.infill("ACGTACGT", 0, 8, length=4), "wider than the 4 tokens"),
-        (lambda: model.infill("ACGTACGT", 0.0, 8), "start 0.0 and end 8 must be whole numbers"),
+        (lambda: model.infill("ACGT", 2, 2), "start 2 and end 2 must be an interval in the sequence of 4"),
+        (lambda: model.infill("ACGTACGT", 0, 8, length=4), "longer than the 4 tokens"),
+        (lambda: model.infill("ACGTACGT", 0.5, 8), "start 0.5 must be an integer"),
         (lambda: model.infill(b"ACGTACGT", 0, 8), "sequence is of type bytes"),
-        (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be a whole number"),
+        (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be an integer"),
         (lambda: model.infill("ACGTACGT", 0, 8, num_draws=3), "num_draws 3 must be even"),
-        (lambda: model.sample("3"), "num_samples '3' must be a whole number"),
-        (lambda: model.sample(1, template=["NN"]), "is not text; give one string"),
-        (lambda: model.sample(1, length=9, batch_size=1.5), "batch_size 1.5 must be at least 1, and a whole number"),
+        (lambda: model.sample("3"), "num_samples '3' must be an integer"),
+        (lambda: model.sample(1, template=["NN"]), "must be a string"),
+        (lambda: model.sample(1, length=9, batch_size=1.5), "batch_size 1.5 must be an integer of at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -49,12 +49,12 @@ def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
 
 def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
-    with pytest.raises(FileExistsError, match=r"a was begun and not finished \(2 sequences\); set resume=true .* or overwrite=true"):
+    with pytest.raises(FileExistsError, match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
-    with pytest.raises(ValueError, match=r"was begun with seed=1, not 2; go on with the same"):
+    with pytest.raises(ValueError, match=r"was started with seed=1, not 2; resume with the same"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
     (short := temporary_path(tmp_path / "a", "part")).write_bytes(b"on")
-    with pytest.raises(ValueError, match=r"missing or shorter than its journal says"):
+    with pytest.raises(ValueError, match=r"missing or shorter than its journal requires"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
     anew = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
     anew.append(b"new", 1)
