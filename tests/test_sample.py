@@ -1,6 +1,7 @@
 """The command line `sample`: samplers, labels, groups from h(n), and what it refuses."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 import dnadiff
 from dnadiff.checkpoint import label_names
+from dnadiff.config import compose
 from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.likelihood import code_length
+from dnadiff.sample import run
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 
@@ -32,26 +35,61 @@ def steps(path):
     return int(path.read_text().split("calls=")[1].split()[0])
 
 
+def header_of(path):
+    """The key=value pairs of the first header of a FASTA file."""
+    words = shlex.split(path.read_text().splitlines()[0])
+    assert words[:2] == [">sample_1", "synthetic"]
+    return dict(word.split("=", 1) for word in words[2:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "header"),
     [
-        (["sampler=first_hitting"], "first_hitting calls=64 seed=1"),
-        (["sampler=remdm", "sampler/remasking=loop", "sampler.num_steps=20", "sampler.nucleus=0.9"], "remdm calls=20 nucleus=0.9 seed=1"),
+        (["sampler=first_hitting"], {"sampler": "first_hitting", "calls": "64"}),
+        (
+            ["sampler=remdm", "sampler/remasking=loop", "sampler.num_steps=20", "sampler.nucleus=0.9", "sampler.remasking.eta=0.1"],
+            {"sampler": "remdm", "calls": "20", "num_steps": "20", "nucleus": "0.9", "remasking.class": "Loop", "remasking.eta": "0.1"},
+        ),
         (
             ["sampler=confidence", "sampler.order=margin", "sampler.num_steps=8", "sampler.temperature=0.8"],
-            "confidence calls=8 temperature=0.8 seed=1",
+            {"sampler": "confidence", "calls": "8", "num_steps": "8", "order": "margin", "temperature": "0.8"},
         ),
-        (["sampler=semi_ar", "length=150", "sampler@sampler.sampler=entropy_bounded", "sampler.window=60"], "semi_ar calls=N seed=1"),
-        (["sampler=gibbs", "sampler.num_groups=4"], "gibbs calls=8 seed=1"),
+        (
+            ["sampler=semi_ar", "length=150", "sampler@sampler.sampler=entropy_bounded", "sampler.window=60"],
+            {"sampler": "semi_ar", "calls": None, "sampler.window": "60", "sampler.class": "EntropyBounded"},
+        ),
+        (["sampler=gibbs", "sampler.num_groups=4"], {"sampler": "gibbs", "calls": "8", "num_groups": "4"}),
     ],
 )
 def test_any_sampler_by_name(arguments, header, cli, trained, tmp_path):
     status, out, err = cli("sample", f"checkpoint={trained}", "num_samples=3", "output=a.fa", *arguments)
     assert status == 0, err
-    calls = int(out.split("network calls")[1].split()[0])  # of the one batch: what happened, not what might have
-    assert f">sample_1 synthetic sampler={header}".replace("N", str(calls)) == (tmp_path / "a.fa").read_text().splitlines()[0]
+    calls = int(out.split("network calls")[1].split()[0])  # the actual calls of the only batch, not their upper limit
+    assert header_of(tmp_path / "a.fa") == header | {"calls": str(calls), "seed": "1"} and header["calls"] in (None, str(calls))
     assert calls <= int(err.split("at most ")[1].split()[0]) and calls == steps(tmp_path / "a.fa")
     assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [150 if "semi_ar" in arguments[0] else 64] * 3
+
+
+def test_header_and_json_record_every_setting_of_a_users_own_sampler(trained, tmp_path, monkeypatch):
+    (tmp_path / "own_sampler.py").write_text(
+        "from dnadiff.sampler.grouped import Grouped\n\n\n"
+        "class Own(Grouped):\n"
+        "    def __init__(self, note='plain', seed=0, weights=(1, 2), temperature=1.0, unused=None):\n"
+        "        super().__init__(num_groups=4, temperature=temperature)\n"
+        "        self.note, self.seed, self.weights, self.unused = note, seed, list(weights), unused\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = compose("sample", [f"checkpoint={trained}", f"output={tmp_path}/a.fa", "num_samples=2", "length=30", "seed=5"])
+    config["sampler"] = {"_target_": "own_sampler.Own", "note": "two words = 1", "seed": 7, "weights": [3, 4]}
+    run(config, tmp_path, [])
+    expected = {"sampler": "own_sampler", "calls": "4", "note": "two words = 1", "sampler.seed": "7", "weights": "[3,4]", "seed": "5"}
+    assert header_of(tmp_path / "a.fa") == expected
+    content = json.loads((tmp_path / "a.fa.json").read_text())
+    settings = {"note": "two words = 1", "seed": 7, "weights": [3, 4], "temperature": 1.0, "unused": None}
+    assert content["sampler"] == "own_sampler" and content["sampler_settings"] == {"class": "own_sampler.Own", **settings}
+    assert dnadiff.load(trained, "cpu").sample(2, length=30, seed=5, sampler=Grouped(4)) == [
+        r.sequence.decode() for r in read_fasta(tmp_path / "a.fa")
+    ]
 
 
 def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
@@ -96,7 +134,6 @@ def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
     """A run trained for two steps on two labelled files."""
-    from dnadiff.config import compose
     from dnadiff.train import run
 
     folder = tmp_path_factory.mktemp("labelled")
@@ -116,7 +153,8 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
         assert status == 0, err
         assert f"4 ({14 if name == 'guided' else 7} sequences" in out  # two are one at first
         said = {"plain": "", "told": " label=yeast", "guided": " label=yeast guidance=2"}[name]
-        assert (tmp_path / f"{name}.fa").read_text().startswith(f">sample_1 synthetic sampler=grouped calls=4{said} seed=1\n")
+        header = f">sample_1 synthetic sampler=grouped calls=4 num_groups=4{said} seed=1\n"
+        assert (tmp_path / f"{name}.fa").read_text().startswith(header)
     model = dnadiff.load(labelled, "cpu")
     assert model.labels == ("human", "yeast")
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]] and model.conditioned(["yeast", "human"], 2)[1].tolist() == [[1, 1]]

@@ -33,8 +33,9 @@ def sampler_name(sampler: Sampler) -> str:
 
 
 def sampler_settings(sampler: Sampler) -> dict[str, Json]:
-    """Every setting of a sampler and its class, for the JSON file."""
-    return {"class": f"{type(sampler).__module__}.{type(sampler).__qualname__}", **sampler.settings()}
+    """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot represent becomes a string."""
+    settings = {"class": f"{type(sampler).__module__}.{type(sampler).__qualname__}", **sampler.settings()}
+    return json.loads(json.dumps(settings, default=str))
 
 
 def header_settings(sampler: Configurable) -> dict[str, Json]:

@@ -18,8 +18,8 @@ from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
-from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.infill import Infill
+from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.template import CODES
 from dnadiff.metrics import memorization
 
