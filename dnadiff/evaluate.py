@@ -34,7 +34,8 @@ def show(content: Json) -> None:
     from dnadiff.bootstrap import verdict
 
     unit = "bits per base" if content["is_dna"] else "bits per token"
-    rows, bit = [], math.log(2)
+    bit = math.log(2)
+    rows: list[tuple[str, ...]] = []
     for name, g in content["groups"].items():
         se_mc = "n/a" if g["se_mc"] is None else f"{g['se_mc'] / bit:.4f}"
         rows.append(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FASTA = (".fa", ".fasta", ".fna")
 JSONL = ".jsonl"
 TEXT = (".txt", JSONL)
-TOTALS = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
+TOTALS: dict[str, Json] = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
 Writer: TypeAlias = Callable[[str, str, Mapping[str, Json]], bytes]  # name, text and header of a record -> its bytes
 log = logging.getLogger("dnadiff")
 
@@ -201,7 +201,8 @@ def finish(
     from dnadiff.metrics import memorization
 
     output, totals = stream.output, stream.notes
-    written, extra, compressed = len(request), {}, provenance.is_compressed(stream.output)
+    written, compressed = len(request), provenance.is_compressed(stream.output)
+    extra: dict[str, Json] = {}
     part = stream.part if stream.part.exists() else output
     if writer_of(output) is not text_record and provenance.has_weights(part, compressed):
         extra["weights"] = provenance.summarize_weights(provenance.weights(part, compressed), request.each)
@@ -241,7 +242,7 @@ def finish(
 def show(config: Config, content: Json, generated: int) -> None:
     """Print the closing table."""
     seconds = content["seconds"]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("sequences", f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"),
         ("sampler", f"{content['sampler']}, seed {config['seed']}"),
         ("network calls", f"{content['network_calls']:,} ({content['rows']:,} sequences in them)"),

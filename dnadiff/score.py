@@ -49,7 +49,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
             numbers = (per_base[i], per_base[i] / math.log(2), se[i], nats[i] / math.log(2))
             file.write("\t".join([r.name, str(len(r.sequence)), f"{counted[i]:.0f}", *(f"{x:.6f}" for x in numbers)]).encode() + b"\n")
     bases = max(counted.sum(), 1)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("records", f"{len(records):,}"),
         ("bases counted", f"{counted.sum():,.0f} of {sum(map(len, ids)):,}"),
         ("bits per base", f"{nats.sum() / bases / math.log(2):.4f}"),

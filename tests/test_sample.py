@@ -1,4 +1,4 @@
-"""The command line `sample`: samplers, labels, groups from h(n), and what it refuses."""
+"""The command line `sample`: samplers, labels, groups from h(n), and invalid options."""
 
 import json
 import shlex
@@ -17,8 +17,8 @@ from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 
 
-def stored(folder, length=64, checkpoint="best.ckpt", step=30, best=1.1):
-    """An evaluation of the run, as far as sampling reads it: h falls from 2 bits to 1, and best sizes of 8 groups cost `best` bits."""
+def store_curve(folder, length=64, checkpoint="best.ckpt", step=30, best=1.1):
+    """The part of an evaluation that sampling reads: h decreases from 2 bits to 1, and optimal sizes of 8 groups cost `best` bits."""
     rows = [{"groups": k, "uniform": {"bits": 1.2}, "optimal": {"bits": bits}} for k, bits in ((1, 1.2), (8, best))]
     curve = {"length": length, "h": {"visible": list(range(length)), "bits": (1 + np.exp(-np.arange(length) / 8)).tolist()}, "rows": rows}
     content = {"model": {"checkpoint": f"elsewhere/checkpoints/{checkpoint}", "step": step}, "code_length": curve}
@@ -95,7 +95,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(trained, tm
 def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "output=a.fa"]
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == 64  # no curve: the default
-    stored(copy)
+    store_curve(copy)
     h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
     equal, best = code_length.fewest_groups(h), code_length.fewest_groups(h, optimal=True)
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == len(equal) < 64
@@ -109,8 +109,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     assert dnadiff.load(copy, "cpu").default_sampler(64).num_groups == len(equal)
 
 
-def test_best_sizes_that_save_nothing_on_other_windows_are_not_taken(cli, copy, tmp_path):
-    stored(copy, best=1.2)
+def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy, tmp_path):
+    store_curve(copy, best=1.2)
     h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
     for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
         args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "sampler.sizes=optimal", *more]
@@ -121,7 +121,7 @@ def test_best_sizes_that_save_nothing_on_other_windows_are_not_taken(cli, copy, 
 
 @pytest.mark.parametrize("other", [{"step": 31}, {"checkpoint": "last.ckpt"}])
 def test_a_curve_of_another_checkpoint_is_not_used(other, copy):
-    stored(copy, **other)
+    store_curve(copy, **other)
     assert dnadiff.load(copy, "cpu").stored_curve.curve(64) is None
 
 
@@ -132,11 +132,11 @@ def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
-    """A run trained for two steps on two labelled files."""
+def labeled(tmp_path_factory):
+    """A run trained for two steps on two labeled files."""
     from dnadiff.train import run
 
-    folder = tmp_path_factory.mktemp("labelled")
+    folder = tmp_path_factory.mktemp("labeled")
     for name, unit in (("human", "ACGTTGA"), ("yeast", "CCATG")):
         (folder / f"{name}.fa").write_text(f">one\n{unit * 600}\n")
     data = [f"data.path={{human:{folder}/human.fa,yeast:{folder}/yeast.fa}}", "data=fasta", "data.length=64", "data.batch_size=4"]
@@ -146,16 +146,16 @@ def labelled(tmp_path_factory):
     return folder / "run"
 
 
-def test_labels_and_guidance(cli, labelled, tmp_path):
-    args = [f"checkpoint={labelled}", "num_samples=2", "sampler.num_groups=4"]
-    for name, more in (("plain", []), ("told", ["label=yeast"]), ("guided", ["label=yeast", "guidance=2"])):
+def test_labels_and_guidance(cli, labeled, tmp_path):
+    args = [f"checkpoint={labeled}", "num_samples=2", "sampler.num_groups=4"]
+    for name, more in (("plain", []), ("labeled", ["label=yeast"]), ("guided", ["label=yeast", "guidance=2"])):
         status, out, err = cli("sample", *args, *more, f"output={name}.fa")
         assert status == 0, err
         assert f"4 ({14 if name == 'guided' else 7} sequences" in out  # two are one at first
-        said = {"plain": "", "told": " label=yeast", "guided": " label=yeast guidance=2"}[name]
-        header = f">sample_1 synthetic sampler=grouped calls=4 num_groups=4{said} seed=1\n"
+        shown = {"plain": "", "labeled": " label=yeast", "guided": " label=yeast guidance=2"}[name]
+        header = f">sample_1 synthetic sampler=grouped calls=4 num_groups=4{shown} seed=1\n"
         assert (tmp_path / f"{name}.fa").read_text().startswith(header)
-    model = dnadiff.load(labelled, "cpu")
+    model = dnadiff.load(labeled, "cpu")
     assert model.labels == ("human", "yeast")
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]] and model.conditioned(["yeast", "human"], 2)[1].tolist() == [[1, 1]]
     assert len(model.sample(2, label="human", guidance=1.5)) == 2
@@ -171,13 +171,13 @@ def test_labels_and_guidance(cli, labelled, tmp_path):
         (["guidance=-1", "label=yeast"], "guidance -1 must be a number of at least 0"),
     ],
 )
-def test_labels_that_cannot_be(arguments, message, cli, labelled):
-    status, _, err = cli("sample", f"checkpoint={labelled}", *arguments)
+def test_invalid_labels(arguments, message, cli, labeled):
+    status, _, err = cli("sample", f"checkpoint={labeled}", *arguments)
     assert status == 1 and message in err and err.count("\n") == 1
 
 
-def test_guidance_needs_training_without_labels(labelled):
-    model = dnadiff.load(labelled, "cpu")
+def test_guidance_needs_training_without_labels(labeled):
+    model = dnadiff.load(labeled, "cpu")
     model.config = model.config | {"data": model.config["data"] | {"label_dropout": 0.0}}
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]]
     with pytest.raises(
@@ -207,20 +207,20 @@ def test_guidance_needs_training_without_labels(labelled):
         (["sampler.temperature=inf"], "temperature inf must be a finite number"),
         (["sampler.num_groups=8.5"], "sampler.num_groups 8.5 must be an integer of at least 1"),
         (["sampler.num_groups=2.5", "sampler.sizes=optimal"], "sampler.num_groups 2.5 must be an integer of at least 1"),
-        (["sampler.sizes=24"], "sizes 24 must be numbers of tokens"),
-        (["sampler.sizes=[a,b]"], "must be numbers of tokens"),
+        (["sampler.sizes=24"], "sizes 24 must be integers of at least 1"),
+        (["sampler.sizes=[a,b]"], "must be integers of at least 1"),
         (["sampler=ancestral", "sampler.num_steps=null"], "sampler.num_steps None must be an integer of at least 1"),
         (["sampler=confidence", "sampler.order=[max]"], "is not known; choose max, margin, entropy"),
         (["sampler=semi_ar", "sampler.window=0"], "sampler.window 0 must be an integer of at least 1"),
         (["sampler=grouping"], "sampler=grouping does not exist; did you mean grouped?"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(arguments, message, cli, trained):
+def test_invalid_options_give_one_line(arguments, message, cli, trained):
     status, _, err = cli("sample", f"checkpoint={trained}", *arguments)
     assert status == 1 and message in err and err.count("\n") == 1, err
 
 
-def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path):
+def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_args, tmp_path):
     assert cli("train", *train_args("dit", 1, "backbone.max_length=64"))[0] == 0
     status, _, err = cli("sample", "checkpoint=run", "length=100")
     assert status == 1 and err.count("\n") == 1
@@ -229,12 +229,12 @@ def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path
     assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [100, 100]  # the window is the network's
-    # a bound would need the whole at once: left out where it was not asked for, else refused before anything is sampled
+    # a bound needs the whole sequence in one call: left out if not requested, else an error before anything is sampled
     designed = model.sample(1, length=100, sampler=SemiAR(Grouped(4)), motif="TATA@5")
     assert designed[0][5:9] == "TATA" and designed[0].log_prob is None
     infilled = model.infill("ACGTA" * 30, 70, 80, length=100, sampler=SemiAR(Grouped(4)))
     assert len(infilled[0]) == 150 and infilled[0].log_prob is None and model.infill("ACGTA" * 30, 70, 80)[0].log_prob < 0
-    with pytest.raises(ValueError, match=r"num_draws 2: bounds are of whole sequences, and 100 tokens are more than the 64"):
+    with pytest.raises(ValueError, match=r"num_draws 2: bounds need whole sequences, and 100 tokens are more than the 64"):
         model.sample(1, length=100, sampler=SemiAR(Grouped(4)), num_draws=2)
     with pytest.raises(
         ValueError, match=r"window 65 is more than the 64 tokens that this network takes; set sampler.window to that or less"
@@ -242,7 +242,7 @@ def test_a_length_beyond_the_network_names_the_way_out(cli, train_args, tmp_path
         model.sample(1, length=100, sampler=SemiAR(Grouped(4), window=65))
 
 
-def test_whole_numbers_in_any_notation(cli, trained, tmp_path):
+def test_integers_in_any_notation(cli, trained, tmp_path):
     for arguments in (["sampler.num_groups=1e1"], ["sampler=ancestral", "sampler.num_steps=1e1", "sampler.top_k=3.0"]):
         status, _, err = cli("sample", f"checkpoint={trained}", "num_samples=1", "output=a.fa", "overwrite=true", *arguments)
         assert status == 0 and steps(tmp_path / "a.fa") <= 10, err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -206,4 +206,4 @@ def check_settings(settings: Config) -> None:
 
 def without_sizes(settings: Config) -> Config:
     """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the model."""
-    return {key: without_sizes(value) if isinstance(value, Mapping) else value for key, value in settings.items() if key != "sizes"}
+    return {key: without_sizes(value) if isinstance(value, dict) else value for key, value in settings.items() if key != "sizes"}

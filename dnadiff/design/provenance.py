@@ -143,7 +143,8 @@ def _gc(header: bytes, body: bytes) -> tuple[int, int]:
 
 def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytes]]:
     """Header and body of each record."""
-    header, lines = b"", []
+    header = b""
+    lines: list[bytes] = []
     for line in file:
         if line.startswith(b">"):
             if header:

@@ -86,8 +86,9 @@ class CountForm(Estimator):
         if same_draws_as is not None:
             target_se, settings["min_draws"] = None, same_draws_as.num_draws
         self.calls = settings["num_draws"]
-        callbacks = {"progress": self.progress, "on_doubling": self._on_doubling}
-        result = likelihood.estimate_to(denoiser, self.process, batches, target_se, **settings, **callbacks)
+        result = likelihood.estimate_to(
+            denoiser, self.process, batches, target_se, progress=self.progress, on_doubling=self._on_doubling, **settings
+        )
         if target_se is not None and result.se_mc() > target_se:
             most = settings["max_draws"]
             log.warning(f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se {target_se}; raise max_draws")

@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
-from dnadiff.config import Config
+from dnadiff.config import Config, Json
 from dnadiff.data.files import atomic_write
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
@@ -155,9 +156,9 @@ class Scores:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
-        arrays = {f"nats/{name}": nats for name, nats in self.nats.items()}
+        arrays: dict[str, Json] = {f"nats/{name}": nats for name, nats in self.nats.items()}
         arrays |= {f"tokens/{name}": self.tokens[name] for name in self.nats}
-        with atomic_write(path, overwrite=True) as file:
+        with atomic_write(Path(path), overwrite=True) as file:
             np.savez_compressed(file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays)
 
     @classmethod
@@ -226,7 +227,7 @@ def markov_rows(
     for order, model, nats in markov_nats(data, tiles, tuned, part):
         row: MarkovRow = {
             "order": order,
-            "trained_on": data.name,
+            "trained_on": str(data.name),
             "strength": model.strengths[order],
             "strengths": model.strengths[: order + 1],
             "groups": {},

@@ -1,4 +1,4 @@
-"""Designing from the command line and from Python: templates, motifs, infilling, GC, weights, resumption, and what is refused."""
+"""Design from the command line and from Python: templates, motifs, infilling, GC, weights, resuming, and invalid options."""
 
 import gzip
 import hashlib
@@ -63,7 +63,7 @@ def test_templates_motifs_and_ranges_in_files(cli, trained, tmp_path):
     assert all(t[10:16] == "TATAAT" and t[-10:-5] == "ATTGG" and 40 <= len(t) <= 70 for t in texts) and len(set(map(len, texts))) > 2
 
 
-def test_the_json_says_how_the_file_was_made(cli, trained, tmp_path):
+def test_the_json_file_records_how_the_samples_were_made(cli, trained, tmp_path):
     status, out, err = cli(
         "sample", f"checkpoint={trained}", "num_samples=4", "output=a.fa", "sampler=first_hitting", "copies=true", "length=30"
     )
@@ -121,7 +121,7 @@ def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
         Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 29)
 
 
-def test_gc_comes_near_what_is_asked_for(cli, trained, tmp_path):
+def test_gc_reaches_its_target(cli, trained, tmp_path):
     status, out, err = cli(
         "sample", f"checkpoint={trained}", "num_samples=64", "length=60", "gc=0.7", "output=a.fa", "sampler.num_groups=6"
     )
@@ -132,7 +132,7 @@ def test_gc_comes_near_what_is_asked_for(cli, trained, tmp_path):
     assert all(float(facts(r)["log_weight"]) != 0 and facts(r)["gc"] == "0.7" for r in read_fasta(tmp_path / "a.fa"))
 
 
-def test_resampling_takes_what_weighs_most(cli, trained, tmp_path):
+def test_resampling_draws_by_weight(cli, trained, tmp_path):
     (tmp_path / "t.fa").write_text(">t1\nNNNNNRRYYSSWWKKNNNNN\n>t2\nNNNNGATTACANNNN\n")
     args = [f"checkpoint={trained}", "template=t.fa", "sampler.num_groups=5", "num_samples=4"]
     assert cli("sample", *args[:-1], "num_samples=30", "output=p.fa")[0] == 0
@@ -149,10 +149,10 @@ def test_resampling_takes_what_weighs_most(cli, trained, tmp_path):
     assert content["effective_size"]["least"] == pytest.approx(size, rel=1e-5) and content["proposals"] == 30 and content["resampled"] == 4
 
 
-def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
+def test_a_killed_process_resumes_to_the_same_bytes(cli, trained, tmp_path):
     name = "a.fa.gz"
     args = [f"checkpoint={trained}", "num_samples=12", "batch_size=2", "length=80:100", "sampler=first_hitting", "motif=TATRAT@5"]
-    assert cli("sample", *args, f"output=whole_{name}")[0] == 0
+    assert cli("sample", *args, f"output=complete_{name}")[0] == 0
     run = [sys.executable, "-m", "dnadiff.sample", *args, "output=" + name]
     process = subprocess.Popen(run, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 120
@@ -165,15 +165,15 @@ def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
     assert status == 1 and "is unfinished" in err
     status, _, err = cli("sample", *args, "output=" + name, "resume=true")
     assert status == 0 and "resuming after" in err, err
-    assert (tmp_path / name).read_bytes() == (tmp_path / f"whole_{name}").read_bytes()
-    one, other = (json.loads((tmp_path / f"{p}{name}.json").read_text()) for p in ("", "whole_"))
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"complete_{name}").read_bytes()
+    one, other = (json.loads((tmp_path / f"{p}{name}.json").read_text()) for p in ("", "complete_"))
     same = ("sha256", "network_calls", "rows", "tokens", "weights", "settings")
     assert all(one[key] == other[key] for key in same) and (one["sessions"], other["sessions"]) == (2, 1)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     assert "is complete already" in cli("sample", *args, "output=" + name, "resume=true")[1]
 
 
-def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp_path, monkeypatch):
+def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     args = {
         "num_samples": "4",
@@ -213,7 +213,7 @@ def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp
     assert status == 0 and "is complete already" in out and not temporary_path(tmp_path / "a.fa", "journal").exists()
 
 
-def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
+def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):
     args = [
         f"checkpoint={trained}",
         "num_samples=3",
@@ -224,7 +224,7 @@ def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
         "gc=0.6",
         "sampler.num_groups=4",
     ]
-    assert cli("sample", *args, "output=whole.fa")[0] == 0
+    assert cli("sample", *args, "output=complete.fa")[0] == 0
     append = ResumableOutput.append
 
     def broken(self, content, count, **notes):
@@ -237,7 +237,7 @@ def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(ResumableOutput, "append", append)
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
     assert status == 0 and "the pilot" not in err  # its tilt is in the journal
-    assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "whole.fa").read_bytes()
+    assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes()
     letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
     reached = json.loads((tmp_path / "a.fa.json").read_text())["gc"]["reached"]
     assert reached == pytest.approx(sum(map(letters.count, "GC")) / len(letters))  # of what is in the file, not of all proposals
@@ -250,7 +250,7 @@ def test_the_gc_of_resampled_designs_is_that_of_the_designed_part(tmp_path):
     assert provenance.resample(tmp_path / "p.fa", tmp_path / "k.fa", 2, 3, 1) == (6, 15)  # AT and acgN, three times each
 
 
-def test_a_journal_vouches_for_no_bytes_but_its_own(tmp_path, monkeypatch):
+def test_the_journal_of_a_replaced_file_is_removed(tmp_path, monkeypatch):
     output = tmp_path / "a.fa"
     first = ResumableOutput(output, {"seed": 1})
     first.append(b">one\nACGT\n", 1)
@@ -268,7 +268,7 @@ def test_a_journal_vouches_for_no_bytes_but_its_own(tmp_path, monkeypatch):
     assert ResumableOutput(output, {"seed": 1}, resume=True).done == 0
 
 
-def test_what_killed_processes_left_is_tidied_up(tmp_path):
+def test_files_of_killed_processes_are_removed(tmp_path):
     code = "0f" * 16
     left = [f".a.fa.{code}.part", f".a.fa.json.{code}.part", f"..a.fa.journal.{code}.part", ".a.fa.part", ".a.fa.journal"]
     others = ["a.fa", f".b.a.fa.{code}.part", ".axfa.part", f".axfa.{code}.part", f"a.fa.{code}.part"]
@@ -331,7 +331,7 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
         assert status == 1 and message in err and err.count("\n") == 1, err
 
 
-def test_weights_of_text_are_summed_up_too(cli, tmp_path):
+def test_weights_of_text_are_summarized_too(cli, tmp_path):
     (tmp_path / "book.txt").write_text("the cat sat on the mat. the dog sat on the log. " * 100)
     network = ["objective=ar", "backbone=transformer", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"]
     data = ["data=text", "data.path=book.txt", "data.length=32", "data.batch_size=4", "data.max_valid_windows=2"]
@@ -386,7 +386,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_bad_input_is_one_line_and_nothing_written(arguments, message, cli, trained, genome, tmp_path):
+def test_invalid_input_gives_one_line_and_writes_nothing(arguments, message, cli, trained, genome, tmp_path):
     for name, letters in (("bad", "ACJT"), ("full", "ACGT"), ("ok", "NNNNNNNNNNRRNNNNNNNN"), ("at", "ATATWWNNNNNNNNN" * 2)):
         (tmp_path / f"{name}.fa").write_text(f">x\n{letters}\n")
     (tmp_path / "off.bed").write_text("c1\t0\t10\nc1\t390\t401\n")

@@ -1,4 +1,4 @@
-"""Requests filled by every sampler and backbone: constraints hold in every output, and noise belongs to the sample."""
+"""Requests filled by every sampler and backbone: constraints hold in every output, and noise depends on the sample only."""
 
 from functools import cache
 
@@ -40,7 +40,7 @@ def sampler_of(name):
 
 @cache
 def network(backbone, labels=0, tokenizer=DNA, sedd=False):
-    """A small network whose opinions are strong."""
+    """A small network with peaked predictions."""
     torch.manual_seed(0)
     chosen = compose("train", [f"backbone={backbone}"])["backbone"]
     small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "num_labels": labels}
@@ -59,11 +59,11 @@ def backbones(causal):
     return [name for name in names if network(name).causal == causal]
 
 
-def filler(name, backbone, tilt=0.0, guidance=None, sedd=False):
+def generator(name, backbone, tilt=0.0, guidance=None, sedd=False):
     denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd)
-    told = None if guidance is None else torch.tensor([[0.0, 1.0]])
+    labels = None if guidance is None else torch.tensor([[0.0, 1.0]])
     denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)
-    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), told, tilt)
+    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), labels, tilt)
 
 
 def keeps(letters, text):
@@ -76,9 +76,9 @@ def keeps(letters, text):
 def test_every_sampler_and_backbone_keeps_random_templates(name, data):
     templates = [t for t in data.draw(st.lists(LETTERS, min_size=1, max_size=3)) if set(t) & set(CODES) - set("ACGTU")] or ["NRN"]
     backbone = data.draw(st.sampled_from(backbones(sampler_of(name).causal)))
-    guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # those that can be told labels
+    guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # networks with labels
     sedd = name == "analytic" and guidance is None and data.draw(st.booleans())
-    made = filler(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
+    made = generator(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
     request = Templates([(f"t{i}", dna_pattern(DNA, len(t), t)) for i, t in enumerate(templates)], 2, 3)
     for batch in made.batches(request, data.draw(st.integers(0, 99)), 4):
         for target, tokens in zip(batch.targets, batch.tokens):
@@ -87,8 +87,8 @@ def test_every_sampler_and_backbone_keeps_random_templates(name, data):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_lengths_motifs_and_noise_belong_to_the_sample(name):
-    made = filler(name, backbones(sampler_of(name).causal)[0])
+def test_lengths_motifs_and_noise_depend_on_the_sample_only(name):
+    made = generator(name, backbones(sampler_of(name).causal)[0])
     motifs = read_motifs(["TATRAT@1", "CCA@-5:-"])
     request = Free(DNA, 7, (12, 19), 5, "", motifs)
     together = [made.text(t, x) for batch in made.batches(request, 3, 7) for t, x in zip(batch.targets, batch.tokens)]
@@ -110,25 +110,25 @@ def test_text_templates_are_kept():
 
 
 def test_which_samples_have_weights():
-    partly, wholly = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
-    assert filler("grouped", "dit").has_weights(partly) is True and filler("grouped", "dit").has_weights(wholly) is False
-    assert filler("grouped", "dit", 1.0).has_weights(wholly) is True and filler("low_confidence", "dit").has_weights(partly) is None
-    assert filler("ar", "mamba").has_weights(wholly) is True and filler("low_confidence", "dit").has_weights(wholly) is False
-    # a motif that only at some lengths stands on a letter of the prompt that it completes
+    partly, free = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
+    assert generator("grouped", "dit").has_weights(partly) is True and generator("grouped", "dit").has_weights(free) is False
+    assert generator("grouped", "dit", 1.0).has_weights(free) is True and generator("low_confidence", "dit").has_weights(partly) is None
+    assert generator("ar", "mamba").has_weights(free) is True and generator("low_confidence", "dit").has_weights(free) is False
+    # a motif that overlaps a partial letter of the prompt at some lengths only
     lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
     seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
-    assert filler("grouped", "dit").has_weights(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
-    cold = filler("grouped", "dit")
+    assert generator("grouped", "dit").has_weights(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
+    cold = generator("grouped", "dit")
     cold.sampler.temperature = 0.5
     assert cold.has_weights(partly) is None
-    likeliest = filler("ancestral", "dit")
+    likeliest = generator("ancestral", "dit")
     likeliest.sampler.noise_removal = "argmax"
-    assert likeliest.has_weights(partly) is None and filler("ancestral", "dit").has_weights(partly) is True
+    assert likeliest.has_weights(partly) is None and generator("ancestral", "dit").has_weights(partly) is True
 
 
-def test_bounds_are_of_what_was_generated_given_the_rest():
+def test_bounds_are_of_the_generated_part_given_the_rest():
     for name, backbone in (("grouped", "dit"), ("ar", "mamba")):
-        made = filler(name, backbone)
+        made = generator(name, backbone)
         (batch,) = made.batches(Templates([("t", dna_pattern(DNA, 3, "ANC")), ("u", dna_pattern(DNA, 5, "NGNNN"))], 1, 3), 1, 2)
         bounds = made.bounds(batch, [0, 1], 4, 1)
         x = torch.from_numpy(batch.tokens[0])[None]

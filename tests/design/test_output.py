@@ -1,4 +1,4 @@
-"""Files that are written batch by batch and go on where they were stopped."""
+"""Files that are written batch by batch and can be resumed."""
 
 import errno
 import gzip
@@ -19,7 +19,7 @@ def write(path, batches, **how):
 
 
 @pytest.mark.parametrize("name", ["a.fa", "a.fa.gz"])
-def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
+def test_a_stopped_file_resumes_to_the_same_bytes(name, tmp_path):
     whole = write(tmp_path / name, BATCHES)
     whole.finish()
     discard(whole.output)
@@ -39,7 +39,7 @@ def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
     assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted([name, f"b{name}"])
 
 
-def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
+def test_a_process_that_dies_before_it_removes_the_journal_can_resume(tmp_path):
     write(tmp_path / "a", BATCHES).finish()
     again = ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
     assert again.complete and again.done == 3
@@ -47,7 +47,7 @@ def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"".join(BATCHES)
 
 
-def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
+def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
     with pytest.raises(FileExistsError, match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
@@ -56,9 +56,9 @@ def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
     (short := temporary_path(tmp_path / "a", "part")).write_bytes(b"on")
     with pytest.raises(ValueError, match=r"missing or shorter than its journal requires"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
-    anew = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
-    anew.append(b"new", 1)
-    assert anew.done == 1 and short.read_bytes() == b"new"
+    restarted = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
+    restarted.append(b"new", 1)
+    assert restarted.done == 1 and short.read_bytes() == b"new"
     temporary_path(tmp_path / "a", "journal").write_text("{")
     with pytest.raises(ValueError, match=r"journal is damaged"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
@@ -83,7 +83,7 @@ def test_an_existing_file_is_not_replaced(tmp_path):
     assert sha256(tmp_path / "a")[:8] == "9c3a05ba" or len(sha256(tmp_path / "a")) == 64
 
 
-def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
+def test_a_full_disk_loses_only_the_current_batch(tmp_path, monkeypatch):
     write(tmp_path / "whole", BATCHES).finish()
     stream = write(tmp_path / "a", BATCHES[:1])
 

@@ -235,3 +235,27 @@ def test_impossible_numbers_of_groups_are_refused(groups):
             function()
     with pytest.raises(ValueError, match="add up to 5; they must be positive and add up to the 7"):
         code_length.code_length(np.ones(7), [5])
+
+
+def pool_adjacent_violators(values, weights):
+    """The closest non-increasing sequence in weighted squares, by the textbook algorithm."""
+    pools = []  # mean, weight, length
+    for value, weight in zip(values, weights):
+        pools.append([value, weight, 1])
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            value, weight, size = pools.pop()
+            before = pools[-1]
+            before[0] = (before[0] * before[1] + value * weight) / (before[1] + weight)
+            before[1] += weight
+            before[2] += size
+    return np.repeat([p[0] for p in pools], [p[2] for p in pools])
+
+
+def test_increases_within_the_noise_are_removed_by_isotonic_regression():
+    random = np.random.default_rng(2)
+    for size in (1, 2, 30):
+        values, weights = random.normal(size=size), random.uniform(0.1, 5, size)
+        found = curve._without_noise_increases(values, weights, np.full(size, 1e3))
+        assert np.abs(found - pool_adjacent_violators(values, weights)).max() < 1e-9
+    steep = np.array([1.0, 5.0])
+    assert curve._without_noise_increases(steep, np.ones(2), np.full(2, 1e-6)) == pytest.approx(steep)  # significant: kept
