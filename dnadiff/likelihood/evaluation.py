@@ -221,8 +221,8 @@ def describe_model(model: TrainedModel, conjoined: bool) -> Json:
 
 def describe_data(data: SequenceDataModule, length: int) -> Json:
     """The data, in windows of `length` tokens, for the JSON file."""
-    about = {**data.describe(), "window": length}
-    return about | {"layout": data.layout(length)} if "layout" in about else about
+    layout = data.layout(length)
+    return {**data.describe(), "window": length, **({} if layout is None else {"layout": layout})}
 
 
 def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, about: Json) -> str:
