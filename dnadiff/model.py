@@ -1,28 +1,33 @@
-"""What `dnadiff.load` returns: a trained model for notebooks, with sampling, likelihood and embeddings and no configuration."""
+"""What `dnadiff.load` returns: a trained model for notebooks, with sampling, likelihoods and embeddings, and without configuration."""
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
-from collections.abc import Iterator, Sequence
-from numbers import Integral
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from Bio.Seq import Seq
+from Bio.SeqRecord import SeqRecord
+from torch import Tensor
 
-from dnadiff import checkpoint, likelihood
+from dnadiff import checkpoint
+from dnadiff.checks import integer
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
-from dnadiff.design.generate import Design, Filler
-from dnadiff.design.guidance import Guided
-from dnadiff.design.request import Request, Templates, check_request, from_text, opened, window_around
-from dnadiff.draws import hash64
+from dnadiff.design.generate import ConditionalSampler, Design
+from dnadiff.design.infill import infill_sequence
+from dnadiff.design.labels import Labels, conditioned
+from dnadiff.design.request import Request, check_request, from_text
+from dnadiff.likelihood.sequences import by_length, nll_per_token
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.grouped import Grouped
+
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import DNASequence
 
 
 class Model:
@@ -31,6 +36,14 @@ class Model:
     Args:
         loaded: from `dnadiff.checkpoint.load`.
         device: where to compute.
+
+    Attributes:
+        denoiser: the network behind its interface, in evaluation mode.
+        tokenizer: sequences to token ids and back.
+        labels: names of the labels that samples can be conditioned on.
+        config: the resolved configuration of the training run.
+        path: the checkpoint file.
+        step: optimizer steps taken.
     """
 
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
@@ -38,7 +51,7 @@ class Model:
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
-        self.stored = StoredCurve(self.path, self.step)
+        self.stored_curve = StoredCurve(self.path, self.step)
 
     @property
     def length(self) -> int:
@@ -52,7 +65,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 1,
         batch_size: int = 32,
-        label: str | Sequence[str] | None = None,
+        label: Labels = None,
         guidance: float = 1.0,
         template: str | None = None,
         motif: str | Sequence[str] | None = None,
@@ -60,35 +73,40 @@ class Model:
         gc: float | None = None,
         num_draws: int | None = None,
     ) -> list[Design]:
-        """New sequences as strings, with their likelihoods where something was asked of them.
+        """Generate sequences, free or under constraints.
 
         Args:
-            num_samples: how many.
-            length: tokens in each; None is the training window.
-            sampler: how; None reveals random groups (see `groups`), or goes from left to right if the model is autoregressive.
+            num_samples: number of sequences.
+            length: tokens per sequence; None is the training window.
+            sampler: None unmasks random groups (`Grouped`), or samples from left to right if the model is autoregressive.
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
-            batch_size: sequences at a time.
-            label: what the sequences shall be, one or several of `labels`.
-            guidance: weight of the label; 1 is the model's law given it.
-            template: what each holds, in IUPAC letters for DNA (`ACGTNNNRY`), with `[MASK]` for text; it says the length.
-            motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top.
-            prompt: what each begins with.
-            gc: mean share of G and C; see `dnadiff.design.gc_tilt`.
-            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the four above is given and the
-                network takes the whole sequence at once, else 0.
+            batch_size: sequences per batch.
+            label: condition on one or several of `labels`.
+            guidance: weight of the label; 1 is the model's distribution given the label.
+            template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for text; defines the length.
+            motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top of the template.
+            prompt: the beginning of each sequence.
+            gc: mean fraction of G and C; see `dnadiff.design.gc_tilt`.
+            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the last four arguments is given
+                and the network accepts whole sequences, else 0.
+
+        Returns:
+            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.generate.Design`).
 
         Raises:
-            ValueError: for a length that the network cannot take, a label that it does not know, a sampler that does not fit it, or
-                constraints that cannot be kept.
+            ValueError: for a length that the network does not accept, an unknown label, a sampler for another kind of model, or
+                constraints that cannot be satisfied.
         """
-        check_request(None, num_samples, 1 if length is None else length)
+        num_samples, known = check_request(None, num_samples, 1 if length is None else length)
+        length = None if length is None else known
         request = from_text(self.tokenizer, num_samples, length, self.length, seed, template, motif, prompt)
-        asked = template is not None or motif or prompt or gc is not None
-        return self._fill(request, sampler, seed, batch_size, label, guidance, gc, num_draws if asked or num_draws is not None else 0)
+        if num_draws is None and template is None and not motif and not prompt and gc is None:
+            num_draws = 0
+        return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
 
     def infill(
         self,
-        sequence: str,
+        sequence: DNASequence,
         start: int,
         end: int,
         n: int = 1,
@@ -96,242 +114,179 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 1,
         batch_size: int = 32,
-        label: str | Sequence[str] | None = None,
+        label: Labels = None,
         guidance: float = 1.0,
         gc: float | None = None,
         num_draws: int | None = None,
     ) -> list[Design]:
-        """The sequence with [start, end) designed anew, `n` times; everything else is as it was.
+        """Generate the interval [start, end) of a sequence again, `n` times, conditioned on its flanks.
 
         Args:
-            sequence: letters, in either case; N is seen and stays.
-            start: first position, counted from 0.
-            end: one past the last.
-            n: how many designs.
-            length: what the network reads, with the interval in its middle; None is the training window.
+            sequence: letters, in either case, or a Biopython record; N is read and kept.
+            start: first position, 0-based.
+            end: one past the last position.
+            n: number of designs.
+            length: window that the network reads, with the interval in the middle; None is the training window.
             sampler, seed, batch_size, label, guidance: see `sample`.
-            gc: mean share of G and C in the designs.
-            num_draws: network calls for the bound on log p(design | flanks); 0 leaves it out, None is as in `sample`.
+            gc: mean fraction of G and C in the designs.
+            num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as in `sample`.
+
+        Returns:
+            The whole sequence with each design.
 
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
-        if hasattr(sequence, "reverse_complement"):  # Biopython's Seq and SeqRecord
-            sequence = str(getattr(sequence, "seq", sequence))
+        if isinstance(sequence, (Seq, SeqRecord)):
+            sequence = str(sequence.seq if isinstance(sequence, SeqRecord) else sequence)
         if not isinstance(sequence, str):
             raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
-        if not all(isinstance(at, Integral) for at in (start, end)):
-            raise ValueError(f"start {start!r} and end {end!r} must be whole numbers, counted from 0")
-        if not 0 <= start < end <= len(sequence):
-            raise ValueError(f"start {start} and end {end} do not lie in a sequence of {len(sequence)} letters, one before the other")
-        length = self.length if length is None else length
-        check_request(None, n, length)
-        if end - start > length:
-            raise ValueError(f"[{start}, {end}) is wider than the {length} tokens that are read at once; set length to that and its flanks")
-        if self.tokenizer.vocab.complement is None:
-            raise ValueError("infill is for models of DNA, and this one was trained on text; give sample a template with [MASK]")
-        self.refuse_causal("infill")
-        low, high = window_around(start, end, len(sequence), length)
-        ids = self.tokenizer.encode(sequence[low:high]).astype(np.int64)
-        pattern = opened(self.tokenizer, ids, np.zeros(len(ids)), start - low, end - low)
-        request = Templates([("infill", pattern)], n, self._mask_id, (start - low, end - low))
-        designs = self._fill(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
+        n, length = check_request(None, n, self.length if length is None else length)
+        self.check_infill()
+        request, low = infill_sequence(self.tokenizer, sequence, start, end, n, length)
+        start, end = int(start), int(end)
+        designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
         return [
             Design(sequence[:start] + design[start - low : end - low] + sequence[end:], design.log_prob, design.log_weight)
             for design in designs
         ]
 
-    def refuse_causal(self, what: str) -> None:
-        """Refuse what needs a look to the right.
+    def check_infill(self) -> None:
+        """Check that the model can fill an interval from both flanks.
 
         Raises:
-            ValueError: for an autoregressive model.
+            ValueError: for a text model or an autoregressive model.
         """
-        if getattr(self.denoiser, "causal", False):
-            raise ValueError(f"{what}: an autoregressive model does not see the right flank; use a model trained to unmask, objective=mdlm")
+        if self.tokenizer.vocab.complement is None:
+            raise ValueError(f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead")
+        if self.denoiser.causal:
+            raise ValueError("infill: an autoregressive model does not see the right flank; use a diffusion model, as of objective=mdlm")
 
-    @property
-    def _mask_id(self) -> int:
-        return self.tokenizer.vocab.mask_id
-
-    def _fill(
+    def _designs(
         self,
         request: Request,
         sampler: Sampler | None,
         seed: int,
         batch_size: int,
-        label: str | Sequence[str] | None,
+        label: Labels,
         guidance: float,
         gc: float | None,
         num_draws: int | None,
     ) -> list[Design]:
-        most = self.denoiser.backbone.max_length
-        too_long = most is not None and request.lengths[1] > most  # for one look at the whole, not for windows (`SemiAR`)
-        num_draws = (0 if too_long else 8) if num_draws is None else num_draws
-        if not isinstance(batch_size, Integral) or batch_size < 1:
-            raise ValueError(f"batch_size {batch_size!r} must be at least 1, and a whole number")
-        if not isinstance(num_draws, Integral) or num_draws < 0 or num_draws % 2:  # before hours of sampling, not behind them
-            raise ValueError(f"num_draws {num_draws!r} must be even: two draws a stratum give the Monte-Carlo error; 0 leaves bounds out")
-        filler = self.filler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+        longest, maximum = request.lengths[1], self.denoiser.max_length
+        too_long = maximum is not None and longest > maximum  # for one call; windows (`SemiAR`) can be sampled
+        num_draws = integer("num_draws", (0 if too_long else 8) if num_draws is None else num_draws, 0)
+        batch_size = integer("batch_size", batch_size)
+        if num_draws % 2:
+            raise ValueError(f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo error; 0 omits bounds")
+        generator = self.conditional_sampler(sampler or self.default_sampler(longest), request, label, guidance)
         if num_draws and too_long:
             raise ValueError(
-                f"num_draws {num_draws}: bounds are of whole sequences, and {request.lengths[1]} tokens are more than the {most} that "
-                "this network takes; set num_draws=0"
+                f"num_draws {num_draws}: bounds need whole sequences, and {longest} tokens are more than the {maximum} that this network "
+                "accepts; set num_draws=0"
             )
         if gc is not None:
-            filler = filler.tilted(gc_tilt.fit(filler, request, gc_tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
-        designs, done, none = [], 0, None if filler.weighs(request) is None else 0.0
-        for batch in filler.batches(request, seed, batch_size):
-            numbers = range(done, done + len(batch.targets))
-            bounds = filler.bounds(batch, numbers, num_draws, seed) if num_draws else [None] * len(numbers)
-            weights = batch.log_weight if batch.log_weight is not None else [none] * len(numbers)
-            designs += [
-                Design(filler.text(target, tokens), *(None if x is None else float(x) for x in (bound, weight)))
-                for target, tokens, bound, weight in zip(batch.targets, batch.tokens, bounds, weights)
-            ]
-            done += len(numbers)
-        return designs
+            gc = gc_tilt.check(gc, request, self.tokenizer)
+            generator = generator.with_tilt(gc_tilt.fit(generator, request, gc, seed, batch_size).tilt)
+        return generator.designs(request, seed, batch_size, num_draws)
 
-    def filler(self, sampler: Sampler, request: Request, label: str | Sequence[str] | None = None, guidance: float = 1.0) -> Filler:
-        """What fills the request with this model; what cannot be is refused before anything is computed.
+    def conditional_sampler(self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0) -> ConditionalSampler:
+        """The generator that fills a request with this model.
 
         Raises:
             ValueError: as `check_sampler` and `conditioned`.
         """
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
-        denoiser, told = self.conditioned(label, guidance)
-        return Filler(denoiser, self.process, self.tokenizer, sampler, told)
+        denoiser, labels = self.conditioned(label, guidance)
+        return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, labels)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
-        """The sampler as it fits this model (its window); what it cannot do is refused before anything is computed.
+        """The sampler fitted to this model (its window), checked before anything is computed.
 
         Raises:
-            ValueError: for another kind of model, or a length that the network or the sampler cannot take.
+            ValueError: for a sampler of another kind of model, or a length that the network or the sampler does not support.
         """
         sampler.check_model(self.denoiser)
-        sampler = sampler.fitted(self.denoiser.backbone.max_length)
+        sampler = sampler.fitted(self.denoiser.max_length)
         longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
-        check_request(self.denoiser.backbone.max_length, num_samples, sampler.window_for(length), longer)
+        check_request(self.denoiser.max_length, num_samples, sampler.window_for(length), longer)
         sampler.check_length(length)
         return sampler
 
     def default_sampler(self, length: int) -> Sampler:
         """Random groups, or left to right for an autoregressive model."""
-        return Autoregressive() if getattr(self.denoiser, "causal", False) else Grouped(**self.stored.groups(length))
+        return Autoregressive() if self.denoiser.causal else Grouped(**self.stored_curve.groups(length))
 
-    def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:
-        """The denoiser, guided if asked, and the labels `(1, C)` that it is to be told.
+    def conditioned(self, label: Labels, guidance: float = 1.0) -> tuple[BaseDenoiser, Tensor | None]:
+        """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""
+        return conditioned(self.denoiser, self.labels, label, guidance, self.config.get("data", {}).get("label_dropout"))
 
-        Raises:
-            ValueError: for a label that the model does not know, or guidance without one.
-        """
-        if isinstance(guidance, bool) or not isinstance(guidance, (int, float)) or not math.isfinite(guidance) or guidance < 0:
-            raise ValueError(f"guidance {guidance!r} must be a number from 0; 1 is the model's law given the label")
-        if label is None and guidance == 1:
-            return self.denoiser, None
-        if not self.labels:
-            raise ValueError("this model was trained without labels; leave label and guidance out")
-        known = f"this model knows {', '.join(self.labels)}"
-        if label is None:
-            raise ValueError(f"guidance={guidance} needs a label; {known}")
-        names = [str(name) for name in (label if isinstance(label, (list, tuple)) else [label])]
-        if not names:
-            raise ValueError(f"label {label!r} names none; leave it out for sequences without a label; {known}")
-        if guidance != 1 and self.config.get("data", {}).get("label_dropout") == 0:
-            raise ValueError(
-                f"guidance={guidance} needs a model that was also trained without labels, and this one has data.label_dropout=0; set guidance=1"
-            )
-        told = torch.zeros(1, len(self.labels), device=self.device)
-        for name in names:
-            if name not in self.labels:
-                close = difflib.get_close_matches(name, self.labels, n=1, cutoff=0.5)
-                raise ValueError(f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; {known}")
-            told[0, self.labels.index(name)] = 1
-        return (self.denoiser if guidance == 1 else Guided(self.denoiser, guidance)), told
-
-    def nll(self, sequences: Sequence[Any], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
+    def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
         """Upper bound on -log p of each sequence, in nats per token: `(S,)`.
 
-        The NELBO in count form, averaged over `num_draws` stratified masks; N and other letters that the model never
-        emits are seen but not counted. A sequence without any countable letter gives NaN.
+        The NELBO in count form, averaged over `num_draws` stratified masks. N and other letters that the model does not generate
+        are read but not counted; a sequence without a countable letter gets NaN.
 
         Args:
-            sequences: strings or Biopython SeqRecords.
-            num_draws: network calls for each sequence, even.
+            sequences: strings or Biopython records.
+            num_draws: network calls per sequence, even.
             seed: of the masks.
-            batch_size: sequences of equal length at a time.
+            batch_size: sequences of equal length per batch.
         """
-        encoded = self._encoded(sequences)
-        result = np.full(len(encoded), np.nan)
-        for chosen in self._by_length(encoded, batch_size):
-            ids = torch.stack([encoded[i] for i in chosen]).to(self.device)
-            counted = self.tokenizer.vocab.is_emitted(ids.device)[ids]
-            if not counted.any():
-                continue
-            # Noise belongs to the sequence itself, so that its number does not depend on what else is asked in the same call.
-            rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
-            batch = likelihood.WindowBatch(ids, {"all": counted}, rows=rows)
-            estimate = likelihood.estimate(self.denoiser, self.process, [batch], num_draws, seed, 1)
-            tokens = estimate.tokens["all"]
-            result[chosen] = np.where(tokens > 0, estimate.per_sequence() / np.maximum(tokens, 1), np.nan)
-        return result
+        return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
 
     @torch.no_grad()
-    def embed(self, sequences: Sequence[Any], batch_size: int = 32) -> np.ndarray:
-        """Mean of the network's features over each clean sequence: `(S, D)` float32.
+    def embed(self, sequences: Sequence[DNASequence], batch_size: int = 32) -> np.ndarray:
+        """Mean of the network's features over each sequence: `(S, D)` float32.
 
         Args:
-            sequences: strings or Biopython SeqRecords.
-            batch_size: sequences of equal length at a time.
+            sequences: strings or Biopython records.
+            batch_size: sequences of equal length per batch.
         """
         encoded = self._encoded(sequences)
         result = np.zeros((len(encoded), 0), dtype=np.float32)
-        for chosen in self._by_length(encoded, batch_size):
-            ids = torch.stack([encoded[i] for i in chosen]).to(self.device)
+        for chosen, ids in by_length(encoded, batch_size, self.device):
             pooled = self.denoiser.backbone.features(ids).float().mean(1).cpu().numpy()
             if result.shape[1] == 0:
                 result = np.zeros((len(encoded), pooled.shape[1]), dtype=np.float32)
             result[chosen] = pooled
         return result
 
-    def _encoded(self, sequences: Sequence[Any]) -> list[Tensor]:
-        if isinstance(sequences, (str, bytes)) or hasattr(sequences, "seq"):
+    def _encoded(self, sequences: Sequence[DNASequence]) -> list[Tensor]:
+        if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        return [self._ids(s) for s in sequences]
-
-    def _ids(self, sequence: Any) -> Tensor:
-        ids = torch.from_numpy(self.tokenizer.encode(sequence).astype(np.int64))
-        check_request(self.denoiser.backbone.max_length, 1, len(ids))
-        return ids
-
-    @staticmethod
-    def _by_length(encoded: Sequence[Tensor], batch_size: int) -> Iterator[list[int]]:
-        """Indices of sequences of one length, in batches: no padding, so no network needs to know of any."""
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        batch: list[int] = []
-        for i in order:
-            if batch and (len(batch) == batch_size or len(encoded[i]) != len(encoded[batch[0]])):
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
+        encoded = [torch.from_numpy(self.tokenizer.encode(sequence).astype(np.int64)) for sequence in sequences]
+        for ids in encoded:
+            check_request(self.denoiser.max_length, 1, len(ids))
+        return encoded
 
     def __repr__(self) -> str:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
 
 
 def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model:
-    """The model of a run folder or checkpoint file, ready to use.
+    """Load a trained model.
 
     Args:
         run: a run folder, a .ckpt file, or `latest`.
-        device: None takes a CUDA device where there is one, else the CPU.
+        device: None uses a CUDA device if there is one, else the CPU.
         trust: packages besides dnadiff whose classes its configuration may name.
 
+    Returns:
+        The model in evaluation mode.
+
     Raises:
-        FileNotFoundError, ValueError: if it does not exist, is damaged, or asks for code that is not trusted.
+        FileNotFoundError: if the run does not exist.
+        ValueError: if it is damaged, or names code that is not trusted.
+
+    Example:
+        >>> import dnadiff
+        >>> model = dnadiff.load("runs/train/my_run")  # doctest: +SKIP
+        >>> model.sample(2, length=8)  # doctest: +SKIP
+        ['ACGTTGAC', 'TTGACGTA']
+        >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
+        array([1.29])
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

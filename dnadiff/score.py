@@ -1,4 +1,4 @@
-"""`python -m dnadiff.score`: the likelihood of each record of a FASTA file, to a table."""
+"""`python -m dnadiff.score`: the likelihood of each record of a FASTA file, as a table."""
 
 from __future__ import annotations
 
@@ -6,37 +6,42 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dnadiff import checks, commands
+from dnadiff import commands
+from dnadiff.checks import integer
+from dnadiff.config import Config
 from dnadiff.progress import Progress, table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dnadiff.checkpoint import Loaded
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
 log = logging.getLogger("dnadiff")
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score and return the file written."""
     import numpy as np
     import torch
 
-    from dnadiff import checkpoint
+    from dnadiff import checkpoint, likelihood
     from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome.fasta import read_fasta
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"])
-    batch_size, num_draws, seed = (
-        checks.integer(key, config[key], least) for key, least in (("batch_size", 1), ("num_draws", 2), ("seed", 0))
-    )
-    if num_draws % 2:
-        raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws a stratum give the Monte-Carlo error")
-    loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    tokenizer, denoiser = loaded.tokenizer, loaded.denoiser.to(commands.pick_device(config["accelerator"]))
-    window = commands.check_window(config["window"], loaded)
+    batch_size, seed = integer("batch_size", config["batch_size"]), integer("seed", config["seed"], 0)
+    num_draws = likelihood.check_num_draws(integer("num_draws", config["num_draws"], 2))
+    model = checkpoint.load(config["checkpoint"], config["trust"])
+    model.denoiser.to(commands.pick_device(config["accelerator"]))
+    window = commands.check_window(config["window"], model)
     records = read_fasta(config["input"])
-    ids = [torch.from_numpy(tokenizer.encode(r.sequence)) for r in records]
-    nats, variance, counted = measured(loaded, denoiser, ids, window, batch_size, num_draws, seed)
-    with np.errstate(invalid="ignore"):  # a record without a countable base has no likelihood: nan
+    ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
+    nats, variance, counted = score(model, ids, window, batch_size, num_draws, seed)
+    with np.errstate(invalid="ignore"):  # nan for a record without a countable base
         per_base, se = nats / counted, np.sqrt(variance) / counted
     with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())
@@ -44,7 +49,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
             numbers = (per_base[i], per_base[i] / math.log(2), se[i], nats[i] / math.log(2))
             file.write("\t".join([r.name, str(len(r.sequence)), f"{counted[i]:.0f}", *(f"{x:.6f}" for x in numbers)]).encode() + b"\n")
     bases = max(counted.sum(), 1)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("records", f"{len(records):,}"),
         ("bases counted", f"{counted.sum():,.0f} of {sum(map(len, ids)):,}"),
         ("bits per base", f"{nats.sum() / bases / math.log(2):.4f}"),
@@ -55,38 +60,49 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     return output
 
 
-def measured(
-    loaded: Any, denoiser: Any, ids: Sequence[Any], window: int, batch_size: int, num_draws: int, seed: int
-) -> tuple[Any, Any, Any]:
-    """Nats, their Monte-Carlo variance and the counted bases of each record, three arrays (R,); records are read in windows."""
+def score(
+    model: Loaded, ids: Sequence[Tensor], window: int, batch_size: int, num_draws: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nats, their Monte Carlo variance and the counted bases of each record, three arrays (R,).
+
+    Args:
+        model: the model, on its device.
+        ids: token ids of each record.
+        window: records are cut into windows of at most this many bases.
+        batch_size: windows per network call.
+        num_draws: network calls per window; an autoregressive model needs one.
+        seed: of the masks.
+    """
     import numpy as np
     import torch
 
     from dnadiff import likelihood
     from dnadiff.data.genome import pieces
 
-    tokenizer, emitted = loaded.tokenizer, loaded.tokenizer.vocab.is_emitted()
+    emitted, causal = model.tokenizer.vocab.is_emitted(), model.denoiser.causal
     cuts = pieces.cut([len(x) for x in ids], window)
-    cuts = [p for p in cuts if emitted[ids[p.record][p.start : p.end].long()].any()]  # nothing is asked where nothing counts
+    cuts = [p for p in cuts if emitted[ids[p.record][p.start : p.end].long()].any()]  # windows without a countable base need no call
     parts = [ids[p.record][p.start : p.end] for p in cuts]
-    causal = hasattr(denoiser, "next_log_probs")
-    log.info(f"model: {loaded.path}; {len(ids):,} records in {len(parts):,} windows of at most {window} bases")
+    log.info(f"model: {model.path}; {len(ids):,} records in {len(parts):,} windows of at most {window} bases")
 
     order: list[int] = []
 
     def batches() -> Iterator[likelihood.WindowBatch]:
-        for number, tokens, valid in pieces.batches(parts, batch_size, tokenizer.vocab.pad_id):
+        for number, tokens, valid in pieces.batches(parts, batch_size, model.tokenizer.vocab.pad_id):
             order.extend(number)
             yield likelihood.WindowBatch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number))
 
     bar = Progress(len(parts), "score")
-    settings = {"block_size": 1, "progress": lambda n: bar.update(n, n * window * (1 if causal else num_draws))}
+
+    def progress(n: int) -> None:
+        bar.update(n, n * window * (1 if causal else num_draws))
+
     nats, variance, counted = np.zeros((3, len(ids)))
     if parts:
         if causal:
-            result = likelihood.chain_rule(denoiser, batches(), **settings)
+            result = likelihood.chain_rule(model.denoiser, batches(), 1, progress)
         else:
-            result = likelihood.estimate(denoiser, loaded.process, batches(), num_draws, seed, **settings)
+            result = likelihood.estimate(model.denoiser, model.process, batches(), num_draws, seed, 1, progress)
         record = [cuts[i].record for i in order]
         for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
             np.add.at(total, record, values)

@@ -1,4 +1,4 @@
-"""The command line's own business: protocols, the target error, both strands, the code length; `test_sample_evaluate` has the rest."""
+"""The command line `evaluate`: protocols, the target error, both strands and the code length; see also `test_sample_evaluate`."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def test_target_se_is_reached_by_doubling(evaluate):
 
 def test_the_protocol_of_mdlm(evaluate):
     content, out, _ = evaluate("protocol=mdlm")
-    assert "one draw of coins" in content["protocol"] and content["num_draws"] == 1
+    assert "one draw of Bernoulli masks" in content["protocol"] and content["num_draws"] == 1
     assert content["groups"]["all"]["se_mc"] is None and content["curve"] is None and content["code_length"] is None
     assert "n/a" in out
     counted, _, _ = evaluate("num_draws=16")
@@ -46,7 +46,7 @@ def test_both_strands(evaluate):
     assert "forward" in out and "gap" in out
 
 
-def test_conjoined_strands_are_named_and_cost_no_more_than_the_mean_of_both(evaluate):
+def test_conjoined_strands_are_reported_and_have_at_most_the_mean_nll_of_both(evaluate):
     apart, _, _ = evaluate("num_draws=4", "both_strands=true")
     content, out, _ = evaluate("num_draws=4", "conjoin=true")
     assert "both strands' probabilities averaged" in content["protocol"] and content["protocol"] in out
@@ -55,9 +55,9 @@ def test_conjoined_strands_are_named_and_cost_no_more_than_the_mean_of_both(eval
     assert min(strands) - 0.01 < content["groups"]["all"]["nll"] < sum(strands) / 2  # the same masks: Jensen holds draw by draw
 
 
-def test_conjoining_needs_another_strand_and_no_order(cli, train_args, trained):
+def test_conjoining_needs_two_strands_and_a_diffusion_model(cli, train_args, trained):
     status, _, err = cli("evaluate", f"checkpoint={trained}", "conjoin=true", "both_strands=true")
-    assert status == 1 and "leave one of them out" in err
+    assert status == 1 and "leave one out" in err
     args = [a for a in train_args("mamba") if not a.startswith("backbone.bi")]
     assert cli("train", *args, "objective=ar")[0] == 0
     status, _, err = cli("evaluate", "checkpoint=run", "conjoin=true")
@@ -92,7 +92,7 @@ def test_the_code_length_of_k_calls(evaluate):
         (["target_se=true"], "target_se True must be positive"),
     ],
 )
-def test_impossible_requests_get_one_line(cli, trained, tmp_path, args, message):
+def test_invalid_options_give_one_line(cli, trained, tmp_path, args, message):
     status, _, err = cli("evaluate", f"checkpoint={trained}", *args)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert not list(tmp_path.iterdir())
@@ -107,17 +107,17 @@ def test_an_autoregressive_model_is_exact(cli, train_args, evaluate, tmp_path):
     assert content["both_strands"]["all"]["reverse"] > 0
 
 
-def test_whole_numbers_in_any_notation(evaluate):
+def test_integers_in_any_notation(evaluate):
     content, _, _ = evaluate(
         "num_draws=4.0", "batch_size=1e1", "length=6.4e1", "max_draws=1e2", "seed=2.0", "orders=[3.0]", "block_size=2.0"
     )
     assert content["num_draws"] == 4 and content["data"]["window"] == 64 and content["markov"][0]["order"] == 3
 
 
-def test_the_protocol_of_mdlm_needs_a_schedule_for_which_it_is_a_bound(cli, train_args, tmp_path):
+def test_the_mdlm_protocol_needs_a_schedule_for_which_it_is_a_bound(cli, train_args, tmp_path):
     schedule = ("noise=linear", "noise.sigma_max=1", "objective/masking=count")
     assert cli("train", *train_args("caduceus", 1, *schedule))[0] == 0
-    absent = ("data=fasta", "data.path=absent.fa")  # refused before data is read
+    absent = ("data=fasta", "data.path=absent.fa")  # the error comes before data is read
     status, _, err = cli("evaluate", "checkpoint=run", "protocol=mdlm", *absent)
     assert status == 1 and "Linear ends with a mask probability of 0.632" in err and "set protocol=count" in err
     assert cli("evaluate", "checkpoint=run", "num_draws=2", "orders=[]", "output=e.json")[0] == 0
@@ -130,7 +130,7 @@ def test_the_data_of_the_markov_models_are_named(evaluate, tmp_path):
     assert "fitted on other.fa (train)" in out
 
 
-def test_what_the_markov_models_refuse_is_refused_before_the_network_runs(cli, trained, monkeypatch):
+def test_errors_of_the_markov_models_come_before_the_network_runs(cli, trained, monkeypatch):
     from dnadiff import likelihood
     from dnadiff.likelihood import held_out
 
@@ -140,30 +140,30 @@ def test_what_the_markov_models_refuse_is_refused_before_the_network_runs(cli, t
     assert status == 1 and "nothing to count" in err
 
 
-def test_windows_longer_than_the_network_takes_are_refused_before_data_is_read(cli, train_args, tmp_path):
+def test_windows_longer_than_the_network_accepts_are_an_error_before_data_is_read(cli, train_args, tmp_path):
     assert cli("train", *train_args("dit", 1))[0] == 0
     for args in (["length=128"], ["data=fasta", "data.path=absent.fa", "data.length=128"]):
         status, _, err = cli("evaluate", "checkpoint=run", *args)
-        assert status == 1 and "windows of 128 tokens are more than the 64 that this network takes; set length=64 or less" in err
-        assert "model:" not in err  # what is said once windows are cut, before Markov models are fitted
+        assert status == 1 and "windows of 128 tokens are longer than the 64 that this network accepts; set length=64 or less" in err
+        assert "model:" not in err  # logged after windows are cut, before Markov models are fitted
     assert (
         cli("evaluate", "checkpoint=run", "data=fasta", f"data.path={tmp_path / 'tiny.fa'}", "length=64", "num_draws=2", "orders=[]")[0]
         == 0
     )
 
 
-def test_the_blocks_that_were_used_are_reported(evaluate):
-    content, out, _ = evaluate("num_draws=2")  # 10 windows side by side: too few for blocks of 16
+def test_the_block_size_is_reported(evaluate):
+    content, out, _ = evaluate("num_draws=2")  # 10 adjacent windows: too few for blocks of 16
     assert content["block_size"] == 1 and "blocks of 1 window (not 16, to have 20)" in content["protocol"]
     assert "may be too narrow" in content["se_total_note"] and content["se_total_note"] in out
     content, out, _ = evaluate("num_draws=2", "length=8", "block_size=2")
     assert content["block_size"] == 2 and "blocks of 2 windows" in content["protocol"] and content["se_total_note"] is None
 
 
-def test_windows_apart_from_each_other_need_no_note():
+def test_distant_windows_need_no_note():
     from types import SimpleNamespace
 
-    from dnadiff.evaluate import dependence
+    from dnadiff.likelihood.evaluation import dependence_note
 
     def tiles(*places):
         class Tiles:
@@ -174,8 +174,8 @@ def test_windows_apart_from_each_other_need_no_note():
 
         return Tiles()
 
-    assert dependence(tiles((0, 0), (1, 8), (1, 40)), 16) is None
-    assert "taken for independent" in dependence(tiles((0, 0), (1, 0), (1, 8)), 16)
+    assert dependence_note(tiles((0, 0), (1, 8), (1, 40)), 16) is None
+    assert "treated as independent" in dependence_note(tiles((0, 0), (1, 0), (1, 8)), 16)
 
 
 def test_special_tokens_are_counted_or_not():

@@ -248,6 +248,10 @@ class SequenceDataModule(lightning.LightningDataModule):
             "n_policy": self.n_policy,
         }
 
+    def layout(self, length: int | None = None) -> str | None:
+        """How documents fill windows of `length` tokens, in words; None for data without documents."""
+        return None
+
     def _part(self, split: str) -> list[Interval]:
         if split not in self.intervals:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(self.intervals)}")

@@ -71,6 +71,7 @@ class DNATokenizer:
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     name: ClassVar[str] = "dna"
+    special_ids: ClassVar[tuple[int, ...]] = ()
     mask_letter: ClassVar[str] = "_"
 
     def __init__(self) -> None:

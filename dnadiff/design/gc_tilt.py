@@ -1,101 +1,108 @@
-"""A tilt of G and C against A and T that gives samples a mean GC."""
+"""A tilt of G and C against A and T that gives samples a target mean GC."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from dnadiff.checks import fraction
 from dnadiff.design.request import Request
 from dnadiff.design.template import gc_bounds
 from dnadiff.draws import hash64
 
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.design.generate import ConditionalSampler
+
 PILOT = 32
-NEAR = 0.002  # calibrated so near
-FAR = 0.02  # refused beyond
+TOLERANCE = 0.002  # of the calibration
+MAX_ERROR = 0.02  # larger errors are an error
 
 
-def check(gc: object, request: Request, tokenizer: Any) -> float:
-    """A GC share that can be reached by what the request leaves open.
+def check(gc: float, request: Request, tokenizer: Tokenizer) -> float:
+    """The target GC fraction as a float, if the masked positions of the request can reach it.
 
     Raises:
-        ValueError: naming what can be.
+        ValueError: if it is not a fraction, or the request cannot reach it.
     """
-    if isinstance(gc, bool) or not isinstance(gc, Real) or not 0 < gc < 1:
-        raise ValueError(f"gc {gc!r} must be a number between 0 and 1, the share of G and C that is asked for, such as 0.5")
+    gc = fraction("gc", gc, inclusive=False)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0
-    for target in request.some():
+    for target in request.evenly_spaced():
         start, end = target.designed
-        least, most = gc_bounds(target.pattern.codes[start:end])
-        low, high, total = low + least, high + most, total + end - start
+        minimum, maximum = gc_bounds(target.pattern.codes[start:end])
+        low, high, total = low + minimum, high + maximum, total + end - start
     if not low < gc * total < high:
         raise ValueError(
-            f"gc {gc} cannot be reached: what is given leaves a mean from {low / total:.3f} to {high / total:.3f}, ends left out; set gc between"
+            f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} and {high / total:.3f}; set gc between them"
         )
-    return float(gc)
+    return gc
 
 
 class Fit(NamedTuple):
-    """A tilt in log-odds, the mean GC that the pilot came to with it, and network calls that it took."""
+    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the calibration."""
 
     tilt: float
     reached: float
     nfe: int
 
 
-def fit(filler: Any, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
-    """The tilt that gives a pilot of at least 32 samples of the request the mean `gc`; all tries share their noise.
+def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
+    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc`; all evaluations share their noise.
 
     Args:
-        filler: a `dnadiff.design.generate.Filler`.
-        request: samples are taken evenly from it.
-        gc: as `check` gave it back.
-        seed: the pilot's noise is its own.
-        batch_size: samples at a time.
+        generator: fills the request.
+        request: pilot samples are evenly spaced over it.
+        gc: as `check` returned it.
+        seed: the pilot has noise of its own, derived from it.
+        batch_size: samples per batch.
 
     Raises:
-        ValueError: if no tilt comes near.
+        ValueError: if no tilt reaches the target.
     """
     size, calls = max(PILOT, batch_size), 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]
 
     def mean(tilt: float) -> float:
         nonlocal calls
-        filled = [filler.tilted(tilt).fill(numbered[at : at + batch_size], hash64(seed, "pilot")) for at in range(0, size, batch_size)]
-        calls += sum(batch.nfe for batch in filled)
-        counts = [filler.gc(batch) for batch in filled]
+        batches = [
+            generator.with_tilt(tilt).fill(numbered[at : at + batch_size], hash64(seed, "pilot")) for at in range(0, size, batch_size)
+        ]
+        calls += sum(batch.nfe for batch in batches)
+        counts = [generator.gc(batch) for batch in batches]
         return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
 
-    tilt, reached, _ = calibrated(mean, gc)
+    tilt, reached, _ = find_tilt(mean, gc)
     return Fit(tilt, reached, calls)
 
 
-def calibrated(mean_gc: Callable[[float], float], target: float, tolerance: float = NEAR, most: int = 16) -> tuple[float, float, int]:
-    """The tilt at which `mean_gc(tilt)`, a rising function, comes to `target`; with what it comes to, and the evaluations made.
+def find_tilt(
+    mean_gc: Callable[[float], float], target: float, tolerance: float = TOLERANCE, max_calls: int = 16
+) -> tuple[float, float, int]:
+    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there, and the number of evaluations.
 
-    Regula falsi on log-odds, its stale end halved (Illinois), between ends that are first moved apart.
+    The search first brackets the target, then uses the Illinois variant of regula falsi on log-odds.
 
     Raises:
-        ValueError: if no tilt comes near.
+        ValueError: if no tilt reaches the target.
     """
 
     def off(tilt: float) -> float:
         return math.log(max(reached := mean_gc(tilt), 1e-6) / max(1 - reached, 1e-6)) - math.log(target / (1 - target))
 
     def near(value: float) -> bool:
-        return abs(_share(value, target) - target) <= tolerance
+        return abs(_fraction(value, target) - target) <= tolerance
 
     a, fa, calls = 0.0, off(0.0), 1
     b, fb = a, fa
-    while not near(fb) and (fa < 0) == (fb < 0) and calls < most:
+    while not near(fb) and (fa < 0) == (fb < 0) and calls < max_calls:
         a, fa = b, fb
         b = b - math.copysign(max(abs(fb) * 1.25, 0.05), fb)
         fb, calls = off(b), calls + 1
     best, f_best = min(((a, fa), (b, fb)), key=lambda pair: abs(pair[1]))
-    while not near(f_best) and (fa < 0) != (fb < 0) and calls < most and abs(b - a) > 1e-4:
+    while not near(f_best) and (fa < 0) != (fb < 0) and calls < max_calls and abs(b - a) > 1e-4:
         c = (a * fb - b * fa) / (fb - fa)
         fc, calls = off(c), calls + 1
         if (fc < 0) == (fb < 0):
@@ -105,13 +112,13 @@ def calibrated(mean_gc: Callable[[float], float], target: float, tolerance: floa
         b, fb = c, fc
         if abs(fc) < abs(f_best):
             best, f_best = c, fc
-    reached = _share(f_best, target)
-    if abs(reached - target) > FAR:
-        raise ValueError(f"gc {target} cannot be reached by this sampler: its pilot batch comes to {reached:.3f} at most; choose another")
+    reached = _fraction(f_best, target)
+    if abs(reached - target) > MAX_ERROR:
+        raise ValueError(f"gc {target} cannot be reached by this sampler: its pilot batch reaches {reached:.3f}; choose another")
     return best, reached, calls
 
 
-def _share(off: float, target: float) -> float:
-    """The share whose log-odds are `off` beyond those of `target`."""
+def _fraction(off: float, target: float) -> float:
+    """The fraction whose log-odds exceed those of `target` by `off`."""
     odds = math.exp(off) * target / (1 - target)
     return odds / (1 + odds)

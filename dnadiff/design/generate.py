@@ -1,33 +1,38 @@
-"""A request filled batch by batch, under its constraints; what its samples weigh, and how likely they are."""
+"""Conditional generation: requests are filled batch by batch under their constraints, with importance weights and likelihood bounds."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dnadiff import likelihood
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.design.request import Request, Target
-from dnadiff.design.template import FREE, Pattern, allowed_letters
+from dnadiff.design.template import FREE, Pattern, allowed_letters, dna_tokenizer
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler
+from dnadiff.sampler.base import Sampler, Samples
+
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import Tokenizer
 
 
-class Filled(NamedTuple):
+class SampleBatch(NamedTuple):
     """A batch of samples.
 
     Attributes:
-        targets: what was asked for.
+        targets: their templates.
         tokens: of each sample, (L_i,).
         nfe: network calls.
         rows: sequences evaluated in them.
-        log_weight: (B,) log importance weights in nats, 0 where the law needs none; None where the sampler allows none.
+        log_weight: (B,) log importance weights in nats, 0 if unconstrained; None if the sampler does not support weights.
     """
 
     targets: list[Target]
@@ -41,8 +46,9 @@ class Design(str):
     """A sample as a string.
 
     Attributes:
-        log_prob: a lower bound on log p of what was generated given what was fixed, nats (`Filler.bounds`); None if not asked for.
-        log_weight: its log importance weight, nats; 0 where the law needs none, None where the sampler allows none.
+        log_prob: a lower bound on log p of the generated part given the fixed part, nats (`ConditionalSampler.bounds`); None if not
+            requested.
+        log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
     """
 
     log_prob: float | None
@@ -55,136 +61,153 @@ class Design(str):
         return design
 
 
-class Filler:
+class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
     Args:
-        denoiser: guided or not.
-        process: the absorbing process.
-        tokenizer: letters and ids.
+        denoiser: the model, with or without guidance.
+        process: its absorbing process.
+        tokenizer: its tokenizer.
         sampler: fitted to the model.
-        told: (1, C) labels, or None.
+        labels: (1, C) labels that the samples are conditioned on, or None.
         tilt: log-odds added to G and C.
     """
 
     def __init__(
         self,
-        denoiser: nn.Module,
+        denoiser: BaseDenoiser,
         process: AbsorbingProcess,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         sampler: Sampler,
-        told: Tensor | None = None,
+        labels: Tensor | None = None,
         tilt: float = 0.0,
     ) -> None:
-        self.denoiser, self.process, self.tokenizer, self.sampler, self.told = denoiser, process, tokenizer, sampler, told
+        self.denoiser, self.process, self.tokenizer, self.sampler, self.labels = denoiser, process, tokenizer, sampler, labels
         self.allowed = torch.from_numpy(allowed_letters(tokenizer))
         self.tilt = tilt
 
-    def tilted(self, tilt: float) -> Filler:
+    def with_tilt(self, tilt: float) -> ConditionalSampler:
         """The same with another tilt."""
-        return Filler(self.denoiser, self.process, self.tokenizer, self.sampler, self.told, tilt)
+        other = copy.copy(self)
+        other.tilt = tilt
+        return other
 
-    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[Filled]:
-        """The samples from number `first` on, never more than a batch of them in memory; sample i depends on (seed, i)."""
+    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
+        """Generate the samples from number `first` on, one batch at a time; sample i depends on (seed, i)."""
         for start in range(first, len(request), batch_size):
             yield self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
 
-    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> Filled:
-        """One batch: targets with the numbers that their noise is keyed by. Shorter ones are padded; in windows each length goes alone."""
+    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> SampleBatch:
+        """Generate one batch of targets, each with the number that keys its noise.
+
+        Shorter sequences are padded. A sampler that moves a window over the sequence gets the sequences of each length separately.
+        """
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
-        apart = any(self.sampler.window_for(length) < length for length in lengths)
-        parts = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))] if apart else [range(len(lengths))]
-        tokens: list[Any] = [None] * len(targets)
+        separate = any(self.sampler.window_for(length) < length for length in lengths)
+        groups = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))]
+        tokens: dict[int, NDArray[np.int64]] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
-        for part in parts:
-            x, done, log_weight = self._together([targets[i] for i in part], [numbered[i][0] for i in part], seed)
-            for place, i in enumerate(part):
-                tokens[i], weight[i] = x[place, : lengths[i]], log_weight[place]
-            nfe, rows = nfe + done.nfe, rows + done.rows
-        return Filled(targets, tokens, nfe, rows, weight if self.sampler.supports_weights else None)
+        for group in groups if separate else [list(range(len(lengths)))]:
+            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed)
+            ids = samples.tokens.cpu().numpy()
+            for row, i in enumerate(group):
+                tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
+            nfe, rows = nfe + samples.nfe, rows + samples.rows
+        log_weights = weight if self.sampler.supports_weights else None
+        return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
-    def weighs(self, request: Request) -> bool | None:
-        """Whether the samples of a request have weights that are not all alike; None if they would need them and the sampler allows none."""
-        # Of free sequences the length says where motifs overlap, and so whether a letter is left partial.
-        looked_at = request.some() if request.num_groups == 1 else (request[group * request.each] for group in range(request.num_groups))
-        bent = self.tilt != 0 or any(map(self._bent, looked_at))
-        return None if bent and not self.sampler.supports_weights else bent
+    def has_weights(self, request: Request) -> bool | None:
+        """Whether the samples of a request have unequal weights; None if they would, but the sampler does not support weights."""
+        # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
+        firsts = (request[group * request.each] for group in range(request.num_groups))
+        constrained = self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
+        return None if constrained and not self.sampler.supports_weights else constrained
 
-    def late(self, target: Target) -> bool:
-        """Whether something that is given comes too late for draws from left to right."""
-        hidden = target.pattern.ids == self.process.vocab.mask_id
-        return getattr(self.denoiser, "causal", False) and bool((~hidden & (hidden.cumsum() > 0)).any())
+    def has_fixed_after_mask(self, target: Target) -> bool:
+        """Whether an autoregressive model would generate tokens without seeing fixed ones to their right."""
+        masked = target.pattern.ids == self.process.vocab.mask_id
+        return self.denoiser.causal and bool((~masked & (masked.cumsum() > 0)).any())
 
-    def _bent(self, target: Target) -> bool:
-        """Whether draws are restricted, or something that is given comes too late for them."""
-        hidden = target.pattern.ids == self.process.vocab.mask_id
-        return self.late(target) or bool((target.pattern.codes[hidden] != FREE).any())
+    def _is_constrained(self, target: Target) -> bool:
+        masked = target.pattern.ids == self.process.vocab.mask_id
+        return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
 
-    def _together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[NDArray, Any, NDArray]:
-        """Tokens (B, L), what the sampler says, and log weights (B,)."""
+    def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
+        """Samples (B, L) and log weights (B,)."""
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
-        cond = None if self.told is None else self.told.expand(len(x_init), -1)
-        law, bent = self.denoiser, self.tilt != 0 or any(map(self._bent, targets))
-        if bent:
-            law = Constrained(law, kind, self.allowed, self._added())
+        cond = self._cond(len(x_init))
         draws = Draws(seed, torch.tensor(numbers, device=device))
-        frozen = x_init != self.process.vocab.mask_id
-        # Without anything given, masks alone say what is to be filled, as for samples without a template.
-        valid, frozen = (None if bool(valid.all()) else valid), (frozen if bool(frozen.any()) else None)
-        done = self.sampler.sample(law, self.process, x_init, draws, frozen, cond, valid)
-        weight = (
-            law.log_weight(x_init, done.tokens, cond).cpu().numpy() if bent and self.sampler.supports_weights else np.zeros(len(x_init))
-        )
-        return done.tokens.cpu().numpy(), done, weight
+        fixed = x_init != self.process.vocab.mask_id
+        # Without padding or fixed tokens the sampler is called as without a template.
+        padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
+        if self.tilt == 0 and not any(map(self._is_constrained, targets)):
+            return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
+        constrained = Constrained(self.denoiser, kind, self.allowed, self._added())
+        samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
+        if not self.sampler.supports_weights:
+            return samples, np.zeros(len(x_init))
+        return samples, constrained.log_weight(x_init, samples.tokens, cond).cpu().numpy()
+
+    def _cond(self, num_rows: int) -> Tensor | None:
+        return None if self.labels is None else self.labels.expand(num_rows, -1)
 
     def _added(self) -> Tensor | None:
         if not self.tilt:
             return None
         added = torch.zeros(self.tokenizer.vocab.size)
-        added[torch.from_numpy(self.tokenizer.ids_from_bases([1, 2]).astype(np.int64))] = self.tilt
+        added[torch.from_numpy(dna_tokenizer(self.tokenizer).ids_from_bases([1, 2]).astype(np.int64))] = self.tilt
         return added
 
     def text(self, target: Target, tokens: NDArray[np.int64]) -> str:
-        """What is written of a sample; what was given stands as it was given, in its case."""
+        """The text of a sample; given letters keep their case."""
         if target.pattern.letters is None:
             return self.tokenizer.decode(tokens)
         start, end = target.shown
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
         return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
 
-    def gc(self, filled: Filled) -> tuple[int, int]:
-        """How many letters of what was designed are G or C, and how many are known at all."""
-        ends = [target.designed for target in filled.targets]
-        bases = np.concatenate([self.tokenizer.bases(tokens[start:end]) for tokens, (start, end) in zip(filled.tokens, ends)])
+    def gc(self, batch: SampleBatch) -> tuple[int, int]:
+        """The number of G and C in the designed parts, and of known bases."""
+        tokenizer, spans = dna_tokenizer(self.tokenizer), [target.designed for target in batch.targets]
+        bases = np.concatenate([tokenizer.bases(tokens[start:end]) for tokens, (start, end) in zip(batch.tokens, spans)])
         return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
 
-    def bounds(self, filled: Filled, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
-        """A lower bound on log p of what was generated given what was fixed, in nats: (B,), by Monte Carlo with `num_draws` calls each.
+    def bounds(self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
+        """A lower bound on log p of the generated part given the fixed part, in nats: (B,), Monte Carlo with `num_draws` calls each.
 
-        For an autoregressive model log p itself, of everything from the first generated token on. Constraints on letters do not
-        enter: it is the model's own law, guidance left out.
+        For an autoregressive model the exact log p of everything from the first generated token on. It is the distribution of the
+        model itself, without constraints and guidance.
         """
-        patterns = [target.pattern for target in filled.targets]
-        x_init, _, valid = padded(patterns, self.process.vocab.pad_id)
+        x_init, _, valid = padded([target.pattern for target in batch.targets], self.process.vocab.pad_id)
         ids = x_init.clone()
-        for row, tokens in enumerate(filled.tokens):
+        for row, tokens in enumerate(batch.tokens):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        counted = x_init == self.process.vocab.mask_id
-        cond = None if self.told is None else self.told.expand(len(ids), -1)
-        causal = getattr(self.denoiser, "causal", False)
+        counted, causal = x_init == self.process.vocab.mask_id, self.denoiser.causal
         counted = (counted.cumsum(-1) > 0) & valid if causal else counted
-        plain = getattr(self.denoiser, "denoiser", self.denoiser)
-        batch = likelihood.WindowBatch(ids, {"all": counted}, None if bool(valid.all()) else valid, cond, torch.tensor(numbers))
-        result = (
-            likelihood.chain_rule(plain, [batch], 1) if causal else likelihood.estimate(plain, self.process, [batch], num_draws, seed, 1)
-        )
-        return -result.per_sequence()
+        padding = None if bool(valid.all()) else valid
+        windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
+        plain = self.denoiser.unwrapped
+        if causal:
+            return -likelihood.chain_rule(plain, windows, 1).per_sequence()
+        return -likelihood.estimate(plain, self.process, windows, num_draws, seed, 1).per_sequence()
+
+    def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> list[Design]:
+        """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""
+        designs: list[Design] = []
+        no_weight = None if self.has_weights(request) is None else 0.0
+        for batch in self.batches(request, seed, batch_size):
+            numbers = range(len(designs), len(designs) + len(batch.targets))
+            bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else [None] * len(numbers)
+            weights = [no_weight] * len(numbers) if batch.log_weight is None else batch.log_weight.tolist()
+            texts = map(self.text, batch.targets, batch.tokens)
+            designs += [Design(*each) for each in zip(texts, bounds, weights)]
+        return designs
 
 
 def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, codes and which positions are none of padding, each (B, L)."""
+    """Ids, codes and a mask that is False on padding, each (B, L)."""
     lengths = torch.tensor([len(pattern.ids) for pattern in patterns])
     shape = (len(patterns), int(lengths.max()))
     ids, codes = torch.full(shape, pad_id), torch.full(shape, FREE)
@@ -195,13 +218,13 @@ def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Te
 
 
 def effective_size(log_weight: NDArray[np.float64]) -> float:
-    """(sum w)^2 / sum w^2: so many samples without weights would say as much."""
+    """The effective sample size (sum w)^2 / sum w^2."""
     w = np.exp(log_weight - log_weight.max())
     return float(w.sum() ** 2 / (w**2).sum())
 
 
-def resampled(log_weight: NDArray[np.float64], count: int, uniform: float) -> NDArray[np.int64]:
-    """Numbers (count,) of samples taken in proportion to their weights, ascending: systematic resampling with one uniform in (0, 1)."""
+def systematic_resample(log_weight: NDArray[np.float64], count: int, uniform: float) -> NDArray[np.int64]:
+    """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())
     ends = np.cumsum(w / w.sum())
     return np.minimum(np.searchsorted(ends, (np.arange(count) + uniform) / count, side="right"), len(w) - 1)

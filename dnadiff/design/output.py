@@ -1,9 +1,9 @@
-"""A file written batch by batch that goes on where it was stopped.
+"""A file written batch by batch that can be resumed after an interruption.
 
-Beside the file to come lie its beginning (`.NAME.part`) and a journal (`.NAME.journal`): the settings, the items done, and the bytes that
-they take. A batch counts once the journal says so; what a killed process wrote after that is cut off. The name itself appears when
-everything is there. A name that ends in `.gz` holds one gzip member for each batch, without a time stamp: killed and gone on with or not,
-the bytes are the same.
+Until the file is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the
+number of finished items, and their size in bytes. A batch is finished once it is in the journal; bytes that a killed process wrote
+after that are removed. The file gets its name when it is complete. With a name that ends in `.gz`, each batch is one gzip member without
+a time stamp, so that the bytes are the same with and without an interruption.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from dnadiff.config import Json
 from dnadiff.data.files import atomic_write, check_output
 
 
-def beside(output: Path, kind: str) -> Path:
-    """Where the beginning (`part`) or the journal of a file lies."""
+def temporary_path(output: Path, kind: str) -> Path:
+    """The path of the finished batches (`part`) or of the `journal` of a file."""
     return output.with_name(f".{output.name}.{kind}")
 
 
 def discard(output: Path) -> None:
-    """Remove beginning and journal, and what processes that were killed left of files about to appear: nothing is left to go on with."""
+    """Remove finished batches and journal, and temporary files of killed processes. The file cannot be resumed afterwards."""
     for kind in ("part", "journal"):
-        beside(output, kind).unlink(missing_ok=True)
-    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", beside(output, "journal").name))
-    unfinished = re.compile(rf"\.({names})\.[0-9a-f]{{32}}\.part")  # as `atomic_write` calls them
+        temporary_path(output, kind).unlink(missing_ok=True)
+    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", temporary_path(output, "journal").name))
+    unfinished = re.compile(rf"\.({names})\.[0-9a-f]{{32}}\.part")  # the names that `atomic_write` uses
     for path in output.parent.iterdir():
         if unfinished.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -42,70 +44,70 @@ class ResumableOutput:
     """One output file.
 
     Args:
-        output: its name.
-        settings: what the contents depend on; a beginning made with other ones is not gone on with.
-        resume: go on with a beginning, if there is one.
-        overwrite: replace a file or a beginning.
+        output: its path.
+        settings: everything that the contents depend on; only a file with the same settings can be resumed.
+        resume: resume an unfinished file, if there is one.
+        overwrite: replace a finished or unfinished file.
 
     Attributes:
-        done: items in the beginning.
-        notes: what `append` was told last.
+        done: finished items.
+        notes: the notes of the last `append`.
 
     Raises:
-        FileExistsError: if the file, or a beginning of it, is there and neither `resume` nor `overwrite` is given.
-        ValueError: if the beginning has other settings, or another process is writing it.
+        FileExistsError: if a finished or unfinished file exists and neither `resume` nor `overwrite` is given.
+        ValueError: if the unfinished file has other settings, or another process is writing it.
     """
 
-    def __init__(self, output: Path, settings: Mapping[str, Any], resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(self, output: Path, settings: Mapping[str, Json], resume: bool = False, overwrite: bool = False) -> None:
         self.output, self.settings = output, json.loads(json.dumps(settings))
-        self.part, self.journal = beside(output, "part"), beside(output, "journal")
-        self.done, self.bytes, self.notes, self.complete = 0, 0, {}, False
+        self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
+        self.done, self.bytes, self.complete = 0, 0, False
+        self.notes: dict[str, Json] = {}
         self._file: BinaryIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
             if not resume:
                 raise FileExistsError(
-                    f"{output} was begun and not finished ({read_journal(output)['done']:,} sequences); "
-                    "set resume=true to go on, or overwrite=true to begin anew"
+                    f"{output} is unfinished ({read_journal(output)['done']:,} sequences); set resume=true to resume it, or overwrite=true to start over"
                 )
-            self._take_up(read_journal(output))
+            self._resume(read_journal(output))
         else:
             check_output(output, overwrite)
 
-    def _take_up(self, found: Mapping[str, Any]) -> None:
+    def _resume(self, found: Mapping[str, Json]) -> None:
         was, now = found["settings"], self.settings
         for key in dict.fromkeys([*was, *now]):
             if was.get(key) != now.get(key):
                 raise ValueError(
-                    f"{self.output} was begun with {key}={_short(was.get(key))}, not {_short(now.get(key))}; "
-                    "go on with the same, or begin anew: overwrite=true, without resume"
+                    f"{self.output} was started with {key}={_short(was.get(key))}, not {_short(now.get(key))}; "
+                    "resume with the same, or start over: overwrite=true, without resume"
                 )
         self.complete = found["complete"]
         if not (self.complete and self.output.exists()) and (not self.part.is_file() or self.part.stat().st_size < found["bytes"]):
-            raise ValueError(f"{self.part} is missing or shorter than its journal says; begin anew: overwrite=true, without resume")
+            raise ValueError(f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume")
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
 
-    def append(self, content: bytes, count: int, **notes: Any) -> None:
-        """Write `count` items, all of them or, if the process ends now, none; `notes` are kept with them."""
-        if self._file is None:
-            self._open()
-        self._file.write(gzip.compress(content, mtime=0) if self.output.suffix == ".gz" else content)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.done, self.bytes, self.notes = self.done + count, self._file.tell(), notes
+    def append(self, content: bytes, count: int, **notes: Json) -> None:
+        """Write `count` items atomically; the journal keeps the `notes`."""
+        file = self._file = self._file or self._open()
+        file.write(gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content)
+        file.flush()
+        os.fsync(file.fileno())
+        self.done, self.bytes, self.notes = self.done + count, file.tell(), notes
         self._write_journal()
 
-    def _open(self) -> None:
+    def _open(self) -> BinaryIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.part.open("r+b" if self.done else "ab")
+        file = self.part.open("r+b" if self.done else "ab")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
+            file.close()
             raise ValueError(f"{self.output} is being written by another process; wait for it, or choose another name") from None
         if not self.done:
-            self.journal.unlink(missing_ok=True)  # of a beginning that is replaced: it would vouch for bytes that are not its own
-        self._file.truncate(self.bytes)
-        self._file.seek(self.bytes)
+            self.journal.unlink(missing_ok=True)  # the journal of a replaced file would describe other bytes
+        file.truncate(self.bytes)
+        file.seek(self.bytes)
+        return file
 
     def _write_journal(self) -> None:
         content = {"settings": self.settings, "done": self.done, "bytes": self.bytes, "notes": self.notes, "complete": self.complete}
@@ -113,10 +115,8 @@ class ResumableOutput:
             file.write(json.dumps(content).encode())
 
     def finish(self) -> None:
-        """Everything is written: the file takes its name."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Give the complete file its name."""
+        self.close()
         if not self.complete:
             self.complete = True
             self._write_journal()
@@ -124,37 +124,37 @@ class ResumableOutput:
             os.replace(self.part, self.output)
 
     def close(self) -> None:
-        """Let go of the file; what is done stays to be gone on with."""
+        """Close the file; it can be resumed."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
-def read_journal(output: Path) -> dict[str, Any]:
-    """The journal of a beginning.
+def read_journal(output: Path) -> dict[str, Json]:
+    """The journal of an unfinished file.
 
     Raises:
         ValueError: if it is damaged.
     """
     try:
-        return json.loads(beside(output, "journal").read_text(encoding="utf-8"))
+        return json.loads(temporary_path(output, "journal").read_text(encoding="utf-8"))
     except ValueError:
-        raise ValueError(f"{beside(output, 'journal')} is damaged; begin anew: overwrite=true, without resume") from None
+        raise ValueError(f"{temporary_path(output, 'journal')} is damaged; start over: overwrite=true, without resume") from None
 
 
 @contextmanager
-def opened(path: Path, packed: bool) -> Iterator[BinaryIO]:
-    """A file as bytes, unpacked if it is gzip."""
-    with gzip.open(path, "rb") if packed else path.open("rb") as file:
+def open_bytes(path: Path, compressed: bool) -> Iterator[BufferedIOBase]:
+    """A file as bytes, decompressed if it is gzip."""
+    with gzip.open(path, "rb") if compressed else path.open("rb") as file:
         yield file
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in pieces."""
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _short(value: Any) -> str:
+def _short(value: Json) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,45 +1,90 @@
-"""What a file of samples says of itself: weights in its headers, resampling by them, and the JSON beside it."""
+"""How a file of samples was made: settings and weights in its headers, resampling by these weights, and the JSON file next to it."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff import __version__
-from dnadiff.data.files import atomic_write
-from dnadiff.design.generate import effective_size, resampled
-from dnadiff.design.output import opened, sha256
+from dnadiff.config import Json
+from dnadiff.data.files import atomic_write, write_json
+from dnadiff.design.generate import effective_size, systematic_resample
+from dnadiff.design.output import open_bytes, sha256
 from dnadiff.draws import hash64
+from dnadiff.sampler.base import Configurable, Sampler
 
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
+_BARE = re.compile(r"[^\s\"'=]+")
+# Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix "sampler.".
+_RESERVED = {"name", "sequence", "sampler", "calls", "label", "guidance", "gc", "seed", "window", "designed", "region", "log_weight"}
+
+
+def sampler_name(sampler: Sampler) -> str:
+    """The name of the module of a sampler, which is its name on the command line."""
+    return type(sampler).__module__.rpartition(".")[2]
+
+
+def sampler_settings(sampler: Sampler) -> dict[str, Json]:
+    """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot represent becomes a string."""
+    settings = {"class": f"{type(sampler).__module__}.{type(sampler).__qualname__}", **sampler.settings()}
+    return json.loads(json.dumps(settings, default=str))
+
+
+def header_settings(sampler: Configurable) -> dict[str, Json]:
+    """The settings of a sampler that differ from the defaults of its class, for a FASTA header.
+
+    Settings of a nested sampler or strategy are called `outer.inner`, and its class `outer.class`. All settings, including the defaults,
+    are in the JSON file next to the FASTA file (`sampler_settings`).
+    """
+    found: dict[str, Json] = {}
+    parameters = inspect.signature(type(sampler)).parameters
+    for name, value in sampler.settings().items():
+        inner, default = vars(sampler)[name], parameters[name].default
+        if isinstance(inner, Configurable):
+            found[f"{name}.class"] = type(inner).__name__
+            found |= {f"{name}.{key}": each for key, each in header_settings(inner).items()}
+        elif value != default:
+            found[f"sampler.{name}" if name in _RESERVED else name] = value
+    return found
+
+
+def header_value(value: Json) -> str:
+    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted.
+
+    >>> header_value(0.9), header_value([8, 16]), header_value("argmax"), header_value("two words")
+    ('0.9', '[8,16]', 'argmax', '"two words"')
+    """
+    if isinstance(value, str) and _BARE.fullmatch(value):
+        return value
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
 def json_path(output: Path) -> Path:
-    """Where the JSON of a file of samples lies."""
+    """The path of the JSON file next to a file of samples."""
     return output.with_name(output.name + ".json")
 
 
-def weights(path: Path, packed: bool) -> NDArray[np.float64]:
-    """The log weights in the headers of a FASTA file, or the lines of a .jsonl, (S,)."""
-    with opened(path, packed) as file:
+def weights(path: Path, compressed: bool) -> NDArray[np.float64]:
+    """The log weights (S,) in the headers of a FASTA file, or in the lines of a .jsonl file."""
+    with open_bytes(path, compressed) as file:
         return np.array([found for line in file if (found := _weight(line)) is not None])
 
 
-def has_weights(path: Path, packed: bool) -> bool:
+def has_weights(path: Path, compressed: bool) -> bool:
     """Whether the first record of a FASTA or .jsonl file has a weight."""
-    with opened(path, packed) as file:
+    with open_bytes(path, compressed) as file:
         return _weight(file.readline()) is not None
 
 
 def _weight(line: bytes) -> float | None:
-    """The log weight that a line of either file states, if it does."""
     if line.startswith(b"{"):
         found = json.loads(line).get("log_weight")
     else:
@@ -49,32 +94,33 @@ def _weight(line: bytes) -> float | None:
 
 
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
-    """Write `keep` of every `each` records of a FASTA file, taken in proportion to their weights; the file appears when it is complete.
+    """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights; the file is written atomically.
 
-    A record taken twice is there twice. Names are counted anew; the number that a record had is its `proposal`.
+    A record that is drawn twice is written twice. Names are numbered again; the original number of a record is its `proposal`.
 
     Args:
-        source: FASTA with log weights in its headers, packed if `output` is to be.
-        output: replaced if it is there.
-        each: proposals for each target, one target after the other.
+        source: FASTA with log weights in its headers, compressed if `output` is.
+        output: replaced if it exists.
+        each: proposals for each target; the proposals of a target are consecutive.
         keep: records written for each target.
-        seed: of the one random number that each target takes.
+        seed: of the one random number per target.
 
     Returns:
-        How many letters of what was designed, in the records written, are G or C, and how many are known at all.
+        The number of G and C in the designed parts of the records written, and of known bases.
     """
-    log_weight = weights(source, output.suffix == ".gz")
+    compressed = is_compressed(output)
+    log_weight = weights(source, compressed)
     uniforms = [(hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)]
-    taken = [resampled(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
+    taken = [systematic_resample(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
     times = np.concatenate([np.bincount(rows, minlength=each) for rows in taken])
     number = gc = known = 0
-    with opened(source, output.suffix == ".gz") as file, atomic_write(output, overwrite=True) as target:
+    with open_bytes(source, compressed) as file, atomic_write(output, overwrite=True) as target:
         for i, (header, body) in enumerate(_records(file)):
             number = 0 if i % each == 0 else number
             name, _, rest = header.removeprefix(b">").partition(b" ")
             base, _, own = name.rpartition(b"_")
-            some, all_ = _gc(header, body)
-            gc, known = gc + some * int(times[i]), known + all_ * int(times[i])
+            num_gc, num_known = _gc(header, body)
+            gc, known = gc + num_gc * int(times[i]), known + num_known * int(times[i])
             for _ in range(times[i]):
                 number += 1
                 target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))
@@ -82,17 +128,23 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     return gc, known
 
 
+def is_compressed(output: Path) -> bool:
+    """Whether the file is gzip-compressed, by its name."""
+    return output.name.endswith(".gz")
+
+
 def _gc(header: bytes, body: bytes) -> tuple[int, int]:
-    """G and C, and known bases, in a record, or in the part that its header says was designed."""
+    """G and C, and known bases, in a record, or in the part that its header calls `designed`."""
     letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
     letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
     gc = letters.count(b"G") + letters.count(b"C")
     return gc, gc + letters.count(b"A") + letters.count(b"T")
 
 
-def _records(file: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Header and the lines below it, one record after the other."""
-    header, lines = b"", []
+def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytes]]:
+    """Header and body of each record."""
+    header = b""
+    lines: list[bytes] = []
     for line in file:
         if line.startswith(b">"):
             if header:
@@ -104,8 +156,8 @@ def _records(file: Any) -> Iterator[tuple[bytes, bytes]]:
         yield header, b"".join(lines)
 
 
-def of_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, Any]:
-    """What weights say: the effective number of samples, and the log of the mass that the constraints leave, for each target."""
+def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, Json]:
+    """The effective sample size, and the log of the probability mass that satisfies the constraints, over the targets."""
     groups = log_weight.reshape(-1, each)
     sizes = [effective_size(row) for row in groups]
     top = groups.max(1)
@@ -113,22 +165,20 @@ def of_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, Any]:
     return {
         "proposals": each,
         "effective_size": {"least": min(sizes), "mean": float(np.mean(sizes))},
-        # The mean weight is an unbiased estimate of how probable the model finds it that a free sample keeps the constraints.
+        # The mean weight is an unbiased estimate of the model's probability that a free sample satisfies the constraints.
         "log_mass": {"least": float(mass.min()), "mean": float(mass.mean())},
     }
 
 
-def write(output: Path, content: Mapping[str, Any]) -> Path:
-    """The JSON beside a file of samples, with the file's own hash."""
+def write(output: Path, content: Mapping[str, Json]) -> Path:
+    """Write the JSON file next to a file of samples, with the hash of that file."""
     path = json_path(output)
-    whole = {"file": output.name, "sha256": sha256(output), "synthetic": True, "dnadiff": __version__, **content}
-    with atomic_write(path, overwrite=True) as file:
-        file.write((json.dumps(whole, indent=2) + "\n").encode())
+    write_json(path, {"file": output.name, "sha256": sha256(output), "synthetic": True, "dnadiff": __version__, **content})
     return path
 
 
-def is_complete(output: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the file is there with the JSON of a finished run of these settings, and is what that run wrote."""
+def is_complete(output: Path, settings: Mapping[str, Json]) -> bool:
+    """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
     try:
         content = json.loads(json_path(output).read_text(encoding="utf-8"))
         same = content["settings"] == json.loads(json.dumps(settings))

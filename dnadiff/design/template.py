@@ -1,25 +1,30 @@
-"""What a sequence shall hold, as a user writes it: IUPAC letters, motifs at places, `[MASK]` in text.
+"""Templates as a user writes them: IUPAC letters, motifs at positions, `[MASK]` in text.
 
-Everything becomes a `Pattern`, one for each length: the ids that are given, the mask elsewhere, and which bases a masked position may
-hold. How a sampler is made to keep it is the business of `dnadiff.design.constraint`.
+Each becomes a `Pattern`: given token ids, the mask elsewhere, and the bases that are allowed at each masked position.
+`dnadiff.design.constraint` makes samplers respect it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# One bit for each base an IUPAC letter stands for: A 1, C 2, G 4, T 8.
+from dnadiff.data.tokenizer import DNATokenizer
+
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import Tokenizer
+
+# One bit for each base that an IUPAC letter allows: A 1, C 2, G 4, T 8.
 CODES = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15)))
 FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
 _MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
-_MOST_MASKS = 10_000_000  # in one [MASK*n]: what no network reads, and still fits into memory
+_MAX_MASKS = 10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
 
 _CODE_OF_BYTE = np.zeros(256, np.uint8)
 for _letter, _code in CODES.items():
@@ -29,12 +34,12 @@ _BASES_IN = np.array([bin(code).count("1") for code in range(16)])
 
 
 class Pattern(NamedTuple):
-    """What a sequence of one length holds.
+    """The template of a sequence.
 
     Attributes:
-        ids: (L,) int64, the mask where something is to be generated.
-        codes: (L,) uint8, which bases a masked position may hold, a bit for each; 15 is any letter.
-        letters: (L,) uint8, the letters that were given, in the case in which they were; 0 elsewhere. None for text.
+        ids: (L,) int64, the mask where tokens are to be generated.
+        codes: (L,) uint8, the bases allowed at a masked position, one bit each; 15 is any base.
+        letters: (L,) uint8, the given letters in their case; 0 elsewhere. None for text.
     """
 
     ids: NDArray[np.int64]
@@ -43,7 +48,13 @@ class Pattern(NamedTuple):
 
 
 class Motif(NamedTuple):
-    """A motif at a place: `text` as it was written, its `codes` as the forward strand has them, `start` as it was given."""
+    """A motif at a position.
+
+    Attributes:
+        text: as the user wrote it.
+        codes: its IUPAC codes on the forward strand.
+        start: its position; negative counts from the end.
+    """
 
     text: str
     codes: NDArray[np.uint8]
@@ -53,7 +64,7 @@ class Motif(NamedTuple):
         """Its first position in a sequence of `length` bases.
 
         Raises:
-            ValueError: if it does not lie inside.
+            ValueError: if the motif exceeds the sequence.
         """
         first = self.start + length if self.start < 0 else self.start
         if first < 0 or first + len(self.codes) > length:
@@ -65,10 +76,10 @@ class Motif(NamedTuple):
 
 
 def codes_of(text: str, what: str) -> NDArray[np.uint8]:
-    """The codes of IUPAC letters in either case: (L,).
+    """The codes (L,) of IUPAC letters in either case.
 
     Raises:
-        ValueError: naming `what` and the first letter that is none, its position counted from 1.
+        ValueError: naming `what` and the first character that is not an IUPAC letter, with its 1-based position.
     """
     codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if len(wrong := np.flatnonzero(codes == 0)):
@@ -79,16 +90,16 @@ def codes_of(text: str, what: str) -> NDArray[np.uint8]:
 def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     """Motifs written `MOTIF@start` or `MOTIF@start:strand`.
 
-    Start is the leftmost position on the forward strand, counted from 0, or from the end if negative. On strand "-" the reverse
-    complement of the motif stands there.
+    The start is the leftmost position on the forward strand, 0-based; negative counts from the end. On strand "-" the sequence has the
+    reverse complement of the motif there.
 
     Raises:
-        ValueError: if one cannot be read.
+        ValueError: if a motif cannot be parsed.
     """
     if motif is None:
         return []
     if not isinstance(motif, (str, list, tuple)):
-        raise ValueError(f"motif {motif!r} is not text; write 'motif=[TATAAT@100,CCAAT@-40:-]'")
+        raise ValueError(f"motif {motif!r} must be a string or a list of strings, such as 'motif=[TATAAT@100,CCAAT@-40:-]'")
     found = []
     for one in [motif] if isinstance(motif, str) else motif:
         match = _MOTIF.fullmatch(str(one).strip())
@@ -99,11 +110,11 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     return found
 
 
-def dna_pattern(tokenizer: Any, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
-    """The pattern of IUPAC `letters` at the beginning, N behind them, with motifs on top; errors call the letters `what`.
+def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
+    """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters `what`.
 
     Raises:
-        ValueError: for a letter that is no IUPAC letter, a motif outside, or constraints that no base fulfils.
+        ValueError: for a character that is not an IUPAC letter, a motif outside of the sequence, or contradictory constraints.
     """
     if len(letters) > length:
         raise ValueError(f"prompt has {len(letters)} letters and length is {length}; set length to more than that")
@@ -122,14 +133,14 @@ def dna_pattern(tokenizer: Any, length: int, letters: str = "", motifs: Sequence
             codes[position] = both
             if code != FREE:
                 owner[position] = f"motif {motif.text}"
-    return with_codes(tokenizer, codes, letters)
+    return _with_codes(tokenizer, codes, letters)
 
 
-def with_codes(tokenizer: Any, codes: NDArray[np.uint8], letters: str = "") -> Pattern:
-    """The pattern of `codes (L,)`; `letters` lend their case to the bases that they name."""
+def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
+    """The pattern of `codes (L,)`, with the case of `letters` where they name one base."""
     fixed = _BASES_IN[codes] == 1
     bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
-    ids = np.where(fixed, tokenizer.ids_from_bases(bases).astype(np.int64), tokenizer.vocab.mask_id)
+    ids = np.where(fixed, dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64), tokenizer.vocab.mask_id)
     shown = np.where(fixed, np.frombuffer(b"ACGT", np.uint8)[bases], 0).astype(np.uint8)
     given = np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
     named = _BASES_IN[_CODE_OF_BYTE[given]] == 1
@@ -137,21 +148,22 @@ def with_codes(tokenizer: Any, codes: NDArray[np.uint8], letters: str = "") -> P
     return Pattern(ids, codes, shown)
 
 
-def text_pattern(tokenizer: Any, text: str, length: int | None = None) -> Pattern:
-    """The pattern of a text with `[MASK]`, or `[MASK*20]`, where something is to be generated.
+def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
+    """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
     Args:
         tokenizer: of a text model.
-        text: what stands at the beginning.
-        length: tokens in all, free behind the text; None ends with the text.
+        text: the beginning of the sequence.
+        length: total number of tokens, masked after the text; None ends with the text.
 
     Raises:
-        ValueError: for characters that the vocabulary does not have, a text longer than `length`, or a number of masks beyond reason.
+        ValueError: for characters that are not in the vocabulary, a text longer than `length`, or too many masks.
     """
-    mask_id, parts, at = tokenizer.vocab.mask_id, [], 0
+    mask_id, at = tokenizer.vocab.mask_id, 0
+    parts: list[NDArray] = []
     for match in _MASK.finditer(text):
-        if match[1] and (len(match[1]) > 18 or int(match[1]) > _MOST_MASKS):
-            raise ValueError(f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MOST_MASKS}]")
+        if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
+            raise ValueError(f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MAX_MASKS}]")
         parts += [_encoded(tokenizer, text[at : match.start()]), np.full(int(match[1] or 1), mask_id)]
         at = match.end()
     ids = np.concatenate([*parts, _encoded(tokenizer, text[at:])]).astype(np.int64)
@@ -162,12 +174,23 @@ def text_pattern(tokenizer: Any, text: str, length: int | None = None) -> Patter
     return Pattern(ids, np.full(len(ids), FREE, np.uint8))
 
 
-def _encoded(tokenizer: Any, text: str) -> NDArray[np.int64]:
+def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
     return np.asarray(tokenizer.encode(text) if text else [], dtype=np.int64)
 
 
-def allowed_letters(tokenizer: Any) -> NDArray[np.bool_]:
-    """For each code the letters of the vocabulary that it allows: (16, V) for DNA, one row for each code and all alike for text."""
+def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
+    """The tokenizer, if it is one of DNA.
+
+    Raises:
+        ValueError: if it is one of text.
+    """
+    if not isinstance(tokenizer, DNATokenizer):
+        raise ValueError(f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}")
+    return tokenizer
+
+
+def allowed_letters(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """The tokens that each IUPAC code allows, (16, V); for text, all rows allow every token."""
     vocab = tokenizer.vocab
     table = np.zeros((16, vocab.size), bool)
     table[:, list(vocab.emitted)] = True
@@ -175,10 +198,10 @@ def allowed_letters(tokenizer: Any) -> NDArray[np.bool_]:
         return table
     for code in range(1, 16):
         table[code] = False
-        table[code, [int(tokenizer.ids_from_bases([base])[0]) for base in range(4) if code >> base & 1]] = True
+        table[code, [int(dna_tokenizer(tokenizer).ids_from_bases([base])[0]) for base in range(4) if code >> base & 1]] = True
     return table
 
 
 def gc_bounds(codes: NDArray[np.uint8]) -> tuple[int, int]:
-    """The fewest and the most G and C that `codes (L,)` allow."""
+    """The minimum and the maximum number of G and C that `codes (L,)` allow."""
     return int((codes & 9 == 0).sum()), int((codes & 6 != 0).sum())

@@ -1,7 +1,8 @@
-"""How likely a model finds given sequences: the NELBO with error bars, exactly for a few tokens, on both strands.
+"""Likelihoods of given sequences: the NELBO with error bars, exact values for short sequences, and both strands.
 
-`record` holds the results and their errors, `monte_carlo` makes them, `exact` by enumeration, `strand` reads the
-other strand. What K network calls cost on top is the business of `dnadiff.likelihood.code_length`.
+`record` holds results and their errors, `monte_carlo` estimates them, `exact` enumerates masks, `strand` evaluates the other strand.
+`code_length` and `curve` compute what sampling with K network calls costs, `held_out` evaluates windows of data, `evaluation` puts the
+report of `dnadiff.evaluate` together.
 """
 
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo
@@ -10,6 +11,7 @@ from dnadiff.likelihood.monte_carlo import (
     WindowBatch,
     all_masked,
     chain_rule,
+    check_num_draws,
     check_one_draw,
     estimate,
     estimate_to,
@@ -30,6 +32,7 @@ __all__ = [
     "all_masked",
     "both_strands",
     "chain_rule",
+    "check_num_draws",
     "check_one_draw",
     "estimate",
     "estimate_to",

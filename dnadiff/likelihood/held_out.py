@@ -1,87 +1,128 @@
-"""Held-out windows: which of their tokens are counted, what Markov models of a training part make of them, and paired scores."""
+"""Held-out windows: which of their tokens are counted, their likelihood under Markov models, and scores for paired comparisons."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
+from dnadiff.config import Config, Json
 from dnadiff.data.files import atomic_write
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood import Likelihood, WindowBatch
+from dnadiff.likelihood.monte_carlo import WindowBatch
+from dnadiff.likelihood.record import Likelihood
 from dnadiff.markov.model import BackoffMarkov
 
-NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
-MOST_WORDS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.windows import TiledWindows
+
+NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
+MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
 
 
-def offline(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of a run without its leave to download: a checkpoint must not make this machine fetch anything.
+class MarkovGroup(TypedDict):
+    """One group of tokens under a Markov model, and the network minus it with a 95 % interval: bits per token."""
+
+    bits: float
+    perplexity: float
+    difference_bits: float
+    low: float
+    high: float
+
+
+class MarkovRow(TypedDict):
+    """A Markov model compared with the network."""
+
+    order: int
+    trained_on: str
+    strength: float
+    strengths: Sequence[float]
+    groups: dict[str, MarkovGroup]
+
+
+def without_download(data: Config) -> Config:
+    """The data configuration of a run without permission to download: loading a checkpoint must not fetch anything.
 
     Raises:
-        ValueError: if the run named no file of its own.
+        ValueError: if the run used downloaded data only.
     """
     fetched = [key for key in ("download", "hub") if data.get(key)]
     if fetched and not data.get("path"):
         raise ValueError(
-            f"the run was trained on downloaded data ({data.get('name')}); name them again, as in data=hg38, to allow the download"
+            f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
         )
     return {key: value for key, value in data.items() if key not in fetched}
 
 
-def token_groups(data: Any, tiles: Any, trained_on: Any | None, part: str) -> dict[str, np.ndarray]:
+def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str) -> dict[str, np.ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
-    All of weight above 0 (never N, never padding); for DNA the novel and the repeated ones; and, where the tokenizer has
-    special tokens (begin, end, separator), all but those. Novelty is judged against the training part of `trained_on`, the
-    data that the model has seen; None leaves these two groups out.
+    `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out the special tokens of the tokenizer
+    (begin, end, separator), if it has any. `novel` and `repeated` split DNA by its overlap with the training part of `trained_on`, the
+    data that the model was trained on; None leaves these two groups out.
     """
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
-    if special := getattr(data.tokenizer, "special_ids", ()):
+    if special := data.tokenizer.special_ids:
         ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
         groups["without specials"] = weight & ~np.isin(ids, special)
     if trained_on is not None:
-        seen = KmerSet([data.tokenizer.bases(s) for s in trained_on.sequences("train")], NOVELTY)
-        covered = per_position(data, part, lambda bases: seen.covered(bases), fill=False)
-        repeated = windows_of(covered, tiles)
+        to_bases = bases_of(data)
+        training = KmerSet([to_bases(s) for s in trained_on.sequences("train")], NOVELTY)
+        repeated = windows_of(per_position(data, part, training.covered, fill=False), tiles)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
     return groups
 
 
-def per_position(data: Any, part: str, score: Any, fill: Any) -> dict[int, np.ndarray]:
-    """`score(bases)` of every interval of a part, laid out along its record."""
+def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown).
+
+    Raises:
+        ValueError: for data that is not DNA.
+    """
+    if not isinstance(data.tokenizer, DNATokenizer):
+        raise ValueError(f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only")
+    return data.tokenizer.bases
+
+
+def per_position(
+    data: SequenceDataModule, part: str, score: Callable[[np.ndarray], np.ndarray], fill: float | bool
+) -> dict[int, np.ndarray]:
+    """`score(bases)` of every interval of a part, at its position in an array for each record."""
     values: dict[int, np.ndarray] = {}
+    to_bases = bases_of(data)
     for interval in data.intervals[part]:
         ids = data.records[interval.record]
-        scored = score(data.tokenizer.bases(ids[interval.start : interval.end]))
+        scored = score(to_bases(ids[interval.start : interval.end]))
         row = values.setdefault(interval.record, np.full(len(ids), fill, dtype=scored.dtype))
         row[interval.start : interval.end] = scored
     return values
 
 
-def windows_of(values: Mapping[int, np.ndarray], tiles: Any) -> np.ndarray:
-    """The stretch of each tile: `(S, L)`."""
+def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndarray:
+    """The values of each window: `(S, L)`."""
     return np.stack([values[t.record][t.start : t.start + tiles.length] for t in tiles.tiles])
 
 
 class Windows:
-    """Windows and their groups of counted tokens as batches of tensors, as often as they are asked for."""
+    """Windows and their groups of counted tokens as batches of tensors; can be iterated repeatedly."""
 
-    def __init__(self, tiles: Any, groups: Mapping[str, np.ndarray], batch_size: int, takes_labels: bool = False) -> None:
+    def __init__(self, tiles: TiledWindows, groups: Mapping[str, np.ndarray], batch_size: int, takes_labels: bool = False) -> None:
         self.tiles, self.groups, self.batch_size, self.takes_labels = tiles, groups, batch_size, takes_labels
 
     def __len__(self) -> int:
-        """The number of windows."""
         return len(self.tiles)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[WindowBatch]:
         for first in range(0, len(self.tiles), self.batch_size):
             items = [self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))]
             stacked = {key: torch.stack([item[key] for item in items]) for key in ("ids", "valid", "cond") if key in items[0]}
@@ -91,14 +132,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one model makes of each window: all that a paired comparison with another model needs.
+    """The likelihood of each window under one model: what a paired comparison with another model needs.
 
     Attributes:
         windows: (S, 3) record, start and length.
         nats: for each group of tokens, (S,).
-        tokens: for each group, (S,) tokens counted.
+        tokens: for each group, (S,) number of counted tokens.
         block_size: windows per block of the bootstrap.
-        data: which records and split the windows are of, `split_hash` of the data.
+        data: `split_hash` of the data, which identifies records and split.
     """
 
     windows: np.ndarray
@@ -108,20 +149,21 @@ class Scores:
     data: str
 
     @classmethod
-    def of(cls, result: Likelihood, data: Any, tiles: Any) -> Scores:
-        """Those of an evaluated network."""
+    def from_result(cls, result: Likelihood, data: SequenceDataModule, tiles: TiledWindows) -> Scores:
+        """The scores of an evaluated network."""
         nats = {name: result.per_sequence(name) for name in result.tokens}
-        return cls(places(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
+        return cls(window_positions(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
-        arrays = {f"{kind}/{name}": getattr(self, kind)[name] for kind in ("nats", "tokens") for name in self.nats}
-        with atomic_write(path, overwrite=True) as file:
+        arrays: dict[str, Json] = {f"nats/{name}": nats for name, nats in self.nats.items()}
+        arrays |= {f"tokens/{name}": self.tokens[name] for name in self.nats}
+        with atomic_write(Path(path), overwrite=True) as file:
             np.savez_compressed(file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         with np.load(path) as content:
             names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
             nats, tokens = ({name: content[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens"))
@@ -131,51 +173,61 @@ class Scores:
         """This model minus the other, nats per token, windows paired.
 
         Raises:
-            ValueError: if they are scores of other windows.
+            ValueError: if the scores are of different windows.
         """
         if self.data != other.data or not np.array_equal(self.windows, other.windows):
             raise ValueError("these are scores of different windows: evaluate both models on the same data, part and length")
         return ratio(self.nats[group] - other.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
 
     def mean(self, group: str = "all") -> ConfidenceInterval:
-        """Nats per token with the error over windows."""
+        """Nats per token with the standard error over windows."""
         return ratio(self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
 
 
-def places(tiles: Any) -> np.ndarray:
+def window_positions(tiles: TiledWindows) -> np.ndarray:
     """Record, start and length of each window, `(S, 3)`."""
     return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
 
 
-def fit_markov(data: Any, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
-    """For each order a Markov model of the training part of `data`, strengths chosen on its validation part.
+def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
+    """A Markov model of each order, fitted on the training part of `data` with strengths chosen on its validation part.
 
     Raises:
-        ValueError: if these parts have nothing to count.
+        ValueError: if one of these parts has no known base.
     """
     if not orders:
         return {}
-    to_bases = data.tokenizer.bases
+    to_bases = bases_of(data)
     fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders))
     return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], sorted(orders))
 
 
-def markov_nats(data: Any, tiles: Any, tuned: Mapping[int, BackoffMarkov], part: str) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
-    """The Markov models of `fit_markov` and -log p of each base of each window, (S, L); 0 where there is no known base."""
+def markov_nats(
+    data: SequenceDataModule, tiles: TiledWindows, tuned: Mapping[int, BackoffMarkov], part: str
+) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
+    """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S, L); 0 for unknown bases."""
     for order, model in tuned.items():
-        nats = per_position(data, part, lambda bases, m=model, k=order: -np.nan_to_num(m.log_probs(bases, k)), fill=0.0)
-        yield order, model, windows_of(nats, tiles)
+
+        def nats(bases: np.ndarray, model: BackoffMarkov = model, order: int = order) -> np.ndarray:
+            return -np.nan_to_num(model.log_probs(bases, order))
+
+        yield order, model, windows_of(per_position(data, part, nats, fill=0.0), tiles)
 
 
 def markov_rows(
-    data: Any, tiles: Any, groups: Mapping[str, np.ndarray], result: Any, tuned: Mapping[int, BackoffMarkov], part: str
-) -> list[dict[str, Any]]:
-    """`markov_nats` as rows for JSON, each with its paired difference to the model."""
-    rows = []
+    data: SequenceDataModule,
+    tiles: TiledWindows,
+    groups: Mapping[str, np.ndarray],
+    result: Likelihood,
+    tuned: Mapping[int, BackoffMarkov],
+    part: str,
+) -> list[MarkovRow]:
+    """`markov_nats` as rows for JSON, each with the paired difference between the network (`result`) and the Markov model."""
+    rows, bit = [], math.log(2)
     for order, model, nats in markov_nats(data, tiles, tuned, part):
-        row: dict[str, Any] = {
+        row: MarkovRow = {
             "order": order,
-            "trained_on": data.name,
+            "trained_on": str(data.name),
             "strength": model.strengths[order],
             "strengths": model.strengths[: order + 1],
             "groups": {},
@@ -183,16 +235,15 @@ def markov_rows(
         for name, mask in groups.items():
             if not mask.any():
                 continue
-            theirs = (nats * mask).sum(1)
-            total = ratio(theirs, mask.sum(1), blocks(len(mask), result.block_size))
-            ours_minus_theirs = result.difference(theirs, name)
-            bit = math.log(2)
+            of_markov = (nats * mask).sum(1)
+            total = ratio(of_markov, mask.sum(1), blocks(len(mask), result.block_size))
+            difference = result.difference(of_markov, name)
             row["groups"][name] = {
                 "bits": total.value / bit,
                 "perplexity": math.exp(total.value),
-                "difference_bits": ours_minus_theirs.value / bit,
-                "low": ours_minus_theirs.low / bit,
-                "high": ours_minus_theirs.high / bit,
+                "difference_bits": difference.value / bit,
+                "low": difference.low / bit,
+                "high": difference.high / bit,
             }
         rows.append(row)
     return rows

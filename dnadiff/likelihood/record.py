@@ -1,4 +1,4 @@
-"""Estimates of the NELBO of given sequences, with their errors and the curve h(n)."""
+"""Estimates of the NELBO of given sequences, with their standard errors and the curve h(n)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COUNT, MDLM, EXACT = "count form", "mdlm, one draw", "exact"
 
 @dataclass(frozen=True)
 class Curve:
-    """h(n): mean cross-entropy (nats) of a masked token when n random others of its sequence are visible.
+    """h(n): mean cross-entropy (nats) of a masked token when n random other tokens of its sequence are visible.
 
     Attributes:
-        visible: (bins,) mean n of each bin, over masked tokens as h is.
+        visible: (bins,) mean n of each bin, averaged over masked tokens, as h is.
         nats: (bins,) h.
-        se: (bins,) standard error over blocks of sequences, the draws of one block taken together; NaN where there is one block alone.
+        se: (bins,) standard error over blocks of sequences, with all draws of a block grouped; NaN for a single block.
     """
 
     visible: np.ndarray
@@ -33,12 +33,12 @@ class Likelihood:
     """NELBO estimates of S sequences.
 
     Attributes:
-        nats: for each group of tokens, (S, draws): estimates of the group's share of the sequence's NELBO.
-        tokens: for each group, (S,) tokens counted.
+        nats: for each group of tokens, (S, draws): estimates of the group's part of the sequence's NELBO.
+        tokens: for each group, (S,) number of counted tokens.
         counts: (S, draws) masked tokens k.
-        available: (S,) tokens that could be masked.
+        available: (S,) number of maskable tokens.
         block_size: windows per block of the bootstrap.
-        protocol: `count form` (draws in pairs, two a stratum), `mdlm, one draw` (no Monte-Carlo error is known), or `exact`.
+        protocol: `count form` (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
     """
 
     nats: Mapping[str, np.ndarray]
@@ -50,11 +50,11 @@ class Likelihood:
 
     @property
     def num_draws(self) -> int:
-        """Network calls for each sequence."""
+        """Network calls per sequence."""
         return self.counts.shape[1]
 
-    def joined(self, more: Likelihood) -> Likelihood:
-        """These draws and further ones of the same sequences."""
+    def with_draws(self, more: Likelihood) -> Likelihood:
+        """These draws followed by further draws of the same sequences."""
         nats = {name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()}
         return replace(self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1))
 
@@ -63,14 +63,14 @@ class Likelihood:
         return self.nats[group].mean(1)
 
     def interval(self, group: str = "all") -> ConfidenceInterval:
-        """Nats per token with `se_total`: which stretch of sequence was tested, and the Monte-Carlo noise."""
-        return ratio(self.per_sequence(group), self.tokens[group], blocks(len(self.available), self.block_size))
+        """Nats per token with `se_total`, which includes the choice of test sequences and the Monte Carlo noise."""
+        return self._ratio(self.per_sequence(group), group)
 
     def variance_mc(self, group: str = "all") -> np.ndarray:
-        """(S,) variance of `per_sequence`, nats squared: Monte-Carlo noise alone; NaN where one draw does not tell.
+        """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot estimate it.
 
-        Each stratum of counts holds two draws, so a quarter of their squared difference estimates the variance of
-        the stratum's mean without bias.
+        Each stratum of counts holds two draws, so a quarter of their squared difference is an unbiased estimate of the
+        variance of the stratum's mean.
         """
         if self.protocol == EXACT:
             return np.zeros(len(self.available))
@@ -80,36 +80,43 @@ class Likelihood:
         return ((pairs[..., 0] - pairs[..., 1]) ** 2 / 4).sum(1) / pairs.shape[1] ** 2
 
     def se_mc(self, group: str = "all") -> float:
-        """Standard error in nats per token for these very sequences: Monte-Carlo noise alone."""
+        """Monte Carlo standard error in nats per token, for these sequences."""
         return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
 
     def difference(self, other: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
-        return ratio(self.per_sequence(group) - other, self.tokens[group], blocks(len(self.available), self.block_size))
+        return self._ratio(self.per_sequence(group) - other, group)
+
+    def mean_with(self, other: Likelihood, group: str = "all") -> ConfidenceInterval:
+        """The mean of two estimates of the same tokens, nats per token, paired by sequence."""
+        return self._ratio((self.per_sequence(group) + other.per_sequence(group)) / 2, group)
+
+    def _ratio(self, nats: np.ndarray, group: str) -> ConfidenceInterval:
+        return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))
 
     def cross_entropy(self) -> np.ndarray:
         """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts."""
         return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
 
     def curve(self, bins: int = 16) -> Curve:
-        """h(n) in `bins` equal ranges of n, with all groups together.
+        """h(n) in `bins` equal ranges of n, over all counted tokens.
 
         Raises:
-            ValueError: unless the masks are exact counts.
+            ValueError: unless masks have exact counts (the count form).
         """
         if self.protocol != COUNT:
             raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
-        share = self.cross_entropy()
+        nats = self.cross_entropy()
         visible = self.available[:, None] - self.counts
         longest = max(int(self.available.max()), 1)
         index = np.minimum(visible * bins // longest, bins - 1)
         block = np.broadcast_to(blocks(len(index), self.block_size)[:, None], index.shape)
         chosen = [c for b in range(bins) if (c := (index == b) & (self.counts > 0)).sum() > 1]
-        mean = [(np.average(visible[c], weights=self.counts[c]), *_weighted(share[c], self.counts[c], block[c])) for c in chosen]
+        mean = [(np.average(visible[c], weights=self.counts[c]), *_weighted_mean(nats[c], self.counts[c], block[c])) for c in chosen]
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
-        """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None: not known), `se_total`, the 95 % interval of the bits, `tokens`."""
+        """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None if unknown), `se_total`, 95 % interval of the bits, `tokens`."""
         total = self.interval(group)
         bit, se_mc = math.log(2), self.se_mc(group)
         return {
@@ -124,8 +131,8 @@ class Likelihood:
         }
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray, block: np.ndarray) -> tuple[float, float]:
-    """Mean of `values` under `weights` and its standard error, with the values of one block free to depend on each other."""
-    mean, blocks_met = float(np.average(values, weights=weights)), len(np.unique(block))
+def _weighted_mean(values: np.ndarray, weights: np.ndarray, block: np.ndarray) -> tuple[float, float]:
+    """Weighted mean of `values` and its standard error, which allows for dependence within a block."""
+    mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))
     deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
-    return mean, math.sqrt((deviation**2).sum() * blocks_met / (blocks_met - 1)) if blocks_met > 1 else math.nan
+    return mean, math.sqrt((deviation**2).sum() * num_blocks / (num_blocks - 1)) if num_blocks > 1 else math.nan

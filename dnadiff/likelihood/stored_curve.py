@@ -1,4 +1,4 @@
-"""What `evaluate` left beside a checkpoint: its h(n), and the numbers of groups that follow from it."""
+"""The curve h(n) that `evaluate` stored next to a checkpoint, and the numbers of groups derived from it."""
 
 from __future__ import annotations
 
@@ -6,66 +6,76 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from dnadiff.checks import integer as whole
+from dnadiff.checks import optional_integer
 from dnadiff.likelihood import code_length
 
-STORED = "evaluate.json"
+FILE_NAME = "evaluate.json"
+OPTIMAL = "optimal"
 log = logging.getLogger("dnadiff")
 
 
+class Groups(TypedDict):
+    """Arguments of `dnadiff.sampler.grouped.Grouped`."""
+
+    num_groups: int | None
+    sizes: Sequence[int] | None
+
+
 class StoredCurve:
-    """h(n) of a checkpoint, read from `evaluate.json` in its run's folder whenever it is asked for.
+    """h(n) of a checkpoint, read from `evaluate.json` in the folder of its run at every use.
 
     Args:
         path: the checkpoint.
-        step: at which it was saved; an evaluation of another step is not its own.
+        step: its training step; an evaluation at another step is ignored.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         self.path, self.step = path, step
 
-    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> dict[str, Any]:
+    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> Groups:
         """`num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
 
-        Where the run's folder holds `evaluate.json` of this very checkpoint, its h(n) says how many equal groups lose at most 2 % of the
-        structure (`dnadiff.likelihood.code_length`).
+        If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is the smallest number of equal groups
+        that loses at most 2 % of the structure (`dnadiff.likelihood.code_length`).
 
         Args:
             length: L.
-            num_groups: K, if it is chosen already.
-            sizes: `optimal` for those that cost least under h(n), where the table says that this holds on other windows too; numbers,
-                or None for equal groups.
+            num_groups: K, if it is already chosen.
+            sizes: `optimal` for the sizes of minimum cost under h(n), if they also help on other windows; numbers of tokens; or None for
+                equal groups.
 
         Raises:
-            ValueError: if `optimal` is asked for without an h(n).
+            ValueError: if `optimal` is requested without an h(n).
         """
-        if isinstance(sizes, str) and sizes != "optimal":
-            raise ValueError(f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups")
-        num_groups = None if num_groups is None else whole("num_groups", num_groups)
-        if not (sizes is None or isinstance(sizes, str)) or (sizes is None and num_groups is not None):
+        num_groups = optional_integer("sampler.num_groups", num_groups)
+        optimal = isinstance(sizes, str)
+        if isinstance(sizes, str):
+            if sizes != OPTIMAL:
+                raise ValueError(f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups")
+        elif sizes is not None or num_groups is not None:
             return {"num_groups": num_groups, "sizes": sizes}
         h = self.curve(length)
-        if sizes == "optimal" and h is None:
+        if optimal and h is None:
             raise ValueError(
-                f"sizes=optimal needs the h(n) of this checkpoint: python -m dnadiff.evaluate checkpoint=RUN output=RUN/{STORED} stores it"
+                f"sizes=optimal needs the h(n) of this checkpoint: python -m dnadiff.evaluate checkpoint=RUN output=RUN/{FILE_NAME} stores it"
             )
-        found = None if h is None else code_length.fewest_groups(h)
-        if found is None:  # nothing measured, or no structure to lose
+        equal = None if h is None else code_length.fewest_groups(h)
+        if h is None or equal is None:  # nothing measured, or no structure to lose
             return {"num_groups": num_groups, "sizes": None}
-        if sizes is None:
-            return {"num_groups": len(found), "sizes": None}
-        if not code_length.best_sizes_hold(self._stored(), num_groups or len(found)):
-            log.warning(f"sizes=optimal: by {STORED} best sizes save nothing on windows they were not chosen on; groups are equal")
-            return {"num_groups": num_groups or len(found), "sizes": None}
+        if not optimal:
+            return {"num_groups": len(equal), "sizes": None}
+        if not code_length.optimal_sizes_help(self._stored(), num_groups or len(equal)):
+            log.warning(f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to choose them; groups are equal")
+            return {"num_groups": num_groups or len(equal), "sizes": None}
         best = code_length.fewest_groups(h, optimal=True) if num_groups is None else code_length.optimal_sizes(h, num_groups)
-        return {"num_groups": None, "sizes": best.tolist()}
+        return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
-        """h(n) for sequences of `length` tokens, as `evaluate` stored it in the run's folder; None if it is not there or another model's."""
+        """h(n) for sequences of `length` tokens, as stored by `evaluate`; None if there is none for this checkpoint."""
         try:
             h = code_length.curve_from(self._stored(), length)
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -73,15 +83,15 @@ class StoredCurve:
         return h if np.isfinite(h).all() and (h >= 0).all() else None
 
     def measured_length(self) -> int | None:
-        """Tokens in the sequences on which the stored h(n) was measured; at other lengths `curve` assumes it to be a function of n/L."""
+        """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve` assumes a function of n/L."""
         return None if self.curve(1) is None else int(self._stored()["length"])
 
-    def _stored(self) -> dict[str, Any]:
+    def _stored(self) -> code_length.CodeLengthTable:
         """The code length in the run's `evaluate.json`; any error means that this checkpoint has none."""
         folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
-        content = json.loads((folder / STORED).read_text(encoding="utf-8"))
+        content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
         if content["model"]["step"] != self.step or Path(content["model"]["checkpoint"]).name != self.path.name:
-            raise ValueError(f"{folder / STORED} is of another checkpoint")
+            raise ValueError(f"{folder / FILE_NAME} is of another checkpoint")
         if content["model"].get("conjoined"):
-            raise ValueError(f"{folder / STORED} is of both strands conjoined, which is another denoiser")
+            raise ValueError(f"{folder / FILE_NAME} is of both strands conjoined, which is another denoiser")
         return content["code_length"]

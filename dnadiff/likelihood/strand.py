@@ -1,79 +1,103 @@
-"""The other strand: the NELBO of RC x beside that of x, their mean and their gap.
+"""The other strand: the NELBO of the reverse complement RC x compared with that of x, their mean and their difference (gap).
 
-Both bound -log p of the same molecule. Their mean is a bound and its estimate is unbiased. The mixture of both strands has
--log p = -log mean(exp(-NELBO)), which is lower still, but concave in the two numbers: of estimates with noise it comes out too low on
-average (Jensen), so that it bounds nothing. It is not reported.
+Both are upper bounds on -log p of the same molecule. Their mean is a bound too, with an unbiased estimate. The mixture of both strands
+has -log p = -log mean(exp(-NELBO)), which is lower, but concave in the two numbers: computed from noisy estimates it is biased
+downward (Jensen) and therefore no bound. It is not reported.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from dnadiff.bootstrap import blocks, ratio
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.monte_carlo import Batches, WindowBatch
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.vocab import Vocab
 
 
-class OtherStrand(nn.Module):
-    """What a denoiser says of x when it reads RC x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
+class BothStrands(TypedDict):
+    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
 
-    The same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
+    forward: float
+    reverse: float
+    mean: float
+    mean_se: float
+    gap: float
+    gap_se: float
+    gap_low: float
+    gap_high: float
+
+
+class OtherStrand(BaseDenoiser):
+    """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
+
+    Using the same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
+
+    Args:
+        denoiser: predicts masked tokens.
+        vocab: its alphabet.
 
     Raises:
         ValueError: if the vocabulary has no complement.
     """
 
-    def __init__(self, denoiser: nn.Module, vocab: Vocab) -> None:
-        super().__init__()
+    def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
+        super().__init__(vocab)
         if vocab.complement is None:
             raise ValueError("this vocabulary has no complement: only alphabets with two strands, such as DNA, have another strand")
-        self.denoiser, self.vocab = denoiser, vocab
+        self.denoiser, self.complement, self.time_conditioning = denoiser, vocab.complement, denoiser.time_conditioning
 
+    @override
     def log_probs(
         self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
     ) -> Tensor:
-        """As `Denoiser.log_probs`, of the tokens of `xt`."""
-        complement = torch.tensor(self.vocab.complement, device=xt.device)
+        complement = torch.tensor(self.complement, device=xt.device)
         mirrored = self.vocab.reverse_complement(xt)
         valid = None if valid is None else valid.flip(-1)
         if positions is None:
             return self.denoiser.log_probs(mirrored, t, cond, None, valid).flip(1)[..., complement]
-        there = positions.flip(-1)
-        place = torch.zeros(positions.shape, dtype=torch.int64, device=xt.device)
-        place[there] = torch.arange(int(there.sum()), device=xt.device)
-        return self.denoiser.log_probs(mirrored, t, cond, there, valid)[place.flip(-1)[positions]][..., complement]
+        flipped = positions.flip(-1)
+        row = torch.zeros(positions.shape, dtype=torch.int64, device=xt.device)
+        row[flipped] = torch.arange(int(flipped.sum()), device=xt.device)
+        return self.denoiser.log_probs(mirrored, t, cond, flipped, valid)[row.flip(-1)[positions]][..., complement]
 
 
-class Conjoined(nn.Module):
-    """The mean of what a denoiser says of x and of RC x at every call: a denoiser of its own, for which p(x) = p(RC x), at twice the calls.
+class Conjoined(BaseDenoiser):
+    """A denoiser that averages the probabilities of both strands at every call, so that p(x) = p(RC x), with twice the network calls.
 
-    Its NELBO is a bound like any other's, and never above the mean of both strands' NELBOs, for log is concave. The published Caduceus-Ph is
-    conjoined so (post hoc) for classification (arXiv 2403.03234, section 4.2).
+    Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave. The published Caduceus-Ph uses the
+    same post-hoc conjoining for classification (arXiv 2403.03234, section 4.2).
+
+    Args:
+        denoiser: predicts masked tokens.
+        vocab: its alphabet.
 
     Raises:
         ValueError: if the vocabulary has no complement.
     """
 
-    def __init__(self, denoiser: nn.Module, vocab: Vocab) -> None:
-        super().__init__()
-        self.denoiser, self.other = denoiser, OtherStrand(denoiser, vocab)
+    rows_per_sequence = 2
 
+    def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
+        super().__init__(vocab)
+        self.denoiser, self.other, self.time_conditioning = denoiser, OtherStrand(denoiser, vocab), denoiser.time_conditioning
+
+    @override
     def log_probs(
         self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
     ) -> Tensor:
-        """As `Denoiser.log_probs`."""
-        both = (network.log_probs(xt, t, cond, positions, valid) for network in (self.denoiser, self.other))
-        return torch.logaddexp(*both) - math.log(2)
+        forward, reverse = (network.log_probs(xt, t, cond, positions, valid) for network in (self.denoiser, self.other))
+        return torch.logaddexp(forward, reverse) - math.log(2)
 
 
 class ReverseComplemented:
-    """The batches with every sequence reverse-complemented and its groups mirrored; can be gone through as often as `batches`."""
+    """The batches with every sequence reverse-complemented and its groups mirrored; can be iterated as often as `batches`."""
 
     def __init__(self, batches: Batches, vocab: Vocab) -> None:
         self.batches, self.vocab = batches, vocab
@@ -86,14 +110,9 @@ class ReverseComplemented:
             yield batch._replace(ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid)
 
 
-def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, Any]:
-    """NELBO of x, of RC x, their mean and the gap (x minus RC x) with its 95 % interval, in nats per token."""
-    gap = forward.difference(reverse.per_sequence(group), group)
-    mean = ratio(
-        (forward.per_sequence(group) + reverse.per_sequence(group)) / 2,
-        forward.tokens[group],
-        blocks(len(forward.available), forward.block_size),
-    )
+def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> BothStrands:
+    """The likelihoods of both strands of the same windows compared, for one group of tokens."""
+    gap, mean = forward.difference(reverse.per_sequence(group), group), forward.mean_with(reverse, group)
     return {
         "forward": forward.interval(group).value,
         "reverse": reverse.interval(group).value,

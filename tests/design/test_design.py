@@ -1,4 +1,4 @@
-"""Designing from the command line and from Python: templates, motifs, infilling, GC, weights, resumption, and what is refused."""
+"""Design from the command line and from Python: templates, motifs, infilling, GC, weights, resuming, and invalid options."""
 
 import gzip
 import hashlib
@@ -18,8 +18,8 @@ from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
-from dnadiff.design.output import ResumableOutput, beside, discard
-from dnadiff.design.request import Infill
+from dnadiff.design.infill import Infill
+from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.template import CODES
 from dnadiff.metrics import memorization
 
@@ -63,7 +63,7 @@ def test_templates_motifs_and_ranges_in_files(cli, trained, tmp_path):
     assert all(t[10:16] == "TATAAT" and t[-10:-5] == "ATTGG" and 40 <= len(t) <= 70 for t in texts) and len(set(map(len, texts))) > 2
 
 
-def test_the_json_says_how_the_file_was_made(cli, trained, tmp_path):
+def test_the_json_file_records_how_the_samples_were_made(cli, trained, tmp_path):
     status, out, err = cli(
         "sample", f"checkpoint={trained}", "num_samples=4", "output=a.fa", "sampler=first_hitting", "copies=true", "length=30"
     )
@@ -121,18 +121,18 @@ def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
         Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 29)
 
 
-def test_gc_comes_near_what_is_asked_for(cli, trained, tmp_path):
+def test_gc_reaches_its_target(cli, trained, tmp_path):
     status, out, err = cli(
         "sample", f"checkpoint={trained}", "num_samples=64", "length=60", "gc=0.7", "output=a.fa", "sampler.num_groups=6"
     )
     assert status == 0, err
     letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
     share = sum(map(letters.count, "GC")) / len(letters)
-    assert share == pytest.approx(0.7, abs=0.03) and f"{share:.4f}, asked for 0.7" in out and "the pilot comes to 0.7" in err
+    assert share == pytest.approx(0.7, abs=0.03) and f"{share:.4f}, target 0.7" in out and "the pilot reaches 0.7" in err
     assert all(float(facts(r)["log_weight"]) != 0 and facts(r)["gc"] == "0.7" for r in read_fasta(tmp_path / "a.fa"))
 
 
-def test_resampling_takes_what_weighs_most(cli, trained, tmp_path):
+def test_resampling_draws_by_weight(cli, trained, tmp_path):
     (tmp_path / "t.fa").write_text(">t1\nNNNNNRRYYSSWWKKNNNNN\n>t2\nNNNNGATTACANNNN\n")
     args = [f"checkpoint={trained}", "template=t.fa", "sampler.num_groups=5", "num_samples=4"]
     assert cli("sample", *args[:-1], "num_samples=30", "output=p.fa")[0] == 0
@@ -149,31 +149,31 @@ def test_resampling_takes_what_weighs_most(cli, trained, tmp_path):
     assert content["effective_size"]["least"] == pytest.approx(size, rel=1e-5) and content["proposals"] == 30 and content["resampled"] == 4
 
 
-def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
+def test_a_killed_process_resumes_to_the_same_bytes(cli, trained, tmp_path):
     name = "a.fa.gz"
     args = [f"checkpoint={trained}", "num_samples=12", "batch_size=2", "length=80:100", "sampler=first_hitting", "motif=TATRAT@5"]
-    assert cli("sample", *args, f"output=whole_{name}")[0] == 0
+    assert cli("sample", *args, f"output=complete_{name}")[0] == 0
     run = [sys.executable, "-m", "dnadiff.sample", *args, "output=" + name]
     process = subprocess.Popen(run, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    journal, end = beside(tmp_path / name, "journal"), time.monotonic() + 120
+    journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None and not journal.is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert journal.is_file() and not (tmp_path / name).exists(), "the process ended before it could be killed"
     status, _, err = cli("sample", *args, "output=" + name)
-    assert status == 1 and "was begun and not finished" in err
+    assert status == 1 and "is unfinished" in err
     status, _, err = cli("sample", *args, "output=" + name, "resume=true")
-    assert status == 0 and "going on after" in err, err
-    assert (tmp_path / name).read_bytes() == (tmp_path / f"whole_{name}").read_bytes()
-    one, other = (json.loads((tmp_path / f"{p}{name}.json").read_text()) for p in ("", "whole_"))
+    assert status == 0 and "resuming after" in err, err
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"complete_{name}").read_bytes()
+    one, other = (json.loads((tmp_path / f"{p}{name}.json").read_text()) for p in ("", "complete_"))
     same = ("sha256", "network_calls", "rows", "tokens", "weights", "settings")
     assert all(one[key] == other[key] for key in same) and (one["sessions"], other["sessions"]) == (2, 1)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     assert "is complete already" in cli("sample", *args, "output=" + name, "resume=true")[1]
 
 
-def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp_path, monkeypatch):
+def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     args = {
         "num_samples": "4",
@@ -202,18 +202,18 @@ def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp
     others = {"num_samples": "5", "batch_size": "3", "seed": "2", "gc": "0.5", "sampler.temperature": "0.9", "sampler": "grouped"}
     for key, value in others.items():
         status, _, err = sample("resume=true", **{key: value})
-        assert status == 1 and f"was begun with {key.partition('.')[0]}=" in err and err.count("\n") <= 2, err
+        assert status == 1 and f"was started with {key.partition('.')[0]}=" in err and err.count("\n") <= 2, err
     (tmp_path / "t.fa").write_text(">t\nNNYNNNANNN\n")
-    assert "was begun with template=" in sample("resume=true")[2]
+    assert "was started with template=" in sample("resume=true")[2]
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     assert sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir()) == begun
     assert sample("resume=true")[0] == 0 and len(read_fasta(tmp_path / "a.fa")) == 4
-    beside(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
+    temporary_path(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
     status, out, _ = sample("resume=true")
-    assert status == 0 and "is complete already" in out and not beside(tmp_path / "a.fa", "journal").exists()
+    assert status == 0 and "is complete already" in out and not temporary_path(tmp_path / "a.fa", "journal").exists()
 
 
-def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
+def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):
     args = [
         f"checkpoint={trained}",
         "num_samples=3",
@@ -224,7 +224,7 @@ def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
         "gc=0.6",
         "sampler.num_groups=4",
     ]
-    assert cli("sample", *args, "output=whole.fa")[0] == 0
+    assert cli("sample", *args, "output=complete.fa")[0] == 0
     append = ResumableOutput.append
 
     def broken(self, content, count, **notes):
@@ -237,7 +237,7 @@ def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(ResumableOutput, "append", append)
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
     assert status == 0 and "the pilot" not in err  # its tilt is in the journal
-    assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "whole.fa").read_bytes()
+    assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes()
     letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
     reached = json.loads((tmp_path / "a.fa.json").read_text())["gc"]["reached"]
     assert reached == pytest.approx(sum(map(letters.count, "GC")) / len(letters))  # of what is in the file, not of all proposals
@@ -250,7 +250,7 @@ def test_the_gc_of_resampled_designs_is_that_of_the_designed_part(tmp_path):
     assert provenance.resample(tmp_path / "p.fa", tmp_path / "k.fa", 2, 3, 1) == (6, 15)  # AT and acgN, three times each
 
 
-def test_a_journal_vouches_for_no_bytes_but_its_own(tmp_path, monkeypatch):
+def test_the_journal_of_a_replaced_file_is_removed(tmp_path, monkeypatch):
     output = tmp_path / "a.fa"
     first = ResumableOutput(output, {"seed": 1})
     first.append(b">one\nACGT\n", 1)
@@ -268,7 +268,7 @@ def test_a_journal_vouches_for_no_bytes_but_its_own(tmp_path, monkeypatch):
     assert ResumableOutput(output, {"seed": 1}, resume=True).done == 0
 
 
-def test_what_killed_processes_left_is_tidied_up(tmp_path):
+def test_files_of_killed_processes_are_removed(tmp_path):
     code = "0f" * 16
     left = [f".a.fa.{code}.part", f".a.fa.json.{code}.part", f"..a.fa.journal.{code}.part", ".a.fa.part", ".a.fa.journal"]
     others = ["a.fa", f".b.a.fa.{code}.part", ".axfa.part", f".axfa.{code}.part", f"a.fa.{code}.part"]
@@ -331,7 +331,7 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
         assert status == 1 and message in err and err.count("\n") == 1, err
 
 
-def test_weights_of_text_are_summed_up_too(cli, tmp_path):
+def test_weights_of_text_are_summarized_too(cli, tmp_path):
     (tmp_path / "book.txt").write_text("the cat sat on the mat. the dog sat on the log. " * 100)
     network = ["objective=ar", "backbone=transformer", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"]
     data = ["data=text", "data.path=book.txt", "data.length=32", "data.batch_size=4", "data.max_valid_windows=2"]
@@ -350,15 +350,15 @@ REFUSED = [
     (["template=bad.fa"], "record 1 (x): letter 'J' at position 3 is not a nucleotide"),
     (["template=none.fa"], "none.fa does not exist"),
     (["template=full.fa"], "template x leave nothing to generate"),
-    (["template=ok.fa", "length=30"], "length is that of the template"),
+    (["template=ok.fa", "length=30"], "the template defines the length"),
     (["template=ok.fa", "prompt=ACG"], "template and prompt exclude each other"),
     (["motif=TAXT@3"], "motif TAXT@3: 'X' at position 3 is not an IUPAC letter"),
     (["motif=TATA@62"], "motif TATA@62 covers 62 to 66 (0-based, half-open), outside a sequence of 64 bases"),
     (["motif=[TATA@3,GG@4]"], "motif GG@4 contradicts motif TATA@3 at position 4"),
     (["motif=CC@9", "template=ok.fa"], "motif CC@9 contradicts the template at position 10 (0-based) of 20 bases: C against R"),
     (["motif=TATA@30", "length=20:60"], "outside a sequence of"),
-    (["length=60:20"], "length '60:20' cannot be read; write a number, or SHORTEST:LONGEST"),
-    (["length=a:b"], "length 'a:b' cannot be read"),
+    (["length=60:20"], "length '60:20' cannot be parsed; write a number, or SHORTEST:LONGEST"),
+    (["length=a:b"], "length 'a:b' cannot be parsed"),
     (["infill=r.bed"], "infill=regions.bed and genome=g.fa belong together"),
     (["infill=off.bed", "genome=g.fa"], "off.bed: line 2 has the region c1:390-401, which ends beyond c1 (400 bases)"),
     (["infill=other.bed", "genome=g.fa"], "other.bed: line 1: no record is called c9"),
@@ -367,26 +367,26 @@ REFUSED = [
     (["infill=r.bed", "genome=g.fa", "template=ok.fa"], "infill and template exclude each other"),
     (["infill=r.bed", "genome=g.fa", "write=some"], "write 'some' is not known; choose window or designed"),
     (["gc=1.2"], "gc 1.2 must be a number between 0 and 1"),
-    (["gc=0.9", "template=at.fa"], "gc 0.9 cannot be reached: what is given leaves a mean from 0.000 to 0.600, ends left out"),
+    (["gc=0.9", "template=at.fa"], "gc 0.9 cannot be reached: the fixed positions allow means between 0.000 and 0.600"),
     (["resample=true"], "resample=true: these samples have no weights"),
-    (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler whose draws can be weighed"),
-    (["resample=true", "gc=0.5", "sampler.temperature=0.9"], "resample=true needs a sampler whose draws can be weighed"),
+    (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler with importance weights"),
+    (["resample=true", "gc=0.5", "sampler.temperature=0.9"], "resample=true needs a sampler with importance weights"),
     (["resample=true", "motif=RRY@4", "length=20:30"], "resample=true compares sequences of one length"),
     (["copies=no"], "copies=no is neither true nor false"),
     (["overwrite=no"], "overwrite=no is neither true nor false"),
-    (["prompt=1984"], "prompt 1984 is not text; put it into quotes"),
+    (["prompt=1984"], "prompt 1984 must be a string; put it into quotes"),
     (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
-    (["output=5"], "output 5 is not text; put it into quotes"),
+    (["output=5"], "output 5 must be a string; put it into quotes"),
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
     (["write=designed"], "write=designed is for infill="),
-    (["resume=true"], "resume=true goes on with a file: give output="),
+    (["resume=true"], "resume=true needs output=, the file to resume"),
     (["output=a.jsonl"], "another kind of file"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_bad_input_is_one_line_and_nothing_written(arguments, message, cli, trained, genome, tmp_path):
+def test_invalid_input_gives_one_line_and_writes_nothing(arguments, message, cli, trained, genome, tmp_path):
     for name, letters in (("bad", "ACJT"), ("full", "ACGT"), ("ok", "NNNNNNNNNNRRNNNNNNNN"), ("at", "ATATWWNNNNNNNNN" * 2)):
         (tmp_path / f"{name}.fa").write_text(f">x\n{letters}\n")
     (tmp_path / "off.bed").write_text("c1\t0\t10\nc1\t390\t401\n")
@@ -411,15 +411,15 @@ def test_python_gives_strings_with_their_bounds(model):
     for call, message in (
         (lambda: model.sample(1, template="ACGZ"), "'Z' at position 4"),
         (lambda: model.sample(1, template="NN", length=3), "leave prompt and length out"),
-        (lambda: model.infill("ACGT", 2, 2), "start 2 and end 2 do not lie in a sequence of 4"),
-        (lambda: model.infill("ACGTACGT", 0, 8, length=4), "wider than the 4 tokens"),
-        (lambda: model.infill("ACGTACGT", 0.0, 8), "start 0.0 and end 8 must be whole numbers"),
+        (lambda: model.infill("ACGT", 2, 2), "start 2 and end 2 must be an interval in the sequence of 4"),
+        (lambda: model.infill("ACGTACGT", 0, 8, length=4), "longer than the 4 tokens"),
+        (lambda: model.infill("ACGTACGT", 0.5, 8), "start 0.5 must be an integer"),
         (lambda: model.infill(b"ACGTACGT", 0, 8), "sequence is of type bytes"),
-        (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be a whole number"),
+        (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be an integer"),
         (lambda: model.infill("ACGTACGT", 0, 8, num_draws=3), "num_draws 3 must be even"),
-        (lambda: model.sample("3"), "num_samples '3' must be a whole number"),
-        (lambda: model.sample(1, template=["NN"]), "is not text; give one string"),
-        (lambda: model.sample(1, length=9, batch_size=1.5), "batch_size 1.5 must be at least 1, and a whole number"),
+        (lambda: model.sample("3"), "num_samples '3' must be an integer"),
+        (lambda: model.sample(1, template=["NN"]), "must be a string"),
+        (lambda: model.sample(1, length=9, batch_size=1.5), "batch_size 1.5 must be an integer of at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

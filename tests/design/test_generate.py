@@ -1,5 +1,6 @@
-"""Requests filled by every sampler and backbone: constraints hold in every output, and noise belongs to the sample."""
+"""Requests filled by every sampler and backbone: constraints hold in every output, and noise depends on the sample only."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
-from dnadiff.design.generate import Filler, effective_size, resampled
+from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
 from dnadiff.design.guidance import Guided
-from dnadiff.design.request import Free, Templates, window_around
+from dnadiff.design.infill import window_around
+from dnadiff.design.request import Free, Templates
 from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score
@@ -39,7 +41,7 @@ def sampler_of(name):
 
 @cache
 def network(backbone, labels=0, tokenizer=DNA, sedd=False):
-    """A small network whose opinions are strong."""
+    """A small network with peaked predictions."""
     torch.manual_seed(0)
     chosen = compose("train", [f"backbone={backbone}"])["backbone"]
     small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "num_labels": labels}
@@ -58,11 +60,11 @@ def backbones(causal):
     return [name for name in names if network(name).causal == causal]
 
 
-def filler(name, backbone, tilt=0.0, guidance=None, sedd=False):
+def generator(name, backbone, tilt=0.0, guidance=None, sedd=False):
     denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd)
-    told = None if guidance is None else torch.tensor([[0.0, 1.0]])
+    labels = None if guidance is None else torch.tensor([[0.0, 1.0]])
     denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)
-    return Filler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), told, tilt)
+    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), labels, tilt)
 
 
 def keeps(letters, text):
@@ -75,9 +77,9 @@ def keeps(letters, text):
 def test_every_sampler_and_backbone_keeps_random_templates(name, data):
     templates = [t for t in data.draw(st.lists(LETTERS, min_size=1, max_size=3)) if set(t) & set(CODES) - set("ACGTU")] or ["NRN"]
     backbone = data.draw(st.sampled_from(backbones(sampler_of(name).causal)))
-    guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # those that can be told labels
+    guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # networks with labels
     sedd = name == "analytic" and guidance is None and data.draw(st.booleans())
-    made = filler(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
+    made = generator(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
     request = Templates([(f"t{i}", dna_pattern(DNA, len(t), t)) for i, t in enumerate(templates)], 2, 3)
     for batch in made.batches(request, data.draw(st.integers(0, 99)), 4):
         for target, tokens in zip(batch.targets, batch.tokens):
@@ -86,8 +88,8 @@ def test_every_sampler_and_backbone_keeps_random_templates(name, data):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_lengths_motifs_and_noise_belong_to_the_sample(name):
-    made = filler(name, backbones(sampler_of(name).causal)[0])
+def test_lengths_motifs_and_noise_depend_on_the_sample_only(name):
+    made = generator(name, backbones(sampler_of(name).causal)[0])
     motifs = read_motifs(["TATRAT@1", "CCA@-5:-"])
     request = Free(DNA, 7, (12, 19), 5, "", motifs)
     together = [made.text(t, x) for batch in made.batches(request, 3, 7) for t, x in zip(batch.targets, batch.tokens)]
@@ -99,35 +101,35 @@ def test_lengths_motifs_and_noise_belong_to_the_sample(name):
 
 
 def test_text_templates_are_kept():
-    made = Filler(network("dit", 0, TEXT), AbsorbingProcess(TEXT.vocab, LogLinear(1e-3)), TEXT, sampler_of("grouped"))
+    made = ConditionalSampler(network("dit", 0, TEXT), AbsorbingProcess(TEXT.vocab, LogLinear(1e-3)), TEXT, sampler_of("grouped"))
     request = Templates([("t", text_pattern(TEXT, "ab[MASK*4]c"))], 3, 0)
     (batch,) = made.batches(request, 1, 4)
     assert all(
         s.startswith("ab") and s.endswith("c") and len(s) == 7 for s in (made.text(t, x) for t, x in zip(batch.targets, batch.tokens))
     )
-    assert made.weighs(request) is False
+    assert made.has_weights(request) is False
 
 
 def test_which_samples_have_weights():
-    partly, wholly = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
-    assert filler("grouped", "dit").weighs(partly) is True and filler("grouped", "dit").weighs(wholly) is False
-    assert filler("grouped", "dit", 1.0).weighs(wholly) is True and filler("low_confidence", "dit").weighs(partly) is None
-    assert filler("ar", "mamba").weighs(wholly) is True and filler("low_confidence", "dit").weighs(wholly) is False
-    # a motif that only at some lengths stands on a letter of the prompt that it completes
+    partly, free = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
+    assert generator("grouped", "dit").has_weights(partly) is True and generator("grouped", "dit").has_weights(free) is False
+    assert generator("grouped", "dit", 1.0).has_weights(free) is True and generator("low_confidence", "dit").has_weights(partly) is None
+    assert generator("ar", "mamba").has_weights(free) is True and generator("low_confidence", "dit").has_weights(free) is False
+    # a motif that overlaps a partial letter of the prompt at some lengths only
     lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
     seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
-    assert filler("grouped", "dit").weighs(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
-    cold = filler("grouped", "dit")
+    assert generator("grouped", "dit").has_weights(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
+    cold = generator("grouped", "dit")
     cold.sampler.temperature = 0.5
-    assert cold.weighs(partly) is None
-    likeliest = filler("ancestral", "dit")
-    likeliest.sampler.noise_removal = "argmax"
-    assert likeliest.weighs(partly) is None and filler("ancestral", "dit").weighs(partly) is True
+    assert cold.has_weights(partly) is None
+    likeliest = generator("ancestral", "dit")
+    likeliest.sampler = replace(likeliest.sampler, noise_removal="argmax")
+    assert likeliest.has_weights(partly) is None and generator("ancestral", "dit").has_weights(partly) is True
 
 
-def test_bounds_are_of_what_was_generated_given_the_rest():
+def test_bounds_are_of_the_generated_part_given_the_rest():
     for name, backbone in (("grouped", "dit"), ("ar", "mamba")):
-        made = filler(name, backbone)
+        made = generator(name, backbone)
         (batch,) = made.batches(Templates([("t", dna_pattern(DNA, 3, "ANC")), ("u", dna_pattern(DNA, 5, "NGNNN"))], 1, 3), 1, 2)
         bounds = made.bounds(batch, [0, 1], 4, 1)
         x = torch.from_numpy(batch.tokens[0])[None]
@@ -142,8 +144,11 @@ def test_bounds_are_of_what_was_generated_given_the_rest():
 def test_effective_size_and_systematic_resampling():
     assert effective_size(np.zeros(5)) == pytest.approx(5) and effective_size(np.array([0.0, -800, -900])) == pytest.approx(1)
     weight = np.log([0.5, 0.25, 0.25])
-    assert resampled(weight, 4, 0.5).tolist() == [0, 0, 1, 2] and resampled(weight - 1e3, 8, 0.01).tolist() == [0] * 4 + [1] * 2 + [2] * 2
-    assert resampled(np.array([-np.inf, 0.0]), 3, 0.9999).tolist() == [1, 1, 1]
+    assert (
+        systematic_resample(weight, 4, 0.5).tolist() == [0, 0, 1, 2]
+        and systematic_resample(weight - 1e3, 8, 0.01).tolist() == [0] * 4 + [1] * 2 + [2] * 2
+    )
+    assert systematic_resample(np.array([-np.inf, 0.0]), 3, 0.9999).tolist() == [1, 1, 1]
 
 
 def test_windows_around_an_interval():

@@ -1,4 +1,4 @@
-"""Files that are written batch by batch and go on where they were stopped."""
+"""Files that are written batch by batch and can be resumed."""
 
 import errno
 import gzip
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dnadiff.design.output import ResumableOutput, beside, discard, sha256
+from dnadiff.design.output import ResumableOutput, discard, sha256, temporary_path
 
 BATCHES = [b"one\n" * 20, b"two\n", b"three\n" * 50]
 
@@ -19,13 +19,13 @@ def write(path, batches, **how):
 
 
 @pytest.mark.parametrize("name", ["a.fa", "a.fa.gz"])
-def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
+def test_a_stopped_file_resumes_to_the_same_bytes(name, tmp_path):
     whole = write(tmp_path / name, BATCHES)
     whole.finish()
     discard(whole.output)
     stopped = write(tmp_path / f"b{name}", BATCHES[:1])
     stopped.close()
-    with beside(tmp_path / f"b{name}", "part").open("ab") as file:
+    with temporary_path(tmp_path / f"b{name}", "part").open("ab") as file:
         file.write(b"half a batch that no journal")  # the process died while it wrote
     assert not (tmp_path / f"b{name}").exists()
     resumed = ResumableOutput(tmp_path / f"b{name}", {"of": "x", "seed": 1}, resume=True)
@@ -39,7 +39,7 @@ def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
     assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted([name, f"b{name}"])
 
 
-def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
+def test_a_process_that_dies_before_it_removes_the_journal_can_resume(tmp_path):
     write(tmp_path / "a", BATCHES).finish()
     again = ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
     assert again.complete and again.done == 3
@@ -47,19 +47,19 @@ def test_a_process_that_dies_between_name_and_journal_is_taken_up(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"".join(BATCHES)
 
 
-def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
+def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
-    with pytest.raises(FileExistsError, match=r"a was begun and not finished \(2 sequences\); set resume=true .* or overwrite=true"):
+    with pytest.raises(FileExistsError, match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
-    with pytest.raises(ValueError, match=r"was begun with seed=1, not 2; go on with the same"):
+    with pytest.raises(ValueError, match=r"was started with seed=1, not 2; resume with the same"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
-    (short := beside(tmp_path / "a", "part")).write_bytes(b"on")
-    with pytest.raises(ValueError, match=r"missing or shorter than its journal says"):
+    (short := temporary_path(tmp_path / "a", "part")).write_bytes(b"on")
+    with pytest.raises(ValueError, match=r"missing or shorter than its journal requires"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
-    anew = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
-    anew.append(b"new", 1)
-    assert anew.done == 1 and short.read_bytes() == b"new"
-    beside(tmp_path / "a", "journal").write_text("{")
+    restarted = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
+    restarted.append(b"new", 1)
+    assert restarted.done == 1 and short.read_bytes() == b"new"
+    temporary_path(tmp_path / "a", "journal").write_text("{")
     with pytest.raises(ValueError, match=r"journal is damaged"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
 
@@ -79,11 +79,11 @@ def test_an_existing_file_is_not_replaced(tmp_path):
             ResumableOutput(tmp_path / "a", {}, resume=resume)
     write(tmp_path / "a", BATCHES[:1], overwrite=True)
     assert (tmp_path / "a").read_text() == "mine"  # until the new one is complete
-    assert json.loads(beside(tmp_path / "a", "journal").read_text())["done"] == 1
+    assert json.loads(temporary_path(tmp_path / "a", "journal").read_text())["done"] == 1
     assert sha256(tmp_path / "a")[:8] == "9c3a05ba" or len(sha256(tmp_path / "a")) == 64
 
 
-def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
+def test_a_full_disk_loses_only_the_current_batch(tmp_path, monkeypatch):
     write(tmp_path / "whole", BATCHES).finish()
     stream = write(tmp_path / "a", BATCHES[:1])
 
@@ -95,6 +95,6 @@ def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             stream.append(BATCHES[1], 1)
     stream.close()
-    assert not (tmp_path / "a").exists() and beside(tmp_path / "a", "part").stat().st_size > stream.bytes
+    assert not (tmp_path / "a").exists() and temporary_path(tmp_path / "a", "part").stat().st_size > stream.bytes
     write(tmp_path / "a", BATCHES[1:], resume=True).finish()
     assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()

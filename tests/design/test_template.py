@@ -1,4 +1,4 @@
-"""What users write of a sequence: IUPAC letters, motifs, [MASK]."""
+"""Templates as users write them: IUPAC letters, motifs, [MASK]."""
 
 import numpy as np
 import pytest
@@ -21,20 +21,20 @@ DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
 BASES = {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC", "B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
 
 
-def test_the_letters_mean_what_iupac_says():
+def test_letters_follow_iupac():
     table = allowed_letters(DNA)
     for letter, bases in {**BASES, **{b: b for b in "ACGT"}, "U": "T"}.items():
         assert {DNA.decode([i]) for i in np.flatnonzero(table[CODES[letter]])} == set(bases)
     assert set(CODES) == set(IUPAC) and (allowed_letters(TEXT)[7] == [False, False, True, True, True, True]).all()
 
 
-def test_a_template_keeps_bases_in_their_case_and_opens_the_rest():
+def test_a_template_keeps_the_case_of_bases_and_masks_the_rest():
     pattern = dna_pattern(DNA, 8, "aCNryGtu")
     assert pattern.ids.tolist() == [7, 8, 3, 3, 3, 9, 10, 10] and pattern.codes.tolist() == [1, 2, 15, 5, 10, 4, 8, 8]
     assert bytes(pattern.letters) == b"aC\0\0\0Gtt"
 
 
-def test_motifs_lie_where_they_are_said_to():
+def test_motifs_are_at_their_positions():
     motifs = read_motifs(["TATAAT@2", "CCAAT@-6:-", "YR@-8:+"])
     pattern = dna_pattern(DNA, 20, "", motifs)
     assert "".join(LETTER[int(c)] for c in pattern.codes) == "NNTATAATNNNNYRATTGGN"
@@ -69,7 +69,7 @@ def test_overlapping_letters_must_agree():
         ("A" * 11, [], r"prompt has 11 letters and length is 10"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(letters, motifs, message):
+def test_contradictory_constraints_are_an_error(letters, motifs, message):
     with pytest.raises(ValueError, match=message):
         dna_pattern(DNA, 10, letters, read_motifs(motifs))
 

@@ -89,7 +89,7 @@ def test_draws_are_doubled_until_the_error_is_reached_and_none_is_repeated(toy, 
     grown = []
     oracle.calls = 0
     result = likelihood.estimate_to(
-        oracle, process, whole(many[:100]), few.se_mc() / 3, num_draws=2, seed=4, grown=lambda n, se: grown.append((n, se))
+        oracle, process, whole(many[:100]), few.se_mc() / 3, num_draws=2, seed=4, on_doubling=lambda n, se: grown.append((n, se))
     )
     assert result.se_mc() <= few.se_mc() / 3 and grown[-1][1] > few.se_mc() / 3
     assert result.num_draws == 2 ** (len(grown) + 1) == oracle.calls
@@ -100,7 +100,7 @@ def test_draws_are_doubled_until_the_error_is_reached_and_none_is_repeated(toy, 
 def test_doubling_stops_at_max_draws(oracle, process, many):
     result = likelihood.estimate_to(oracle, process, whole(many[:20]), 1e-9, num_draws=2, max_draws=12)
     assert result.num_draws == 8
-    with pytest.raises(ValueError, match="gone through only once"):
+    with pytest.raises(ValueError, match="iterated only once"):
         likelihood.estimate_to(oracle, process, iter(whole(many[:2])), 0.1)
     with pytest.raises(ValueError, match="target_se 0 must be positive"):
         likelihood.estimate_to(oracle, process, whole(many[:2]), 0)

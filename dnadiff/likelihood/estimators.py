@@ -1,0 +1,144 @@
+"""The protocols of `dnadiff.evaluate`: ways to estimate the likelihood of windows, each with a progress bar and its description."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from typing_extensions import override
+
+from dnadiff import likelihood
+from dnadiff.config import Config
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.likelihood.held_out import Windows
+from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.record import Likelihood
+from dnadiff.noise import NoiseSchedule
+from dnadiff.process import AbsorbingProcess
+from dnadiff.progress import Progress
+
+log = logging.getLogger("dnadiff")
+
+
+class Estimator(ABC):
+    """A way to estimate the likelihood of windows.
+
+    Args:
+        config: options of `dnadiff.evaluate`, as `evaluation.check_options` returns them.
+        process: the absorbing process.
+        windows: what to evaluate.
+
+    Attributes:
+        has_curve: whether the estimates yield h(n).
+        has_se: whether they have a Monte Carlo error.
+    """
+
+    has_curve: ClassVar[bool] = False
+    has_se: ClassVar[bool] = True
+
+    def __init__(self, config: Config, process: AbsorbingProcess, windows: Windows) -> None:
+        self.config, self.process, self.windows = config, process, windows
+
+    @classmethod
+    def check_noise(cls, noise: NoiseSchedule) -> None:
+        """Raises ValueError if the estimate is not valid for this schedule."""
+
+    def run(self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None) -> Likelihood:
+        """The likelihood of the windows.
+
+        Args:
+            denoiser: in evaluation mode.
+            batches: replaces the windows, for example by their reverse complements.
+            same_draws_as: an earlier result; use its number of draws instead of `target_se`.
+        """
+        self.bar, self.calls = Progress(len(self.windows), "evaluate"), 1
+        result = self.estimate(denoiser, self.windows if batches is None else batches, same_draws_as)
+        self.bar.close()
+        return result
+
+    def progress(self, num_windows: int) -> None:
+        """Advance the progress bar."""
+        self.bar.update(num_windows, num_windows * self.windows.tiles.length * self.calls)
+
+    @abstractmethod
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        """The likelihood of the batches; see `run`."""
+
+    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
+        """The likelihood of the reverse complements, with the noise of `result`."""
+        return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
+
+    @abstractmethod
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        """The protocol in words; `bootstrap` describes the blocks of windows."""
+
+
+class CountForm(Estimator):
+    """The NELBO in count form, with stratified draws."""
+
+    has_curve = True
+
+    @override
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        settings = {key: self.config[key] for key in ("num_draws", "max_draws", "seed", "block_size")}
+        target_se, settings["min_draws"] = self.config["target_se"], 0
+        if same_draws_as is not None:
+            target_se, settings["min_draws"] = None, same_draws_as.num_draws
+        self.calls = settings["num_draws"]
+        result = likelihood.estimate_to(
+            denoiser, self.process, batches, target_se, progress=self.progress, on_doubling=self._on_doubling, **settings
+        )
+        if target_se is not None and result.se_mc() > target_se:
+            most = settings["max_draws"]
+            log.warning(f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se {target_se}; raise max_draws")
+        return result
+
+    def _on_doubling(self, draws: int, se: float) -> None:
+        self.calls = draws
+        self.bar.total += len(self.windows)
+        log.info(f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more")
+
+    @override
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        return f"NELBO, count form, {result.num_draws} stratified draws per window; {bootstrap}"
+
+
+class OneDraw(Estimator):
+    """The NELBO by the protocol of MDLM's tables."""
+
+    has_se = False
+
+    @classmethod
+    @override
+    def check_noise(cls, noise: NoiseSchedule) -> None:
+        likelihood.check_one_draw(noise)
+
+    @override
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        seed, block_size, is_text = self.config["seed"], self.config["block_size"], self.process.vocab.complement is None
+        return likelihood.one_draw(denoiser, self.process, batches, seed, block_size, self.progress, mask_everything=is_text)
+
+    @override
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        batch_size = self.config["batch_size"]
+        return f"NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified over batches of {batch_size}; {bootstrap}"
+
+
+class ChainRule(Estimator):
+    """The exact likelihood of an autoregressive model."""
+
+    @override
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self.progress)
+
+    @override
+    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
+        return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab))
+
+    @override
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        return f"-log p by the chain rule, exact; {bootstrap}"
+
+
+PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}

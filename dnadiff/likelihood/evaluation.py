@@ -1,0 +1,251 @@
+"""The evaluation of a trained model on held-out windows: what `python -m dnadiff.evaluate` and `zero_shot` compute and write."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dnadiff import likelihood
+from dnadiff.bootstrap import used_size
+from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
+from dnadiff.config import PACKAGE, Config, Json, build
+from dnadiff.data.files import check_output, write_json
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.likelihood.curve import CurveSamples, code_length_table
+from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
+from dnadiff.likelihood.held_out import MAX_KMERS, Scores, Windows, fit_markov, markov_rows, token_groups, without_download
+from dnadiff.likelihood.record import Likelihood
+from dnadiff.process import AbsorbingProcess
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.data.windows import TiledWindows
+
+PARTS = ("test", "valid", "train")
+log = logging.getLogger("dnadiff")
+
+
+class TrainedModel(Protocol):
+    """What an evaluation needs of a model: see `dnadiff.checkpoint.Loaded`."""
+
+    @property
+    def denoiser(self) -> BaseDenoiser:
+        """In evaluation mode."""
+
+    @property
+    def process(self) -> AbsorbingProcess:
+        """Its absorbing process."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Letters to ids and back."""
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration of its training run."""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint file."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+
+
+def check_options(config: Config) -> Config:
+    """The options of `dnadiff.evaluate` with integers converted (8.0 and 1e1 are integers), checked before anything is read.
+
+    Raises:
+        FileExistsError: if an output file exists and `overwrite` is false.
+        ValueError: for an impossible value, naming the key, the value and the choices.
+    """
+    config = dict(config)
+    for key in ("output", "windows"):
+        config[key] = check_output(config[key], config["overwrite"]) if config[key] else None
+    for key, minimum in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1), ("seed", 0)):
+        config[key] = integer(key, config[key], minimum)
+    config["length"] = optional_integer("length", config["length"])
+    orders = config["orders"]
+    if not isinstance(orders, list) or not all(is_integer(k, 0) and k <= 26 for k in orders):
+        raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
+    config["orders"] = [int(k) for k in orders]
+    likelihood.check_num_draws(config["num_draws"])
+    if config["part"] not in PARTS:
+        raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
+    if config["protocol"] not in PROTOCOLS:
+        raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
+    target_se = config["target_se"]
+    if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
+        raise ValueError(f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count")
+    if target_se is not None and not (is_number(target_se) and target_se > 0):
+        raise ValueError(f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws")
+    if config["max_draws"] < config["num_draws"]:
+        raise ValueError(f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many")
+    return config
+
+
+def check_strands(config: Config, causal: bool, is_dna: bool) -> None:
+    """Check that the model can evaluate the other strand as the options request.
+
+    Raises:
+        ValueError: if it cannot, naming the key.
+    """
+    for key in ("both_strands", "conjoin"):
+        if boolean(key, config[key]) and not is_dna:
+            raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
+    if config["conjoin"] and config["both_strands"]:
+        raise ValueError("with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out")
+    if config["conjoin"] and causal:
+        raise ValueError(
+            "conjoin=true needs a diffusion model: an autoregressive one reads each strand in another order; set both_strands=true"
+        )
+
+
+def evaluate(model: TrainedModel, config: Config, device: str) -> Json:
+    """Evaluate a model on held-out windows, write the JSON file, and the scores of each window if `windows` names a file.
+
+    Args:
+        model: from `dnadiff.checkpoint.load`.
+        config: as `check_options` returns it; `data` replaces the data of the training run.
+        device: where to compute.
+
+    Returns:
+        The contents of the JSON file, and `is_dna`.
+
+    Raises:
+        ValueError: if model, data and options do not fit, before the network runs.
+    """
+    is_dna, causal = model.tokenizer.vocab.complement is not None, model.denoiser.causal
+    protocol = ChainRule if causal else PROTOCOLS[config["protocol"]]
+    protocol.check_noise(model.process.noise)
+    check_strands(config, causal, is_dna)
+    data, own = data_of(model, config)
+    tiles = data.test_windows(config["part"], config["length"])
+    log.info(f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})")
+    trained_on = training_data(model, data if own else None, config["trust"]) if is_dna else None
+    groups = token_groups(data, tiles, trained_on, config["part"])
+    markov = fit_markov(data, config["orders"]) if is_dna else {}  # its errors come before the network runs
+    denoiser = model.denoiser.to(device)
+    windows = Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0)
+    estimator = protocol(config, model.process, windows)
+    evaluated = likelihood.Conjoined(denoiser, model.tokenizer.vocab) if config["conjoin"] else denoiser
+    result = estimator.run(evaluated)
+    curves = curve_and_code_length(result, likelihood.all_masked(evaluated, model.process, windows), tiles) if estimator.has_curve else {}
+    reverse = estimator.other_strand(evaluated, result) if config["both_strands"] else None
+    named = [name for name in result.tokens if result.tokens[name].sum()]
+    about = describe_data(data, tiles.length)
+    content = {
+        "model": describe_model(model, config["conjoin"]),
+        "data": about,
+        "part": config["part"],
+        "num_draws": result.num_draws,
+        "target_se": config["target_se"],
+        "seed": config["seed"],
+        "protocol": describe_protocol(config, estimator, result, about),
+        "block_size": used_size(len(tiles), config["block_size"]),
+        "se_total_note": dependence_note(tiles, config["block_size"]),
+        "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
+        "groups": {name: result.summary(name) for name in named},
+        "both_strands": {} if reverse is None else {name: likelihood.both_strands(result, reverse, name) for name in named},
+        "markov": markov_rows(data, tiles, groups, result, markov, config["part"]),
+        "curve": None,
+        "code_length": None,
+        **curves,
+    }
+    if config["windows"]:
+        Scores.from_result(result, data, tiles).save(config["windows"])
+    write_json(config["output"], content)
+    return content | {"is_dna": is_dna}
+
+
+def data_of(model: TrainedModel, config: Config) -> tuple[SequenceDataModule, bool]:
+    """The data to evaluate on, prepared, and whether it is the data of the training run.
+
+    Raises:
+        ValueError: if it does not fit the model.
+    """
+    own = not config.get("data")
+    if own:
+        data = build(without_download(model.config["data"]), trust=(PACKAGE, *config["trust"]))
+    else:
+        data = build(config["data"], trust=None)
+    data.expect(model.tokenizer)
+    length, longest = config["length"] or data.length, model.denoiser.max_length
+    if longest is not None and length > longest:
+        raise ValueError(
+            f"windows of {length} tokens are longer than the {longest} that this network accepts; set length={longest} or less"
+        )
+    data.prepare()
+    return data, own
+
+
+def training_data(model: TrainedModel, own: SequenceDataModule | None, trust: Sequence[str]) -> SequenceDataModule | None:
+    """The data that the model was trained on, to distinguish novel from repeated bases; None, with a message, if it is not available.
+
+    Args:
+        model: the model.
+        own: the same data, if it is evaluated anyway.
+        trust: further packages whose classes its configuration may name.
+    """
+    data = own
+    if data is None:
+        try:
+            data = build(without_download(model.config["data"]), trust=(PACKAGE, *trust))
+            data.prepare()
+        except (ValueError, OSError) as error:
+            log.info(f"novel and repeated bases are left out because the data of the training run cannot be read: {error}")
+            return None
+    tokens = sum(i.end - i.start for i in data.intervals["train"])
+    if tokens > MAX_KMERS:
+        log.info(f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory")
+        return None
+    return data
+
+
+def describe_model(model: TrainedModel, conjoined: bool) -> Json:
+    """The network, for the JSON file."""
+    return {
+        "checkpoint": str(model.path),
+        "backbone": type(model.denoiser.backbone).__name__,
+        "parameters": sum(p.numel() for p in model.denoiser.parameters()),
+        "step": model.step,
+        "conjoined": conjoined,
+    }
+
+
+def describe_data(data: SequenceDataModule, length: int) -> Json:
+    """The data, in windows of `length` tokens, for the JSON file."""
+    layout = data.layout(length)
+    return {**data.describe(), "window": length, **({} if layout is None else {"layout": layout})}
+
+
+def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, about: Json) -> str:
+    """How the likelihood was estimated, in words, and for text how documents became windows."""
+    size = used_size(len(result.available), config["block_size"])
+    bootstrap = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    if config["conjoin"]:
+        bootstrap = f"both strands' probabilities averaged at every call; {bootstrap}"
+    return "; ".join([estimator.describe(result, bootstrap), *([about["layout"]] if "layout" in about else [])])
+
+
+def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
+    """A note if `se_total` treats adjacent windows as independent; None if it does not."""
+    near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
+    if used_size(len(tiles), block_size) > 1 or not near:
+        return None
+    return "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); evaluate more of them"
+
+
+def curve_and_code_length(result: Likelihood, start: Likelihood, tiles: TiledWindows) -> Json:
+    """h(n) and the code length of K network calls, for the JSON file; `start` is the likelihood with everything masked."""
+    curve, bit = result.curve(), math.log(2)
+    return {
+        "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
+        "code_length": code_length_table(CurveSamples.from_estimates(result, start), tiles.length),
+    }

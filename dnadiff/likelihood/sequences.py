@@ -1,0 +1,53 @@
+"""The likelihood of single sequences of any lengths, independent of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.draws import hash64
+from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
+from dnadiff.process import AbsorbingProcess
+
+
+def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) -> Iterator[tuple[list[int], Tensor]]:
+    """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not every network supports."""
+    batch: list[int] = []
+    for i in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
+        if batch and (len(batch) == batch_size or len(encoded[i]) != len(encoded[batch[0]])):
+            yield batch, torch.stack([encoded[j] for j in batch]).to(device)
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch, torch.stack([encoded[j] for j in batch]).to(device)
+
+
+def nll_per_token(
+    denoiser: BaseDenoiser, process: AbsorbingProcess, encoded: Sequence[Tensor], num_draws: int, seed: int, batch_size: int
+) -> np.ndarray:
+    """The NELBO of each sequence in nats per emitted token: `(S,)`; NaN without such a token.
+
+    The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences.
+
+    Args:
+        denoiser: in evaluation mode.
+        process: the absorbing process.
+        encoded: token ids of each sequence, (L_i,).
+        num_draws: network calls per sequence, even.
+        seed: of the masks.
+        batch_size: sequences of equal length per batch.
+    """
+    result = np.full(len(encoded), np.nan)
+    for chosen, ids in by_length(encoded, batch_size, next(denoiser.parameters()).device):
+        counted = process.vocab.is_emitted(ids.device)[ids]
+        if not counted.any():
+            continue
+        rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
+        likelihood = estimate(denoiser, process, [WindowBatch(ids, {"all": counted}, rows=rows)], num_draws, seed, 1)
+        tokens = likelihood.tokens["all"]
+        result[chosen] = np.where(tokens > 0, likelihood.per_sequence() / np.maximum(tokens, 1), np.nan)
+    return result
