@@ -105,13 +105,12 @@ def first_layers(backbone: Backbone, number: int | None) -> Backbone:
     """
     if number is None:
         return backbone
-    name = next((name for name in ("layers", "blocks") if isinstance(getattr(backbone, name, None), nn.ModuleList)), None)
-    if name is None:
+    if backbone.trunk is None:
         raise ValueError(f"a {type(backbone).__name__} has no list of layers to cut; leave layer at null")
-    layers = getattr(backbone, name)
-    if not 0 < number <= len(layers):
-        raise ValueError(f"layer {number} is not one of this network's {len(layers)}; set layer to 1..{len(layers)}, or to null for all")
-    setattr(backbone, name, layers[:number])
+    num_layers = len(backbone.trunk)
+    if not 0 < number <= num_layers:
+        raise ValueError(f"layer {number} is not one of this network's {num_layers}; set layer to 1..{num_layers}, or to null for all")
+    del backbone.trunk[number:]
     return backbone
 
 
