@@ -11,7 +11,7 @@ from dnadiff import commands, finetune
 from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.downstream.protocol import named
+from dnadiff.downstream.protocol import build_protocol
 
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
@@ -124,7 +124,7 @@ def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, ta
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBOURS} <= set(result["models"])
+    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBORS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 2 for m in result["models"].values())
     assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
     pairs = [(finetune.PROBE, finetune.RANDOM_PROBE), (finetune.PROBE, "2-mer logistic regression")]
@@ -156,7 +156,7 @@ def test_a_suite_runs_the_tasks_that_are_there(tmp_path, table, capsys):
     assert (one["task"]["protocol"], one["task"]["tested"]) == ("paper", 16)
     assert one["notes"]["differs_from_the_known_counts"]["test"] == {"found": 16, "known": 34952}
     printed = capsys.readouterr().out
-    assert "all tasks; a published number rests on the training sequences in brackets" in printed
+    assert "all tasks; a published number used the training sequences in parentheses" in printed
     assert (run_dir / "report.html").is_file() and (run_dir / "results" / "results.csv").is_file()
 
 
@@ -177,7 +177,7 @@ def test_a_bad_rate_or_layer_gets_one_line(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     csv_task = ["task=csv", f"task.path={table}", "kmer=2"]
     assert "lr 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
-    assert "need at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
+    assert "lr_scratch is an empty list; give at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
     assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
     assert "batch_size 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
 
@@ -185,14 +185,14 @@ def test_a_bad_rate_or_layer_gets_one_line(tmp_path, table, capsys):
 def test_settings_of_the_wrong_kind_get_one_line_before_anything_is_read(tmp_path, table, capsys):
     start = ["checkpoint=nowhere", "task=csv", f"task.path={table}"]
     for setting, message in (
-        ("weight_decay=abc", "weight_decay 'abc' must be a number, 0 or more"),
-        ("weight_decay=-1", "weight_decay -1 must be"),
-        ("warmup=2", "warmup 2 must be a share"),
-        ("warmup=abc", "warmup 'abc' must be a share"),
+        ("weight_decay=abc", "weight_decay 'abc' must be a finite number"),
+        ("weight_decay=-1", "weight_decay -1 must be a number of at least 0"),
+        ("warmup=2", "warmup 2 must be a number from 0 to 1"),
+        ("warmup=abc", "warmup 'abc' must be a number from 0 to 1"),
         ("lr=inf", "lr inf must be a number above 0"),
         ("probe=maybe", "probe=maybe is neither true nor false"),
         ("overwrite=2", "overwrite 2 must be true or false"),
-        ("output=[a]", "output ['a'] must be a path"),
+        ("output=[a]", "output ['a'] must be a name"),
         (f"results={table}", "is a file; name a folder"),
         ("trust=5", "trust 5 must be a list of packages"),
         ("accelerator=quantum", "accelerator 'quantum' is not known"),
@@ -228,7 +228,7 @@ def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "baselines=all", "accelerator=cpu"])
     finetune.check_settings(config)
-    models = finetune.contenders(config, loaded, named("fixed", 4))
+    models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
     assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}
 
 
@@ -244,7 +244,7 @@ def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
 )
 def test_a_checkpoint_is_held_against_a_published_one_of_its_kind(tmp_path, network, layer, model):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-    assert finetune.held_against({"layer": layer}, loaded) == model
+    assert finetune.published_counterpart(loaded, layer) == model
 
 
 def test_the_result_says_what_it_is_held_against(tmp_path, table):
@@ -258,6 +258,6 @@ def test_kept_predictions_know_how_a_network_merges_the_strands(tmp_path):
     finetune.check_settings(config)
     for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-        models = finetune.contenders(config, loaded, named("fixed", 4))
+        models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
         for name in (finetune.FINE_TUNED, finetune.SCRATCH, finetune.PROBE, finetune.RANDOM_PROBE):
             assert ("strands" in models[name].describe()) == merges

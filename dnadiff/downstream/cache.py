@@ -1,6 +1,6 @@
-"""Tasks that were read once, encoded, in the cache folder: token ids as one uint8 array, with lengths, classes and parts.
+"""Encoded sequences of tasks in the cache folder: token ids as one uint8 array, with lengths, classes and parts.
 
-Reading is known by the reader's settings and the files it read. A file that changes in any way is read again; a damaged cache too.
+The key covers the reader's settings and the files. If a file changes in any way, or the cache is damaged, the task is read again.
 """
 
 from __future__ import annotations
@@ -13,62 +13,71 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from dnadiff.config import Json
 from dnadiff.data.cache import cache_dir
 from dnadiff.data.files import atomic_write
+from dnadiff.data.tokenizer import DNATokenizer
 
 log = logging.getLogger("dnadiff")
 
 FORMAT = 1
-_SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
+_MIN_AGE = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
 
 
-def key_of(settings: Mapping[str, Any], tokenizer: Any, files: Sequence[Path]) -> str | None:
-    """32 hexadecimal digits for what a reader with these settings makes of these files; None while one of them has just changed."""
+class Entry(NamedTuple):
+    """The sequences of a task.
+
+    Attributes:
+        sequences: token ids (L_i,) uint8.
+        labels: class name of each.
+        parts: train, valid or test of each.
+        more: plain values.
+    """
+
+    sequences: list[np.ndarray]
+    labels: list[str]
+    parts: list[str]
+    more: dict[str, Json]
+
+
+def compute_key(settings: Mapping[str, Json], tokenizer: DNATokenizer, files: Sequence[Path]) -> str | None:
+    """32 hexadecimal digits for a reader with these settings on these files; None if one of the files has just changed."""
     about = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for file in files]
-    if time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9 < _SETTLED:
+    if time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9 < _MIN_AGE:
         return None
-    whole = json.dumps([FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()[:32]
+    description = json.dumps([FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str)
+    return hashlib.sha256(description.encode()).hexdigest()[:32]
 
 
-def load(key: str) -> dict[str, Any] | None:
-    """What `save` kept, or None: `sequences`, `labels`, `parts` and the other entries."""
+def load(key: str) -> Entry | None:
+    """The stored entry, or None."""
     path = cache_dir("tasks") / f"{key}.npz"
     if not path.is_file():
         return None
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as kept:  # zip files check themselves
-        about = json.loads(str(kept["about"]))
-        ends = np.cumsum(kept["lengths"])
-        sequences = np.split(kept["ids"], ends[:-1])
-        labels, parts = ([about[f"{name}_names"][number] for number in kept[name]] for name in ("labels", "parts"))
-        return {**about["more"], "sequences": sequences, "labels": labels, "parts": parts}
+    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as stored:  # zip files have checksums
+        about = json.loads(str(stored["about"]))
+        sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
+        labels, parts = ([about[f"{name}_names"][number] for number in stored[name]] for name in ("labels", "parts"))
+        return Entry(sequences, labels, parts, about["more"])
     log.info(f"{path} is damaged; the task is read again")
     return None
 
 
-def save(key: str, sequences: Sequence[np.ndarray], labels: Sequence[str], parts: Sequence[str], more: Mapping[str, Any]) -> None:
-    """Keep it, wholly or not at all; without a word if the disk is full.
-
-    Args:
-        key: from `key_of`.
-        sequences: token ids (L_i,) uint8.
-        labels: of each.
-        parts: of each.
-        more: plain values.
-    """
-    names = {"labels": sorted(set(labels)), "parts": sorted(set(parts))}
+def save(key: str, entry: Entry) -> None:
+    """Store an entry atomically; if the disk is full, nothing is stored and no error is raised."""
+    names = {"labels": sorted(set(entry.labels)), "parts": sorted(set(entry.parts))}
     numbers = {kind: {name: number for number, name in enumerate(of)} for kind, of in names.items()}
-    about = json.dumps({"more": dict(more), **{f"{kind}_names": of for kind, of in names.items()}})
+    about = json.dumps({"more": entry.more, **{f"{kind}_names": of for kind, of in names.items()}})
     with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
         np.savez(
             file,
-            ids=np.concatenate(sequences),
-            lengths=np.array([len(ids) for ids in sequences], np.int64),
-            labels=np.array([numbers["labels"][name] for name in labels], np.int32),
-            parts=np.array([numbers["parts"][name] for name in parts], np.int32),
+            ids=np.concatenate(entry.sequences),
+            lengths=np.array([len(ids) for ids in entry.sequences], np.int64),
+            labels=np.array([numbers["labels"][name] for name in entry.labels], np.int32),
+            parts=np.array([numbers["parts"][name] for name in entry.parts], np.int32),
             about=about,
         )

@@ -1,6 +1,6 @@
-"""From sequences with labels, however they were read, to the parts of a task: encoding, checks, and the division of what has none.
+"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without a given split.
 
-A reader (`table`, `folders`, `intervals`, `fasta`) only says what is in its files; all of them share what is here.
+A reader (`table`, `folders`, `intervals`, `fasta`) returns what is in its files; everything else is shared and implemented here.
 """
 
 from __future__ import annotations
@@ -11,34 +11,39 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
+from dnadiff import checks
+from dnadiff.config import Json
 from dnadiff.data.splits import PARTS
-from dnadiff.downstream import cache, clusters, settings
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream import cache, clusters
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.protocol import PROTOCOLS
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
 
 log = logging.getLogger("dnadiff")
 
-PART_OF_WORD = {"train": "train", "valid": "valid", "test": "test", "dev": "valid", "val": "valid", "validation": "valid"}
+PART_NAMES = {"train": "train", "valid": "valid", "test": "test", "dev": "valid", "val": "valid", "validation": "valid"}
+_CACHED = {"source": "source", "divided": "divided", "place": "label_source", "part_place": "split_source", "notes": "notes"}
 
 
 @dataclass
 class LabeledSequences:
-    """Sequences with their classes, one entry for each.
+    """Sequences with their classes.
 
     Attributes:
         source: the path, for messages.
-        sequences: token ids `(L_i,)` uint8, none empty.
-        labels: names of classes.
-        parts: train, valid or test; all train where the source says nothing.
-        divided: whether the source says which part a sequence belongs to.
-        place: what names the class there, for messages: `column 'label'`.
-        part_place: what names the part there.
-        notes: what a reader of the numbers should know.
+        sequences: token ids `(L_i,)` uint8, none of them empty.
+        labels: class name of each sequence.
+        parts: train, valid or test for each sequence; all train if the source has no split.
+        divided: whether the source has a split.
+        label_source: where the class names come from, for messages: `column 'label'`.
+        split_source: where the split comes from, for messages.
+        notes: facts that help to interpret the results.
     """
 
     source: str
@@ -46,15 +51,15 @@ class LabeledSequences:
     labels: list[str] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     divided: bool = False
-    place: str = "the labels"
-    part_place: str = "the split"
-    notes: dict[str, Any] = field(default_factory=dict)
+    label_source: str = "the labels"
+    split_source: str = "the split"
+    notes: dict[str, Json] = field(default_factory=dict)
 
-    def add(self, tokenizer: Any, sequence: str, label: str, part: str, where: str) -> None:
-        """Encode one sequence.
+    def add(self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str) -> None:
+        """Encode and append one sequence.
 
         Raises:
-            ValueError: naming `where`, if the sequence is empty or a letter is no nucleotide.
+            ValueError: naming `where`, if the sequence is empty or a letter is not a nucleotide.
         """
         if not sequence:
             raise ValueError(f"{where} has an empty sequence; complete or remove it")
@@ -65,23 +70,135 @@ class LabeledSequences:
         self.labels.append(label)
         self.parts.append(part)
 
+    def truncate(self, max_length: int | None) -> int:
+        """Shorten the sequences that exceed `max_length`; the number of those."""
+        if max_length is None:
+            return 0
+        longer = sum(len(ids) > max_length for ids in self.sequences)
+        self.sequences = [ids[:max_length] for ids in self.sequences]
+        return longer
+
+
+class Division:
+    """The part of each sequence of a task.
+
+    Args:
+        found: the sequences.
+        bases: the same sequences as bases.
+        cluster_word: see `LabeledTask`.
+        redivide: ignore the split of the source.
+
+    Attributes:
+        classes: class names, sorted.
+        labels: (S,) class numbers.
+        clusters: (S,) sequences of one cluster stay in the same part.
+        divided: whether the split of the source is used.
+        parts: (S,) train, valid or test.
+
+    Raises:
+        ValueError: if there are fewer than two classes.
+    """
+
+    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool) -> None:
+        self.found, self.bases, self.classes = found, bases, sorted(set(found.labels))
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"{found.source} has one class, {self.classes[0]!r}, in {found.label_source}; classification needs two or more"
+            )
+        number = {name: label for label, name in enumerate(self.classes)}
+        self.labels = np.array([number[name] for name in found.labels])
+        self.clusters = clusters.cluster_copies(bases) if cluster_word is None else clusters.cluster_by_shared_kmers(bases, cluster_word)
+        self.divided = found.divided and not redivide
+        self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
+
+    def rows(self, *parts: str) -> np.ndarray:
+        """The sequence numbers of some parts, ascending."""
+        return np.flatnonzero(np.isin(self.parts, parts))
+
+    def split_off(self, part: str, fraction: float, seed: int) -> None:
+        """Move `fraction` of the training sequences of each class to `part`, complete clusters at a time.
+
+        Raises:
+            ValueError: if a class has too few clusters.
+        """
+        rows = self.rows("train")
+        names, first = np.unique(self.clusters[rows], return_index=True)
+        label_of_cluster = self.labels[rows][first]  # that of its first sequence: the members may differ
+        labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
+        for number, class_name in enumerate(self.classes):
+            of_class = rows[labels == number]
+            if not len(of_class):
+                continue
+            try:
+                random = np.random.default_rng(hash64(seed, part, class_name))
+                chosen = clusters.sample_clusters(self.clusters[of_class], fraction, random)
+            except ValueError:
+                raise ValueError(
+                    f"{self.found.source}: class {class_name!r} has too few different sequences to set some aside for {part}; "
+                    f"add rows, or specify which are for {part}"
+                ) from None
+            self.parts[of_class[chosen]] = part
+
+    def missing_classes(self, part: str) -> list[str]:
+        """The classes of the training part that `part` lacks.
+
+        Raises:
+            ValueError: if either part is empty, or `part` has a class that the training part lacks.
+        """
+        train, other = (set(self.labels[self.rows(p)].tolist()) for p in ("train", part))
+        for p, present in (("train", train), (part, other)):
+            if not present:
+                raise ValueError(
+                    f"{self.found.source} has no {p} rows in {self.found.split_source}; add some, or divide at random: task.redivide=true"
+                )
+        if unknown := other - train:
+            raise ValueError(
+                f"{self.found.source}: class {self.classes[min(unknown)]!r} has {part} rows and no train rows; "
+                f"correct {self.found.label_source} or add rows"
+            )
+        return [self.classes[number] for number in sorted(train - other)]
+
+    def copies_in_training(self) -> int:
+        """Test sequences that are also in the training or validation part, on either strand."""
+        known = {clusters.canonical_key(self.bases[row]) for row in self.rows("train", "valid")}
+        return sum(clusters.canonical_key(self.bases[row]) in known for row in self.rows("test"))
+
+    def items(self, part: str, pad_id: int) -> Items:
+        """The items of a part."""
+        rows = self.rows(part)
+        return Items.from_sequences([self.found.sequences[row] for row in rows], self.labels[rows], pad_id, self.clusters[rows])
+
+
+class LabeledTaskSettings(TypedDict, total=False):
+    """Keyword arguments that every reader passes on to `LabeledTask`."""
+
+    stranded: bool
+    max_length: int | None
+    test_fraction: float
+    valid_fraction: float
+    cluster_word: int | None
+    redivide: bool
+    expected: Mapping[str, int] | None
+    protocol: str
+    seed: int
+
 
 class LabeledTask(ABC):
-    """A task whose sequences and classes lie in files.
+    """A task whose sequences and classes are in files.
 
-    Class numbers follow the sorted names, the same in every part. Where the source does not divide, each class is divided at random;
-    copies of a sequence, read from either strand, stay in one part, or, with `cluster_word`, all sequences joined by common words.
+    Class numbers follow the sorted class names. Without a given split, each class is divided at random. Copies of a sequence, on
+    either strand, stay in the same part; with `cluster_word`, so do all sequences connected by shared k-mers.
 
     Args:
         name: of the task.
         stranded: True if the class depends on the strand (promoters, transcripts).
-        max_length: keep only so many bases of each sequence, from its start; None keeps all.
-        test_fraction: of each class, where the source has no parts.
-        valid_fraction: of each class of what is not test, where nothing is marked as validation.
-        cluster_word: sequences that share a word of so many bases, on either strand, stay together; None: only copies.
-        redivide: forget the parts that the source names, and divide anew.
-        expected: known number of sequences of parts; a difference is said, not refused.
-        protocol: which items a seed learns from, see `dnadiff.downstream.protocol`.
+        max_length: keep only the first `max_length` bases of each sequence; None keeps all.
+        test_fraction: of each class, if the source has no split.
+        valid_fraction: of each class of the rest, if no sequence is marked as validation.
+        cluster_word: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
+        redivide: ignore the split of the source and divide at random.
+        expected: known number of sequences of parts; a difference is logged and noted.
+        protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
         seed: of the division; the same for every model.
     """
 
@@ -98,134 +215,77 @@ class LabeledTask(ABC):
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:
-        self.name, self.protocol, self.expected = settings.word("name", name), protocol, dict(expected or {})
-        self.stranded, self.redivide = settings.flag("stranded", stranded), settings.flag("redivide", redivide)
-        self.max_length, self.seed = settings.whole_or_none("max_length", max_length, 1), settings.whole("seed", seed, 0)
-        self.cluster_word = settings.whole_or_none("cluster_word", cluster_word, 1, MAX_K)
-        self.test_fraction, self.valid_fraction = (
-            settings.share("test_fraction", test_fraction),
-            settings.share("valid_fraction", valid_fraction),
-        )
+        self.name, self.protocol, self.expected = checks.name("task.name", name), protocol, dict(expected or {})
+        self.stranded, self.redivide = checks.boolean("task.stranded", stranded), checks.boolean("task.redivide", redivide)
+        self.max_length, self.seed = checks.optional_integer("task.max_length", max_length), checks.integer("task.seed", seed, 0)
+        self.cluster_word = checks.optional_integer("task.cluster_word", cluster_word, 1, MAX_K)
+        self.test_fraction = checks.fraction("task.test_fraction", test_fraction, inclusive=False)
+        self.valid_fraction = checks.fraction("task.valid_fraction", valid_fraction, inclusive=False)
 
+    # The other attributes decide what `read` returns, and are part of the cache key.
     _of_division = frozenset(
         ("name", "stranded", "max_length", "seed", "protocol", "test_fraction", "valid_fraction", "cluster_word", "redivide", "expected")
     )
 
     @abstractmethod
-    def read(self, tokenizer: Any) -> LabeledSequences:
-        """What is in the files, encoded; FileNotFoundError or ValueError in one line for bad input."""
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad input."""
 
     @abstractmethod
     def sources(self) -> list[Path]:
-        """The files that `read` reads; FileNotFoundError if one that must be there is not."""
+        """The files that `read` reads; FileNotFoundError if a required one is missing."""
 
-    def encoded(self, tokenizer: Any) -> LabeledSequences:
-        """What `read` gives, from the cache if these files were read before with the same settings (not those of the division)."""
+    def read_cached(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        """The result of `read`, from the cache if the same files were read before with the same settings."""
         own = {key: value for key, value in vars(self).items() if key not in self._of_division}
         files = self.sources()
-        key = cache.key_of({"reader": type(self).__name__, **own}, tokenizer, files)
-        if key is not None and (kept := cache.load(key)) is not None:
-            return LabeledSequences(**kept)
+        key = cache.compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
+        if key is not None and (entry := cache.load(key)) is not None:
+            fields = {name: entry.more[key] for key, name in _CACHED.items()}
+            return LabeledSequences(sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields)
         found = self.read(tokenizer)
         if key is not None:
-            more = {name: getattr(found, name) for name in ("source", "divided", "place", "part_place", "notes")}
-            cache.save(key, found.sequences, found.labels, found.parts, more)
+            more = {key: vars(found)[name] for key, name in _CACHED.items()}
+            cache.save(key, cache.Entry(found.sequences, found.labels, found.parts, more))
         return found
 
-    def load(self, tokenizer: Any) -> TaskData:
-        """See `Task`.
+    def load(self, tokenizer: DNATokenizer) -> TaskData:
+        """See `items.Task`.
 
         Raises:
             FileNotFoundError: if a file is missing.
-            ValueError: for what `read` refuses, fewer than two classes, or a part without rows or with a class that training has not.
+            ValueError: for bad files, fewer than two classes, or a part without rows or with a class that the training part lacks.
         """
-        found = self.encoded(tokenizer)
-        cut = self._cut(found)
-        classes = sorted(set(found.labels))
-        if len(classes) < 2:
-            raise ValueError(f"{found.source} has one class, {classes[0]!r}, in {found.place}; classification needs two or more")
-        number = {name: label for label, name in enumerate(classes)}
-        labels = np.array([number[name] for name in found.labels])
-        bases = [tokenizer.bases(ids) for ids in found.sequences]
-        together = clusters.of_copies(bases) if self.cluster_word is None else clusters.of_shared_words(bases, self.cluster_word)
-        divided = found.divided and not self.redivide
-        parts = np.array(found.parts if divided else ["train"] * len(labels))
-        if not divided:
-            self._divide(found.source, parts, labels, together, classes, "test", self.test_fraction)
-        self._check(found, parts, labels, classes, "test")
-        if "valid" not in parts:
-            self._divide(found.source, parts, labels, together, classes, "valid", self.valid_fraction)
-        self._check(found, parts, labels, classes, "valid")
-        items = {part: self._items(found, np.flatnonzero(parts == part), labels, together, tokenizer) for part in PARTS}
+        found = self.read_cached(tokenizer)
+        truncated = found.truncate(self.max_length)
+        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_word, self.redivide)
+        if not division.divided:
+            division.split_off("test", self.test_fraction, self.seed)
+        if missing := division.missing_classes("test"):
+            log.warning(f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not meaningful")
+        if not len(division.rows("valid")):
+            division.split_off("valid", self.valid_fraction, self.seed)
+        division.missing_classes("valid")
+        # Under cross-validation, copies are in the same fold.
+        copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
         notes = {
             "path": found.source,
-            "split": found.part_place if divided else f"random, {100 * self.test_fraction:g} % of each class for test",
+            "split": found.split_source if division.divided else f"random, {100 * self.test_fraction:g} % of each class for test",
             "kept_together": "copies, either strand" if self.cluster_word is None else f"a common {self.cluster_word}-mer, either strand",
-            "test_sequences_also_in_training": self._copies(bases, parts),
-            **({"cut_to_max_length": cut} if self.max_length else {}),
+            "test_sequences_also_in_training": copies,
+            **({"cut_to_max_length": truncated} if self.max_length else {}),
             **found.notes,
-            **self._compare(parts),
+            **self._compare_counts(division),
         }
-        return TaskData(self.name, classes, items["train"], items["valid"], items["test"], self.stranded, notes)
+        train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
+        return TaskData(self.name, division.classes, train, valid, test, self.stranded, notes)
 
-    def _copies(self, bases: list[np.ndarray], parts: np.ndarray) -> int:
-        """Test sequences that are also among those for training or validation, which choose together; folds keep copies together."""
-        if self.protocol == "kfold":
-            return 0
-        seen = {clusters.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}
-        return sum(clusters.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test"))
-
-    def _cut(self, found: LabeledSequences) -> int:
-        """Shorten what exceeds `max_length`, and how many sequences that were."""
-        if self.max_length is None:
-            return 0
-        longer = sum(len(ids) > self.max_length for ids in found.sequences)
-        found.sequences = [ids[: self.max_length] for ids in found.sequences]
-        return longer
-
-    def _items(self, found: LabeledSequences, rows: np.ndarray, labels: np.ndarray, together: np.ndarray, tokenizer: Any) -> Items:
-        return Items.from_sequences([found.sequences[row] for row in rows], labels[rows], tokenizer.vocab.pad_id, together[rows])
-
-    def _check(self, found: LabeledSequences, parts: np.ndarray, labels: np.ndarray, classes: list[str], part: str) -> None:
-        there = {p: set(labels[parts == p].tolist()) for p in ("train", part)}
-        for p, present in there.items():
-            if not present:
-                raise ValueError(
-                    f"{found.source} has no {p} rows in {found.part_place}; add some, or let them be drawn: task.redivide=true"
-                )
-        if unknown := there[part] - there["train"]:
-            raise ValueError(
-                f"{found.source}: class {classes[min(unknown)]!r} has {part} rows and no train rows; correct {found.place} or add rows"
-            )
-        if part == "test" and (missing := there["train"] - there["test"]):
-            log.warning(f"{found.source}: class {classes[min(missing)]!r} has no test rows; its metrics say nothing")
-
-    def _divide(
-        self, source: str, parts: np.ndarray, labels: np.ndarray, together: np.ndarray, classes: list[str], part: str, fraction: float
-    ) -> None:
-        """Move `fraction` of the training rows of each class to `part`, in place, with all that must stay together."""
-        rows = np.flatnonzero(parts == "train")
-        order, first = np.unique(together[rows], return_index=True)
-        class_of_group = dict(zip(order.tolist(), labels[rows][first].tolist()))
-        kind = np.array([class_of_group[group] for group in together[rows].tolist()])
-        for number, name in enumerate(classes):
-            mine = rows[kind == number]
-            if not len(mine):
-                continue
-            try:
-                chosen = clusters.some(together[mine], fraction, np.random.default_rng(hash64(self.seed, part, name)))
-            except ValueError:
-                raise ValueError(
-                    f"{source}: class {name!r} has too few different sequences to set some aside for {part}; add rows, or say which are for {part}"
-                ) from None
-            parts[mine[chosen]] = part
-
-    def _compare(self, parts: np.ndarray) -> dict[str, Any]:
-        """What is said where the number of sequences is not the known one; official training rows count before validation is cut off."""
-        found = Counter({"train": int(np.isin(parts, ["train", "valid"]).sum()), "test": int((parts == "test").sum())})
-        if "valid" in self.expected:
-            found.update({"valid": int((parts == "valid").sum()), "train": -int((parts == "valid").sum())})
-        differs = {part: {"found": found[part], "known": known} for part, known in self.expected.items() if found[part] != known}
+    def _compare_counts(self, division: Division) -> dict[str, Json]:
+        """Differences from the known numbers of sequences, before validation is split off the official training part."""
+        counts = Counter(division.parts.tolist())
+        if "valid" not in self.expected:
+            counts["train"] += counts["valid"]
+        differs = {part: {"found": counts[part], "known": known} for part, known in self.expected.items() if counts[part] != known}
         for part, count in differs.items():
             log.warning(f"{self.name}: {count['found']:,} {part} sequences, the complete task has {count['known']:,}")
         return {"differs_from_the_known_counts": differs} if differs else {}

@@ -1,4 +1,4 @@
-"""Published numbers of the tasks, for standing beside ours; never without the number of training sequences they rest on.
+"""Published accuracies on the tasks, for comparison; each comes with the number of training sequences behind it.
 
 The table is `genomic_benchmarks/published.csv`, which ships with the package.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from dnadiff.config import Json
+from dnadiff.downstream.protocol import PROTOCOLS
 
 SUITE_HEADER = (
     "task",
@@ -24,10 +27,9 @@ SUITE_HEADER = (
     "published",
     "minus published",
 )
-
-
-# network and objective, by our class names -> the model as published.csv calls it
-_COUNTERPARTS = {
+_PUBLISHED_BASELINES = {"CNN": "CNN"}  # name in our study -> name in published.csv
+# class of network, class of objective -> name of the model in published.csv
+_PRETRAINED = {
     ("Caduceus", "MDLM"): "Caduceus MDLM",
     ("Caduceus", "MLM"): "Caduceus MLM",
     ("CaduceusPS", "MLM"): "Caduceus-PS",
@@ -39,10 +41,10 @@ class PublishedResult(NamedTuple):
     """A published accuracy.
 
     Attributes:
-        model: as its source calls it.
+        model: its name in the source.
         accuracy: mean over seeds.
-        spread: max - min over seeds, where printed.
-        train: training sequences.
+        spread: max - min over seeds, if printed.
+        train: number of training sequences.
         source: paper and table.
     """
 
@@ -53,8 +55,8 @@ class PublishedResult(NamedTuple):
     source: str
 
 
-def table() -> Path:
-    """The file: inside the installed package, or beside it in a checkout.
+def table_path() -> Path:
+    """The CSV file: inside the installed package, or next to it in a checkout.
 
     Raises:
         FileNotFoundError: if it is missing.
@@ -63,12 +65,12 @@ def table() -> Path:
     for folder in (package, package.parent):
         if (found := folder / "genomic_benchmarks" / "published.csv").is_file():
             return found
-    raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing beside {package}; reinstall dnadiff")
+    raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing next to {package}; reinstall dnadiff")
 
 
 def published_accuracies(task: str) -> list[PublishedResult]:
-    """What is published for a task of that name; nothing for one of your own."""
-    with table().open(encoding="utf-8", newline="") as file:
+    """All published results on the task of that name; an empty list for your own task."""
+    with table_path().open(encoding="utf-8", newline="") as file:
         return [
             PublishedResult(
                 row["model"], float(row["accuracy"]), float(row["spread"]) if row["spread"] else None, int(row["train"]), row["source"]
@@ -79,39 +81,36 @@ def published_accuracies(task: str) -> list[PublishedResult]:
 
 
 def published_model_of(backbone: str, objective: str) -> str | None:
-    """The published model with that network and that pretraining, both by the names of our classes; None if nobody published it."""
-    return _COUNTERPARTS.get((backbone, objective))
+    """The published model with that network and pretraining objective, both given as class names; None if there is none."""
+    return _PRETRAINED.get((backbone, objective))
 
 
-def published_model_for(ours: str, pretrained: str | None) -> str | None:
-    """The published model that a model of ours is held against; None for those that nobody published.
+def published_model_for(model: str, pretrained: str | None) -> str | None:
+    """The published model that corresponds to a model of our study; None if there is none.
 
     Args:
-        ours: name in the study.
-        pretrained: `published_model_of` of the network that was fine-tuned.
+        model: name in the study.
+        pretrained: `published_model_of` the network that was fine-tuned.
     """
-    if ours == "CNN":
-        return "CNN"
-    return pretrained if ours.startswith("fine-tuned") else None
+    return pretrained if model.startswith("fine-tuned") else _PUBLISHED_BASELINES.get(model)
 
 
-def published_counterpart(task: str, ours: str, pretrained: str | None) -> PublishedResult | None:
-    """The published number that one of ours is held against, if there is one; arguments as of `published_model_for`."""
-    name = published_model_for(ours, pretrained)
+def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
+    """The published result that corresponds to a model of our study, if any; arguments as in `published_model_for`."""
+    name = published_model_for(model, pretrained)
     return next((row for row in published_accuracies(task) if row.model == name), None)
 
 
-def num_training_sequences(result: Mapping[str, Any]) -> int:
-    """Sequences for training and validation of a study; what a published number counts as training."""
+def num_training_sequences(result: Mapping[str, Json]) -> int:
+    """Sequences for training and validation of a study, which is what published numbers count as training."""
     items = result["task"]["items"]
-    if result["task"]["protocol"] == "kfold":
-        return sum(sum(of_class.values()) for of_class in items.values())
-    return sum(sum(items[part].values()) for part in ("train", "valid"))
+    parts = items if PROTOCOLS[result["task"]["protocol"]].tests_all_items else ("train", "valid")
+    return sum(sum(items[part].values()) for part in parts)
 
 
-def suite_rows(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """One row for each model on each task, under `SUITE_HEADER`; a published number always with its training sequences."""
-    rows = []
+def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
+    """One row per task and model, under `SUITE_HEADER`; a published number always with its number of training sequences."""
+    rows: list[tuple[str, ...]] = []
     for result in studies:
         task = result["task"]
         for name, m in result["models"].items():

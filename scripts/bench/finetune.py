@@ -54,7 +54,7 @@ def main() -> None:
             model = FineTunedModel(lambda seed: Caduceus(vocab, width, layers), lr=1e-3, epochs=1, **settings)
             model.fit(data, 0)
         bases = int(data.train.lengths.sum()) / len(data.train)
-        speed, wait = model.found["sequences_per_second"], model.found["waiting_share"]
+        speed, wait = model.fit_info["sequences_per_second"], model.fit_info["waiting_share"]
         rows.append((name, f"{speed:,.1f}", f"{speed * bases:,.0f}", f"{100 * wait:.3f} %"))
         waits.append(wait)
     print(table(rows, ("bases", "sequences/s", "tokens/s", "waiting for data")))

@@ -176,7 +176,7 @@ class Study:
         """How good a rate is on the validation items; the test items are not looked at."""
         model = self.network(name, rate, self.size["tuning_epochs"])
         model.fit(self.task(MAIN)[0], 0)
-        return {"valid_accuracy": model.score[0], "valid_loss": -model.score[1], **model.found}
+        return {"valid_accuracy": model.valid_score.accuracy, "valid_loss": -model.valid_score.negative_loss, **model.fit_info}
 
     def rate(self, name: str) -> tuple[float, dict]:
         """The best rate of a network, and what each gave."""
@@ -236,12 +236,12 @@ class Study:
 
     def inside(self, name: str) -> dict:
         """How many items of each task lie inside what a network was pretrained on, and which."""
-        words, rows = pretraining_overlap.pretraining_words(self.loaded(name).config, self.tokenizer), {}
+        words, rows = pretraining_overlap.pretraining_kmers(self.loaded(name).config, self.tokenizer), {}
         for task in self.size["tasks"]:
             data, how = self.task(task)
-            shares = pretraining_overlap.seen_shares(how.tested(data), words, self.tokenizer)
+            shares = pretraining_overlap.overlap_fractions(how.tested(data), words, self.tokenizer)
             rows[task] = {
-                "inside": int((shares >= pretraining_overlap.SEEN_FROM).sum()),
+                "inside": int((shares >= pretraining_overlap.MIN_OVERLAP).sum()),
                 "tested": len(shares),
                 "shares": shares.round(4).tolist(),
             }
@@ -255,7 +255,7 @@ class Study:
         if found is None:  # made before the study had this task
             return {}
         shares = np.array(found["shares"])
-        return {f"inside {name}": shares >= pretraining_overlap.SEEN_FROM, f"outside {name}": shares < pretraining_overlap.SEEN_FROM}
+        return {f"inside {name}": shares >= pretraining_overlap.MIN_OVERLAP, f"outside {name}": shares < pretraining_overlap.MIN_OVERLAP}
 
     def compared(self, task: str, models: list[str], seeds: tuple[int, ...], protocol: str | None = None) -> tuple[TaskData, dict]:
         """What is finished of these models on a task."""

@@ -16,16 +16,16 @@ import torch
 from dnadiff import __version__
 from dnadiff.config import build, compose
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import Scored, values
-from dnadiff.downstream.protocol import FixedSplit, named
-from dnadiff.downstream.results import Prediction, load, save, slug
-from dnadiff.downstream.study import TaskModel, compare, predict
+from dnadiff.downstream.metrics import ScoredPredictions, compute_metrics
+from dnadiff.downstream.protocol import FixedSplit, build_protocol
+from dnadiff.downstream.results import Prediction, load_prediction, save_prediction, slug
+from dnadiff.downstream.study import compare, predict_rounds
 
 
 def task_data(overrides: Sequence[str], tokenizer: Any) -> tuple[TaskData, FixedSplit]:
     """The task that `python -m dnadiff.finetune OVERRIDES` would read, and its protocol."""
     reader = build(compose("finetune", ["checkpoint=none", *overrides])["task"], trust=None)
-    return reader.load(tokenizer), named(reader.protocol, tokenizer.vocab.pad_id)
+    return reader.load(tokenizer), build_protocol(reader.protocol, tokenizer.vocab.pad_id)
 
 
 class Predictions:
@@ -54,9 +54,9 @@ class Predictions:
     ) -> dict[str, Any]:
         """Let a model learn and predict, keep what it predicts, and return metrics, settings and what it found, plain values."""
         tested, start = protocol.tested(data), time.monotonic()
-        log_probs, found = predict(data, model, seed, report, protocol, tested.labels)
+        log_probs, found = predict_rounds(data, model, seed, report, protocol, tested.labels)
         new = Prediction(log_probs, time.monotonic() - start, found)
-        settings = dict(getattr(model, "describe", dict)())
+        settings = model.describe()
         about = {
             "task": task,
             "model": name,
@@ -68,13 +68,13 @@ class Predictions:
             "dnadiff": __version__,
             "torch": torch.__version__,
         }
-        save(self.path(task, name, seed), new, tested.labels, about)
-        metrics = values(Scored(log_probs.numpy(), tested.labels.numpy()))
+        save_prediction(self.path(task, name, seed), new, tested.labels, about)
+        metrics = compute_metrics(ScoredPredictions(log_probs.numpy(), tested.labels.numpy()))
         return {**about, "metrics": metrics, "found": found, "seconds": round(new.seconds, 1)}
 
     def of(self, task: str, models: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Prediction]]:
         """What is finished of these models, one for each finished seed."""
-        found = {m: [load(p)[0] for seed in seeds if (p := self.path(task, m, seed)).is_file()] for m in models}
+        found = {m: [load_prediction(p)[0] for seed in seeds if (p := self.path(task, m, seed)).is_file()] for m in models}
         return {name: there for name, there in found.items() if there}
 
     def compared(

@@ -36,7 +36,7 @@ def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
 
     def accuracy(permuted: bool) -> float:
         data = TaskData("t", ["a", "b"], items(60, permuted), items(20, permuted), items(300, permuted))
-        return float((KmerLogistic(DNA, k=3)(data).argmax(-1) == data.test.labels).float().mean())
+        return float((KmerLogistic(DNA, k=3).fit_predict(data).argmax(-1) == data.test.labels).float().mean())
 
     assert accuracy(permuted=False) == 1.0
     assert 0.35 < accuracy(permuted=True) < 0.65
@@ -44,7 +44,7 @@ def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
 
 def test_log_probs_are_normalised_and_have_a_column_for_each_class():
     items = Items.from_sequences([DNA.encode(s) for s in ("AAAAAA", "CCCCCC", "ACACAC")] * 3, [0, 1, 2] * 3, DNA.vocab.pad_id)
-    log_probs = KmerLogistic(DNA, k=2)(TaskData("t", ["a", "b", "c"], items, items, items))
+    log_probs = KmerLogistic(DNA, k=2).fit_predict(TaskData("t", ["a", "b", "c"], items, items, items))
     assert log_probs.shape == (9, 3)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(9, dtype=log_probs.dtype))
 
@@ -65,7 +65,7 @@ def drawn(number: int, seed: int) -> TaskData:
 def test_length_composition_and_boosted_words_find_what_they_look_at():
     data = drawn(200, 0)
     for model, least in ((LengthAlone(DNA), 1.0), (GCAlone(DNA), 0.95), (KmerBoosting(DNA, k=2, rounds=(20,)), 0.95)):
-        log_probs = model(data)
+        log_probs = model.fit_predict(data)
         assert (log_probs.argmax(-1) == data.test.labels).double().mean() >= least, type(model).__name__
         assert model.describe()["kind"] == type(model).__name__
         assert "bases" not in model.describe()

@@ -23,7 +23,7 @@ def keys(of: Items) -> set[tuple[int, ...]]:
 
 
 def test_the_papers_protocol_redraws_validation_from_the_official_training_set():
-    paper, whole = protocol.named("paper", PAD), data()
+    paper, whole = protocol.build_protocol("paper", PAD), data()
     (first,), (second,) = paper.rounds(whole, 1), paper.rounds(whole, 2)
     assert (len(first.data.train), len(first.data.valid), len(first.data.test)) == (180, 20, 40)
     assert keys(first.data.train) | keys(first.data.valid) == keys(whole.train) | keys(whole.valid)
@@ -34,7 +34,7 @@ def test_the_papers_protocol_redraws_validation_from_the_official_training_set()
 
 
 def test_k_folds_test_each_item_once_and_keep_groups_whole():
-    folds, whole = protocol.named("kfold", PAD), data()
+    folds, whole = protocol.build_protocol("kfold", PAD), data()
     every, rounds = folds.tested(whole), folds.rounds(whole, 1)
     assert sorted(torch.cat([r.tested for r in rounds]).tolist()) == list(range(240))
     for one in rounds:
@@ -46,17 +46,17 @@ def test_k_folds_test_each_item_once_and_keep_groups_whole():
 
 def test_a_task_that_divides_overlapping_windows_itself_has_no_folds():
     with pytest.raises(ValueError, match=r"leave task\.protocol at fixed"):
-        protocol.named("kfold", PAD).rounds(data(grouped=False), 1)
+        protocol.build_protocol("kfold", PAD).rounds(data(grouped=False), 1)
 
 
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
-        protocol.named("papers", PAD)
+        protocol.build_protocol("papers", PAD)
 
 
 def test_items_of_different_width_are_joined():
     wide = Items(torch.full((1, 7), 8, dtype=torch.uint8), torch.tensor([7]), torch.tensor([1]))
-    both = items(0, 1).joined(wide, PAD)
+    both = items(0, 1).concatenate(wide, PAD)
     assert both.ids.tolist() == [[7, 7, 7, 7, 7, PAD, PAD], [8] * 7]
     assert both.groups is None
 
@@ -70,12 +70,12 @@ def test_a_division_that_leaves_nothing_of_a_class_to_learn_from_is_refused(word
 
     def divide() -> None:
         for seed in range(200):
-            protocol.named(word, PAD).rounds(whole, seed)
+            protocol.build_protocol(word, PAD).rounds(whole, seed)
 
-    with pytest.raises(ValueError, match="leaves no item of class 'b' to learn from"):
+    with pytest.raises(ValueError, match="leaves no training item of class 'b'"):
         divide()
 
 
 def test_a_protocol_that_is_no_word_is_refused():
     with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
-        protocol.named(["paper"], PAD)
+        protocol.build_protocol(["paper"], PAD)

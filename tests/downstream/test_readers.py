@@ -117,8 +117,8 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
     with pytest.raises(ValueError, match=r"set task\.genome"):
         GenomicBenchmark(top, "toy").load(DNA)
     for line, message in (
-        ("1,chr20,390,412,+", "is no interval of its 400 bases"),
-        ("1,chr9,3,5,+", "line 2 lies on chr9.*task.skip_missing"),
+        ("1,chr20,390,412,+", "is not an interval within its 400 bases"),
+        ("1,chr9,3,5,+", "line 2 is on chr9.*task.skip_missing"),
         ("1,chr20,3,5,x", "strand 'x'"),
     ):
         (top / "test" / "a.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{line}\n".encode()))
@@ -261,7 +261,7 @@ def test_a_damaged_parquet_is_named(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     (tmp_path / "t.parquet").write_text("nothing of the kind")
     for task in (CsvTask(tmp_path / "t.parquet"), GenomicBenchmark(tmp_path / "t.parquet", "t")):
-        with pytest.raises(ValueError, match=r"t\.parquet is no parquet, or damaged"):
+        with pytest.raises(ValueError, match=r"t\.parquet is not a parquet file, or is damaged"):
             task.load(DNA)
 
 
@@ -292,5 +292,5 @@ def test_a_path_without_files_or_with_parts_beside_files_is_refused():
     for path in ({}, {"train": {}, "test": {}}):
         with pytest.raises(ValueError, match="path names no file"):
             FastaTask(path)
-    with pytest.raises(ValueError, match="path has parts beside files"):
+    with pytest.raises(ValueError, match="path mixes parts and files"):
         FastaTask({"train": {"a": "a.fa"}, "test": "b.fa"})

@@ -10,9 +10,10 @@ import torch
 
 from dnadiff.data.cache import locked
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.protocol import KFold, PaperSplit
-from dnadiff.downstream.results import ResultsFolder, append_row, digest_of
-from dnadiff.downstream.study import study
+from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest
+from dnadiff.downstream.study import run_study
 
 
 def data(fill: int = 7) -> TaskData:
@@ -21,7 +22,7 @@ def data(fill: int = 7) -> TaskData:
     return TaskData("toy task", ["a", "b"], items, items, items)
 
 
-class Counted:
+class Counted(TaskModel):
     """Right on every item but the first `seed`; remembers its calls."""
 
     random = True
@@ -35,7 +36,7 @@ class Counted:
     def num_steps(self, task: TaskData) -> int:
         return 0
 
-    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+    def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         self.seeds.append(seed)
         self.sizes.append(len(task.test))
         right = torch.where(torch.arange(len(task.test)) < seed, 1 - task.test.labels, task.test.labels)
@@ -45,9 +46,9 @@ class Counted:
 def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
     first, again, other = Counted(), Counted(), Counted(setting=1)
-    one = study(data(), {"a model": first}, [1, 2], [], kept=folder)
-    two = study(data(), {"a model": again}, [1, 2, 3], [], kept=folder)
-    study(data(), {"a model": other}, [1], [], kept=folder)
+    one = run_study(data(), {"a model": first}, [1, 2], [], results=folder)
+    two = run_study(data(), {"a model": again}, [1, 2, 3], [], results=folder)
+    run_study(data(), {"a model": other}, [1], [], results=folder)
     assert (first.seeds, again.seeds, other.seeds) == ([1, 2], [3], [1])
     assert two["models"]["a model"]["per_seed"][:2] == one["models"]["a model"]["per_seed"] == pytest.approx([39 / 40, 38 / 40])
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
@@ -61,8 +62,8 @@ def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
 
 def test_summaries_of_several_tasks_lie_side_by_side(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    folder.summarise("x", {"accuracy": 0.5})
-    folder.summarise("y", {"accuracy": 0.6})
+    folder.write_summary("x", {"accuracy": 0.5})
+    folder.write_summary("y", {"accuracy": 0.6})
     assert json.loads((tmp_path / "results.json").read_text()) == {
         "x": {"checkpoint": "c", "accuracy": 0.5},
         "y": {"checkpoint": "c", "accuracy": 0.6},
@@ -71,8 +72,8 @@ def test_summaries_of_several_tasks_lie_side_by_side(tmp_path):
 
 def test_the_digest_changes_with_items_division_and_settings():
     about = {"seed": 1}
-    assert digest_of(data(), about) == digest_of(data(), dict(about))
-    assert len({digest_of(data(), about), digest_of(data(8), about), digest_of(data(), {"seed": 2})}) == 3
+    assert compute_digest(data(), about) == compute_digest(data(), dict(about))
+    assert len({compute_digest(data(), about), compute_digest(data(8), about), compute_digest(data(), {"seed": 2})}) == 3
 
 
 class Slow(Counted):
@@ -80,15 +81,15 @@ class Slow(Counted):
         super().__init__()
         self.log = log
 
-    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+    def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         with self.log.open("a") as file:
             file.write(f"{seed}\n")
         time.sleep(0.3)
-        return super().__call__(task, seed, report)
+        return super().fit_predict(task, seed, report)
 
 
 def work(folder: Path) -> None:
-    study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], kept=ResultsFolder(folder, {}, "1"))
+    run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, "1"))
 
 
 def test_two_processes_share_the_work(tmp_path):
@@ -119,7 +120,7 @@ def test_folds_are_pooled_into_one_result_over_all_items():
         Items(distinct[a:b], torch.full((b - a,), 4), torch.arange(a, b) % 2, torch.arange(a, b)) for a, b in ((0, 80), (80, 90), (90, 120))
     ]
     model = Counted()
-    result = study(TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4))
+    result = run_study(TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4))
     assert (result["task"]["tested"], result["task"]["protocol"]) == (120, "kfold")
     assert model.sizes == [24] * 10
     assert result["models"]["m"]["per_seed"] == pytest.approx([1 - 5 / 120, 1 - 10 / 120])
@@ -129,17 +130,17 @@ def test_folds_are_pooled_into_one_result_over_all_items():
 def test_under_the_papers_protocol_every_seed_counts_also_for_a_model_without_chance():
     model = Counted()
     model.random = False
-    result = study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
+    result = run_study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
     assert model.seeds == [1, 2, 3]
     assert result["models"]["m"]["metrics"]["accuracy"]["spread"] == pytest.approx(2 / 40)
 
 
 def test_what_was_found_is_kept_with_the_predictions(tmp_path):
     model = Counted()
-    model.found = {"chosen": {"lr": 0.1}}
+    model.fit_info = {"chosen": {"lr": 0.1}}
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    first = study(data(), {"m": model}, [1], [], kept=folder)
-    again = study(data(), {"m": Counted()}, [1], [], kept=folder)
+    first = run_study(data(), {"m": model}, [1], [], results=folder)
+    again = run_study(data(), {"m": Counted()}, [1], [], results=folder)
     assert first["models"]["m"]["found"] == again["models"]["m"]["found"] == [[{"chosen": {"lr": 0.1}}]]
 
 
@@ -173,23 +174,23 @@ def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path)
 
 def test_a_piece_that_fails_leaves_no_lock(tmp_path):
     class Broken(Counted):
-        def __call__(self, task, seed, report):
+        def fit_predict(self, task, seed, report):
             raise RuntimeError("once")
 
     folder = ResultsFolder(tmp_path, {}, "1")
     with pytest.raises(RuntimeError):
-        study(data(), {"m": Broken()}, [1], [], kept=folder)
+        run_study(data(), {"m": Broken()}, [1], [], results=folder)
     assert not list((tmp_path / "toy_task").iterdir())
 
 
 def test_a_prediction_whose_line_was_lost_gets_it_back_once(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+    run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     path = tmp_path / "results.csv"
     whole = list(csv.DictReader(path.open()))
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last line
     for _ in range(2):
-        study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+        run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     again = list(csv.DictReader(path.open()))
     assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
 

@@ -7,9 +7,9 @@ import pytest
 from dnadiff.data.genome.regions import Region
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
-from dnadiff.downstream.protocol import named
+from dnadiff.downstream.protocol import build_protocol
 from dnadiff.downstream.table import CsvTask
-from dnadiff.downstream.tasks import RegionWindows, covered_bases, window_starts, word_centres
+from dnadiff.downstream.tasks import RegionWindows, covered_bases, kmer_centers, window_starts
 from dnadiff.kmers import KmerSet
 
 DNA = DNATokenizer()
@@ -45,7 +45,7 @@ def test_a_stretch_without_a_centre_holds_no_word_of_the_set():
     random = np.random.default_rng(0)
     known, other = random.integers(0, 4, 60).astype(np.uint8), random.integers(0, 4, 300).astype(np.uint8)
     other[100:130] = known[10:40]
-    centres = word_centres(KmerSet([known], 24), other)
+    centres = kmer_centers(KmerSet([known], 24), other)
     assert np.flatnonzero(centres).tolist() == list(range(112, 119))
 
 
@@ -165,7 +165,7 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
     assert data.notes["test_sequences_also_in_training"] == 2
     folds = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split", protocol="kfold").load(DNA)
     assert folds.notes["test_sequences_also_in_training"] == 0
-    for one in named("kfold", DNA.vocab.pad_id).rounds(folds, 1):
+    for one in build_protocol("kfold", DNA.vocab.pad_id).rounds(folds, 1):
         learnt, tested = ({min(s, reverse_complement(s)) for s in sequences(i)} for i in (one.data.train, one.data.test))
         assert tested and not learnt & tested
 
@@ -206,19 +206,20 @@ def test_a_missing_table_is_said_so(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": "abc"}, "max_length is 'abc'; set task.max_length to a whole number, 1 or more"),
-        ({"max_length": 2.5}, "max_length is 2.5"),
-        ({"test_fraction": "foo"}, "test_fraction is 'foo'; set task.test_fraction to a share between 0 and 1"),
-        ({"valid_fraction": None}, "valid_fraction is None"),
-        ({"cluster_word": 40}, r"cluster_word is 40; set task.cluster_word to a whole number, 1\.\.31"),
-        ({"cluster_word": "abc"}, "cluster_word is 'abc'"),
-        ({"seed": "abc"}, "seed is 'abc'"),
-        ({"seed": -1}, "seed is -1"),
-        ({"stranded": "maybe"}, "stranded is 'maybe'; set task.stranded to true or false"),
-        ({"redivide": 1}, "redivide is 1"),
-        ({"name": ["a"]}, r"name is \['a'\]; set task.name to a name"),
-        ({"sequence_column": None}, "sequence_column is None"),
-        ({"delimiter": ";;"}, "delimiter is ';;'; set task.delimiter to one character"),
+        ({"max_length": "abc"}, "task.max_length 'abc' must be an integer of at least 1"),
+        ({"max_length": 2.5}, "task.max_length 2.5 must be"),
+        ({"test_fraction": "foo"}, "task.test_fraction 'foo' must be a number between 0 and 1"),
+        ({"test_fraction": 1}, "task.test_fraction 1 must be a number between 0 and 1"),
+        ({"valid_fraction": None}, "task.valid_fraction None must be"),
+        ({"cluster_word": 40}, "task.cluster_word 40 must be an integer from 1 to 31"),
+        ({"cluster_word": "abc"}, "task.cluster_word 'abc' must be"),
+        ({"seed": "abc"}, "task.seed 'abc' must be an integer of at least 0"),
+        ({"seed": -1}, "task.seed -1 must be"),
+        ({"stranded": "maybe"}, "task.stranded 'maybe' must be true or false"),
+        ({"redivide": 1}, "task.redivide 1 must be"),
+        ({"name": ["a"]}, r"task.name \['a'\] must be a name"),
+        ({"sequence_column": None}, "task.sequence_column None must be"),
+        ({"delimiter": ";;"}, "task.delimiter ';;' must be one character"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_gets_one_line(tmp_path, settings, message):
@@ -228,7 +229,7 @@ def test_a_setting_of_the_wrong_kind_gets_one_line(tmp_path, settings, message):
 
 @pytest.mark.parametrize("settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}])
 def test_a_setting_of_the_wrong_kind_gets_one_line_for_windows_too(toy, settings):
-    with pytest.raises(ValueError, match=rf"{next(iter(settings))} is .*; set task\."):
+    with pytest.raises(ValueError, match=rf"task\.{next(iter(settings))} .* must be an integer"):
         load(toy, **settings)
 
 

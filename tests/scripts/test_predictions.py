@@ -5,6 +5,7 @@ from predictions import Predictions, task_data
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.protocol import FixedSplit, PaperSplit
 
 
@@ -14,15 +15,15 @@ def data() -> TaskData:
     return TaskData("toy", ["a", "b"], items, items, items)
 
 
-class Right:
+class Right(TaskModel):
     """Right on all but the first `seed` items."""
 
-    random, found = True, {"chosen": "this"}
+    random, fit_info = True, {"chosen": "this"}
 
     def describe(self):
         return {"kind": "Right"}
 
-    def __call__(self, task, seed, report):
+    def fit_predict(self, task, seed, report):
         right = torch.where(torch.arange(40) < seed, 1 - task.test.labels, task.test.labels)
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
