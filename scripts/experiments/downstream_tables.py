@@ -1,10 +1,10 @@
-"""The tables of `downstream.py`, in Markdown: beside each number how far it is from the published one, and why."""
+"""The tables of `downstream.py` in Markdown, with the difference of each number from the published one, and the reasons."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import study
 
+from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.published_results import published_accuracies, published_counterpart
 
@@ -14,11 +14,11 @@ SPENT = (
     "Published networks were pretrained on the whole human genome with some 10^10 tokens, these with 1.2 * 10^7: the distance says how much "
     "less was spent, and not which method is better."
 )
-Compared = tuple[TaskData, Mapping[str, Any]]
+Compared = tuple[TaskData, Mapping[str, Json]]
 
 
 class Titles:
-    """What models are called, and which are held against each other."""
+    """The names of the models in the tables, and the pairs that are compared."""
 
     PAIRS = frozenset(
         {
@@ -36,17 +36,17 @@ class Titles:
 
     @staticmethod
     def tuned(network: str) -> str:
-        """A network trained as a whole."""
+        """A fine-tuned network."""
         return network if network.startswith("scratch") else f"fine-tuned, {network}"
 
     @staticmethod
     def probe(network: str) -> str:
-        """Its frozen features under a logistic regression."""
+        """A logistic regression on the features of the frozen network."""
         return f"probe, {'untrained' if network == 'scratch' else network}"
 
 
-def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapping[str, Any], shuffled: Mapping[str, Any]) -> str:
-    """Everything on one task, in full."""
+def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Mapping[str, Json], shuffled: Mapping[str, Json]) -> str:
+    """The complete results of one task."""
     train, test = len(data.train) + len(data.valid), len(data.test)
     rows = []
     for name, m in result["models"].items():
@@ -82,7 +82,7 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapp
     return "\n\n".join(text)
 
 
-def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
+def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
     """Frozen features on every task."""
     rows = []
     for task, (data, result) in results.items():
@@ -111,8 +111,8 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
     return "\n\n".join(lines)
 
 
-def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
-    """Full fine-tuning with one seed, beside baselines, on every other task."""
+def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
+    """Fine-tuning with one seed and baselines, on every other task."""
     names = ("scratch", "fine-tuned, chr20", "CNN", "6-mer logistic regression", "4-mer gradient boosting", "GC alone")
     rows, reasons = [], []
     for task, (data, result) in results.items():
@@ -135,7 +135,7 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
 
 
 def why(task: str, train: int, test: int) -> str:
-    """Why a number cannot be held against the published one, from the sizes."""
+    """Why a number is not comparable with the published one: the sizes of the sets."""
     known = published_accuracies(task)
     if not known:
         return "Nothing is published here for this task."
@@ -146,13 +146,13 @@ def why(task: str, train: int, test: int) -> str:
 
 
 def distance(task: str, ours: str, accuracy: float) -> str:
-    """How far a number is from the published one, with both names and the published training size."""
+    """The difference from the published number, with its name and training size."""
     row = published_counterpart(task, ours, PRETRAINED)
     return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
 
 
-def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
-    """Sequences for training and validation, and for test, with the share of the larger class in what is tested."""
+def sizes(data: TaskData, counted: Mapping[str, Json] | None) -> str:
+    """Sequences for training and validation, and for test, with the fraction of the larger class among the tested ones."""
     folds = counted is not None and counted["protocol"] == "kfold"
     parts = data.counts()
     tested = {name: sum(of_part[name] for of_part in parts.values()) if folds else parts["test"][name] for name in data.classes}
@@ -162,32 +162,32 @@ def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
 
 
 def shared(data: TaskData) -> str:
-    """Test sequences that are in training too."""
+    """The number of test sequences that are also in training."""
     return f"{data.notes.get('test_sequences_also_in_training', 0):,}"
 
 
 def kept_together(data: TaskData) -> str:
-    """What the division keeps together."""
+    """Which sequences the division keeps together."""
     return f"kept together: {data.notes.get('kept_together', 'nothing')}"
 
 
-def with_interval(m: Mapping[str, Any]) -> str:
+def with_interval(m: Mapping[str, Json]) -> str:
     """Accuracy with its interval."""
     return f"{m['accuracy']:.3f} ({m['low']:.3f} to {m['high']:.3f})"
 
 
-def seeds(m: Mapping[str, Any]) -> str:
+def seeds(m: Mapping[str, Json]) -> str:
     """Smallest and largest accuracy over seeds."""
     each = m["per_seed"]
     return f"{min(each):.3f} to {max(each):.3f}, {len(each)}" if len(each) > 1 else "1"
 
 
-def difference(d: Mapping[str, Any]) -> list[str]:
+def difference(d: Mapping[str, Json]) -> list[str]:
     """A row of a table of differences."""
     return [f"{d['a']} - {d['b']}", signed(d), f"{d['p_value']:.4f}", d["verdict"]]
 
 
-def signed(d: Mapping[str, Any]) -> str:
+def signed(d: Mapping[str, Json]) -> str:
     """A difference with its interval."""
     return f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})"
 
