@@ -11,8 +11,8 @@ from dnadiff.downstream.published_results import published_accuracies, published
 COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
 SPENT = (
-    "Published networks were pretrained on the whole human genome with some 10^10 tokens, these with 1.2 * 10^7: the distance says how much "
-    "less was spent, and not which method is better."
+    "Published networks were pretrained on the whole human genome with about 10^10 tokens, these with 1.2 * 10^7: the difference reflects "
+    "the smaller budget, not which method is better."
 )
 Compared = tuple[TaskData, Mapping[str, Json]]
 
@@ -76,7 +76,9 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Map
         text += ["Learning rates tried, with their accuracy on the validation items: " + "; ".join(lines) + "."]
     if shuffled:
         chance = max(data.counts()["test"].values()) / test
-        lines = [f"{'words' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()]
+        lines = [
+            f"{'k-mers' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()
+        ]
         text += [f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."]
     text += [f"Test sequences that are also in training or validation, on either strand: {shared(data)}."]
     return "\n\n".join(text)
@@ -97,15 +99,15 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
         gains = [said.get((f"probe, {n}", "probe, untrained"), "") for n in ("yeast", "chr20")]
         far = distance(task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"])
         rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data), far])
-    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest words", "yeast - untrained", "chr20 - untrained"]
+    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest k-mers", "yeast - untrained", "chr20 - untrained"]
     lines = [
         "# Linear probes",
         f"`{COMMAND}`",
-        "Accuracy of a logistic regression on the frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
-        "with 95 % intervals over items and seeds. MCC and the last column are of chr20.",
-        study.markdown([*header, "MCC", "test also in training or validation", "minus published, fine-tuned as a whole"], rows),
-        "Published numbers are of whole networks fine-tuned on the complete task, after pretraining on the human genome with some 10^10 tokens; "
-        "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and "
+        "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
+        "with 95 % intervals over items and seeds. MCC and the last column are for chr20.",
+        study.markdown([*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"], rows),
+        "Published numbers are from networks fine-tuned on the complete task, after pretraining on the human genome with about 10^10 tokens. "
+        "Here only a linear layer is trained, on the available part of the task (see the sizes), after 1.2 * 10^7 tokens, and "
         "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
     ]
     return "\n\n".join(lines)
@@ -129,7 +131,8 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Json
     header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
-        "Accuracy on the test items. One seed, three epochs (two of more than 1 M bases, one of more than 2.2 M; the CNN eight), rates chosen on the promoters: differences are over items alone."
+        "Accuracy on the test items. One seed, three epochs (two above 1 M bases, one above 2.2 M; the CNN eight), learning rates chosen on the promoters. "
+        "Intervals of differences are over items alone."
     ]
     return "\n\n".join([*text, study.markdown(header, rows), "\n".join(reasons), SPENT])
 
@@ -138,9 +141,9 @@ def why(task: str, train: int, test: int) -> str:
     """Why a number is not comparable with the published one: the sizes of the sets."""
     known = published_accuracies(task)
     if not known:
-        return "Nothing is published here for this task."
+        return "There are no published numbers for this task."
     return (
-        f"Published numbers rest on {known[0].train:,} training sequences, these on {train:,} ({100 * train / known[0].train:.0f} %); "
+        f"Published numbers used {known[0].train:,} training sequences, these {train:,} ({100 * train / known[0].train:.0f} %); "
         f"here {test:,} sequences are scored, there the official test set."
     )
 

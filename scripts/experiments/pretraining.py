@@ -117,8 +117,8 @@ class Objectives(Study):
         said = [[f"{d['a']} - {d['b']}", signed(d), f"{d['p_value']:.4f}", verdict(d)] for d in result["differences"]]
         train, test = len(data.train) + len(data.valid), len(data.test)
         sizes = f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."
-        text = ["# What pretraining is worth", f"`{COMMAND}`", f"`{MAIN}`: {sizes}", study.markdown(header, rows)]
-        text += [study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "what it says"], said)] if said else []
+        text = ["# Pretraining objectives compared", f"`{COMMAND}`", f"`{MAIN}`: {sizes}", study.markdown(header, rows)]
+        text += [study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "conclusion"], said)] if said else []
         return "\n\n".join([*text, self.tried(), f"{why(MAIN, train, test)} {SPENT}"])
 
     def untrained(self, name: str) -> str:
