@@ -48,7 +48,7 @@ def task(stranded: bool = False) -> TaskData:
 
 
 @pytest.mark.parametrize("kind, stranded", [("dit", True), ("caduceus", True), ("caduceus_ps", True), ("caduceus_ps", False)])
-def test_padding_on_the_right_changes_no_prediction(kind, stranded):
+def test_right_padding_changes_no_prediction(kind, stranded):
     classifier = Classifier(network(kind), 3, stranded).eval()
     items = rich_or_poor(6, 3)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_log_probs_of_both_strands_do_not_depend_on_which_one_is_given():
     assert torch.allclose(both.exp().sum(1), torch.ones(7))
 
 
-def test_scores_are_in_the_order_of_the_items_whatever_the_batch_size():
+def test_scores_keep_the_order_of_the_items_for_any_batch_size():
     classifier = Classifier(network("dit"), 2)
     items = rich_or_poor(9, 5)
     one = torch.cat([classifier.log_probs(items.select(torch.tensor([i])), 1, False) for i in range(9)])
@@ -91,7 +91,7 @@ def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(l
     assert not torch.equal(first, learner.fit_predict(data, 2))
 
 
-def test_fine_tuning_leaves_the_loaded_network_as_it_was():
+def test_fine_tuning_does_not_change_the_loaded_network():
     start = network("caduceus").eval()
     before = copy.deepcopy(start.state_dict())
     FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40, trainer={"accelerator": "cpu"}).fit_predict(task(), 0)
@@ -107,11 +107,11 @@ def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
         classifier.head.bias.data.fill_(epoch)
         classifier.log_probs = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
         training.on_train_epoch_end()
-    assert training.best_weights["head.bias"].tolist() == [2, 2]  # as accurate as epoch 1, and surer
+    assert training.best_weights["head.bias"].tolist() == [2, 2]  # as accurate as epoch 1, with a lower loss
     assert training.best_score.accuracy == 1.0
 
 
-def test_a_sequence_longer_than_the_network_takes_is_refused():
+def test_a_sequence_longer_than_max_length_is_refused():
     short = FineTunedModel(lambda seed: network("dit", max_length=25), lr=1e-3)
     with pytest.raises(ValueError, match="holds a sequence of 30 bases and this DiT takes at most 25"):
         short.fit_predict(task(), 0)
@@ -121,7 +121,7 @@ def test_training_stops_when_validation_no_longer_improves():
     start, steps = network("caduceus"), []
     patient = FineTunedModel(lambda seed: copy.deepcopy(start), lr=0.0, epochs=9, batch_size=40, patience=2, trainer={"accelerator": "cpu"})
     patient.fit_predict(task(), 0, lambda n, tokens, **_: steps.append(n))
-    assert len(steps) == 3 * 4  # the first epoch is the best, two more are waited for
+    assert len(steps) == 3 * 4  # the first epoch is the best, then patience is 2
 
 
 @pytest.mark.parametrize("swap_strands", [False, True])
@@ -135,7 +135,7 @@ def test_a_parameter_shared_network_gives_both_strands_one_prediction(swap_stran
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
-    assert torch.equal(classifier.log_probs(items, 3, True), classifier.log_probs(items, 3, False))  # read once
+    assert torch.equal(classifier.log_probs(items, 3, True), classifier.log_probs(items, 3, False))  # one pass
     plain = FineTunedModel(lambda seed: network("caduceus"), 1e-3).build_classifier(task(), 0)
     assert not torch.allclose(plain.log_probs(items, 3, False), plain.log_probs(other, 3, False), atol=1e-4)
 
@@ -148,7 +148,7 @@ def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels
     assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-4)
 
 
-def test_training_says_what_it_found_and_how_fast_it_was(learner):
+def test_fit_info_has_validation_accuracy_and_speed(learner):
     learner.fit_predict(task(), 1)
     found = learner.fit_info
     assert found["epochs"] == 3 and 1 <= found["best_epoch"] <= 3
@@ -156,7 +156,7 @@ def test_training_says_what_it_found_and_how_fast_it_was(learner):
     assert found["sequences_per_second"] > 0 and 0 < found["waiting_share"] < 0.5
 
 
-def test_the_wait_for_data_is_what_cutting_batches_takes(monkeypatch):
+def test_waiting_share_measures_the_time_to_make_batches(monkeypatch):
     from dnadiff.downstream import items as module
 
     start, cut = network("caduceus"), module.make_batch
@@ -168,7 +168,7 @@ def test_the_wait_for_data_is_what_cutting_batches_takes(monkeypatch):
     assert model.fit_info["waiting_share"] > max(0.3, quick)
 
 
-def test_only_the_keep_first_layers_of_a_network_are_used_if_asked():
+def test_keep_first_layers_removes_the_others():
     whole = network("caduceus")
     ids = rich_or_poor(3, 5).ids.long()
     cut = keep_first_layers(copy.deepcopy(whole), 1)
@@ -181,7 +181,7 @@ def test_only_the_keep_first_layers_of_a_network_are_used_if_asked():
         keep_first_layers(whole, 3)
 
 
-def test_training_that_diverges_is_said_and_an_epoch_before_it_is_kept():
+def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     start = network("caduceus")
     wild = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"})
     with pytest.raises(ValueError, match=r"gc: training at lr 1e\+30 diverged"):
@@ -195,13 +195,13 @@ def test_training_that_diverges_is_said_and_an_epoch_before_it_is_kept():
     assert training.best_weights["head.bias"].tolist() == [0, 0]
 
 
-def test_one_device_trains_unless_told_otherwise():
+def test_training_uses_one_device_by_default():
     assert PublishedCNN(DNA).trainer == {"devices": 1}
     assert FineTunedModel(lambda seed: None, 1e-3, trainer={"devices": 2}).trainer["devices"] == 2
 
 
 @pytest.mark.gpu
-def test_the_test_items_are_scored_where_the_network_was_trained():
+def test_test_items_are_scored_on_the_training_device():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     start = network("caduceus")
@@ -209,7 +209,7 @@ def test_the_test_items_are_scored_where_the_network_was_trained():
     assert next(model.fit(task(), 0).parameters()).is_cuda
 
 
-def test_the_classifier_goes_back_to_where_its_best_weights_are(monkeypatch):
+def test_the_classifier_returns_to_the_device_of_its_best_weights(monkeypatch):
     moved = []
     monkeypatch.setattr(Classifier, "to", lambda self, device: moved.append(device) or self)
     start = network("caduceus")

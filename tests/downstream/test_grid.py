@@ -9,11 +9,11 @@ from dnadiff.downstream.items import Items, TaskData
 
 
 class Candidate:
-    """Of known worth on the validation items; says which one it is."""
+    """A model with a given validation score that predicts its own name."""
 
     def __init__(self, name: str, accuracy: float, loss: float) -> None:
         self.name, self.valid_score, self.fit_info, self.fitted = name, ValidScore(-1.0, 0.0), {}, []
-        self.worth = ValidScore(accuracy, -loss)
+        self.final_score = ValidScore(accuracy, -loss)
 
     def describe(self):
         return {"name": self.name}
@@ -23,7 +23,7 @@ class Candidate:
 
     def fit(self, data, seed, report):
         self.fitted.append(seed)
-        self.valid_score, self.fit_info = self.worth, {"best_epoch": 2}
+        self.valid_score, self.fit_info = self.final_score, {"best_epoch": 2}
         return self.name
 
     def predict(self, classifier, data):
@@ -35,7 +35,7 @@ def task() -> TaskData:
     return TaskData("toy", ["a", "b"], items, items, items)
 
 
-def test_the_best_on_validation_alone_sees_the_test_items():
+def test_only_the_best_candidate_on_validation_predicts_test_items():
     candidates = [Candidate("a", 0.7, 0.5), Candidate("b", 0.8, 0.6), Candidate("c", 0.8, 0.4), Candidate("d", 0.6, 0.1)]
     grid = GridSearch([({"lr": number}, model) for number, model in enumerate(candidates)])
     assert grid.fit_predict(task(), 5) == "c on test"
@@ -49,12 +49,12 @@ def test_the_best_on_validation_alone_sees_the_test_items():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_seed_chooses_for_itself(seed):
-    class Moody(Candidate):
+    class SeedDependent(Candidate):
         def fit(self, data, seed, report):
             super().fit(data, seed, report)
             self.valid_score = ValidScore(seed / 10, 0.0) if self.name == "a" else ValidScore(0.15, 0.0)
             return self.name
 
-    grid = GridSearch([({"name": name}, Moody(name, 0, 0)) for name in "ab"])
+    grid = GridSearch([({"name": name}, SeedDependent(name, 0, 0)) for name in "ab"])
     grid.fit_predict(task(), seed)
     assert grid.fit_info["chosen"] == {"name": {1: "b", 2: "a"}[seed]}

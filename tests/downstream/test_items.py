@@ -18,12 +18,12 @@ def test_items_are_padded_on_the_right():
     assert two.ids.dtype == torch.uint8
 
 
-def test_reverse_complement_rows_reverses_within_the_length_and_keeps_the_padding_right():
+def test_reverse_complement_keeps_the_padding_on_the_right():
     two = items("AACGN", "TTG")
     assert reverse_complement_rows(two.ids, two.lengths, DNA.vocab).tolist() == [[11, 8, 9, 10, 10], [8, 7, 7, 4, 4]]
 
 
-def test_a_batch_is_cut_to_its_longest_item_and_marks_padding_only_where_there_is_some():
+def test_a_batch_is_trimmed_and_has_a_mask_only_if_padded():
     three = items("ACGTACGT", "TTA", "GG")
     short = make_batch(three, torch.tensor([1, 2]), DNA.vocab)
     assert short.ids.tolist() == [[10, 10, 7], [9, 9, 4]]
@@ -32,7 +32,7 @@ def test_a_batch_is_cut_to_its_longest_item_and_marks_padding_only_where_there_i
     assert make_batch(three, torch.tensor([0]), DNA.vocab).valid is None
 
 
-def test_an_epoch_shows_every_item_once_in_an_order_of_its_own():
+def test_an_epoch_has_every_item_once_in_its_own_order():
     many = Items.from_sequences([np.full(3, 7 + i % 4, np.uint8) for i in range(25)], list(range(25)), DNA.vocab.pad_id)
 
     def order(epoch: int) -> list[int]:
@@ -43,7 +43,7 @@ def test_an_epoch_shows_every_item_once_in_an_order_of_its_own():
     assert order(0) != order(1)
 
 
-def test_about_half_of_the_items_are_read_from_the_reverse_complement_rows():
+def test_about_half_of_the_items_are_reverse_complemented():
     many = Items.from_sequences([DNA.encode("AAAC")] * 400, [0] * 400, DNA.vocab.pad_id)
     ids = torch.cat([b.ids for b in ShuffledBatches(many, 64, DNA.vocab, seed=0, epoch=0, both_strands=True)])
     forward = (ids == torch.tensor([7, 7, 7, 8])).all(1)

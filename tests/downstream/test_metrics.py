@@ -14,7 +14,7 @@ def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_metrics_are_those_of_scikit_learn_under_any_weights(num_classes):
+def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
     log_probs, labels = predictions(num_classes)
     scored, probs = ScoredPredictions(log_probs, labels), np.exp(log_probs)
     weights = np.stack([np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]).astype(float)
@@ -32,7 +32,7 @@ def test_metrics_are_those_of_scikit_learn_under_any_weights(num_classes):
             assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9), metric.__name__
 
 
-def test_calibration_error_of_a_sure_model_is_its_error_rate():
+def test_calibration_error_of_a_confident_model_is_its_error_rate():
     log_probs = np.log(np.array([[1 - 1e-12, 1e-12]] * 10))
     assert metrics.compute_metrics(ScoredPredictions(log_probs, np.array([0] * 7 + [1] * 3)))["calibration_error"] == pytest.approx(0.3)
 
@@ -65,7 +65,7 @@ def test_the_paired_test_agrees_with_mcnemar():
     assert metrics.sign_flip_test(first, first) == 1.0
 
 
-def test_worlds_draw_whole_groups_and_are_the_same_for_every_model():
+def test_bootstrap_draws_complete_groups_and_is_reproducible():
     groups = np.array([3, 3, 3, 9, 9, 5])
     drawn = np.concatenate(list(bootstrap_weights(6, 130, seed=1, groups=groups)))
     assert drawn.shape == (130, 6) and (drawn[:, 0] == drawn[:, 2]).all() and (drawn[:, 3] == drawn[:, 4]).all()
@@ -94,7 +94,7 @@ def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
     )
 
 
-def test_roc_curves_have_the_area_that_auroc_says():
+def test_area_under_roc_curves_equals_auroc():
     draws = np.random.default_rng(2)
     for classes in (2, 3):
         scored = ScoredPredictions(np.log(draws.dirichlet(np.ones(classes), 400)), draws.integers(0, classes, 400))

@@ -13,7 +13,7 @@ def bases(number: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 4, number).astype(np.uint8)
 
 
-def test_an_item_is_inside_if_half_of_its_bases_lie_in_words_of_the_pretraining_on_either_strand():
+def test_an_item_is_inside_if_half_of_its_bases_are_in_pretraining_kmers():
     genome = bases(1000, 0)
     rows = [
         genome[100:160],
@@ -31,7 +31,7 @@ def test_an_item_is_inside_if_half_of_its_bases_lie_in_words_of_the_pretraining_
     assert (parts["outside pretraining"] == ~parts["inside pretraining"]).all()
 
 
-def test_the_words_are_those_of_the_training_part_of_a_run(tmp_path):
+def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
     genome = bases(4000, 4)
     letters = "".join("ACGT"[base] for base in genome)
     (tmp_path / "g.fa").write_text(f">a\n{letters}\n")

@@ -33,7 +33,7 @@ def task() -> TaskData:
     return TaskData("gc", ["poor", "rich"], rich_or_poor(120, 0), rich_or_poor(40, 1), rich_or_poor(60, 2))
 
 
-def test_features_do_not_depend_on_padding_or_on_the_strand_given(network):
+def test_features_do_not_depend_on_padding_or_strand(network):
     items = rich_or_poor(9, 3)
     both = embed(network, items, 4, both_strands=True)
     alone = np.concatenate([embed(network, items.select(torch.tensor([i])), 1, both_strands=True) for i in range(9)])
@@ -42,7 +42,7 @@ def test_features_do_not_depend_on_padding_or_on_the_strand_given(network):
     assert np.allclose(both, embed(network, other, 4, both_strands=True), atol=1e-5)
 
 
-def test_a_network_that_reads_both_strands_reads_an_item_once():
+def test_a_network_that_reads_both_strands_processes_an_item_once():
     torch.manual_seed(0)
     network, tokens = CaduceusPS(DNA.vocab, d_model=16, n_layers=2, d_state=4), []
     items = rich_or_poor(9, 3)
@@ -54,7 +54,7 @@ def test_a_network_that_reads_both_strands_reads_an_item_once():
 
 
 @pytest.mark.parametrize("kind", [LinearProbe, NearestNeighbors])
-def test_a_frozen_network_tells_composition_apart_and_is_not_changed(network, task, kind):
+def test_probes_classify_composition_without_changing_the_network(network, task, kind):
     before = copy.deepcopy(network.state_dict())
     probe = kind(lambda seed: network)
     log_probs = probe.fit_predict(task, 0)
@@ -63,7 +63,7 @@ def test_a_frozen_network_tells_composition_apart_and_is_not_changed(network, ta
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
     reads = []
     probe.fit_predict(task, 1, lambda steps, tokens: reads.append(tokens))
-    assert reads == []  # every sequence is known by then
+    assert reads == []  # all features are in memory by then
 
 
 def test_permuted_labels_give_chance(network, task):
@@ -76,7 +76,7 @@ def test_permuted_labels_give_chance(network, task):
     assert (log_probs.argmax(-1) == data.test.labels).float().mean() == pytest.approx(0.5, abs=0.12)
 
 
-def test_a_sequence_longer_than_the_network_takes_is_refused(task):
+def test_a_sequence_longer_than_max_length_is_refused(task):
     short = DiT(DNA.vocab, d_model=16, n_layers=1, n_heads=2, cond_dim=8, dropout=0.0, max_length=25)
     with pytest.raises(ValueError, match="takes at most 25"):
         LinearProbe(lambda seed: short).fit_predict(task, 0)

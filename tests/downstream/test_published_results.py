@@ -1,5 +1,8 @@
+import csv
+
 import pytest
 
+from dnadiff.config import compose
 from dnadiff.downstream.published_results import (
     SUITE_HEADER,
     num_training_sequences,
@@ -7,6 +10,7 @@ from dnadiff.downstream.published_results import (
     published_counterpart,
     published_model_of,
     suite_rows,
+    table_path,
 )
 
 
@@ -50,7 +54,7 @@ def test_the_table_of_all_tasks_has_a_row_for_each_model():
     assert rows[0][-2:] == ("Caduceus MDLM 0.823 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
 
 
-def test_with_folds_everything_is_trained_on():
+def test_with_folds_all_sequences_count_as_training():
     assert num_training_sequences(study("x")) == 55 and num_training_sequences(study("x", "kfold")) == 70
 
 
@@ -65,6 +69,20 @@ def test_with_folds_everything_is_trained_on():
         ("DiT", "MDLM", None),
     ],
 )
-def test_a_fine_tuned_network_is_held_against_its_own_kind_alone(backbone, objective, model):
+def test_a_fine_tuned_network_is_compared_with_its_published_counterpart(backbone, objective, model):
     found = published_counterpart("human_ocr_ensembl", "fine-tuned", published_model_of(backbone, objective))
     assert (found and found.model) == model
+
+
+def test_published_numbers_name_their_source_and_the_training_size_of_their_task():
+    with table_path().open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 * 9
+    for row in rows:
+        assert 0.5 < float(row["accuracy"]) < 1
+        assert row["source"]
+        settings = compose("finetune", ["checkpoint=x", f"task={row['task']}", "task.path=x"])["task"]
+        assert int(row["train"]) == settings["expected"]["train"]
+    mdlm = {row["task"]: row for row in rows if row["model"] == "Caduceus MDLM"}
+    assert (mdlm["human_nontata_promoters"]["accuracy"], mdlm["human_nontata_promoters"]["spread"]) == (".940", ".007")
+    assert float(mdlm["dummy_mouse_enhancers_ensembl"]["spread"]) == pytest.approx(0.029)

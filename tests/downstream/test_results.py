@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from dnadiff.data.cache import locked
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.baselines import KmerLogistic
+from dnadiff.downstream.finetuning import FineTunedModel
+from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
+from dnadiff.downstream.probe import NearestNeighbors
 from dnadiff.downstream.protocol import KFold, PaperSplit
 from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest
 from dnadiff.downstream.study import run_study
@@ -23,7 +28,7 @@ def data(fill: int = 7) -> TaskData:
 
 
 class Counted(TaskModel):
-    """Right on every item but the first `seed`; remembers its calls."""
+    """Correct on every item except the first `seed`; records its calls."""
 
     random = True
 
@@ -43,7 +48,7 @@ class Counted(TaskModel):
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
-def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
+def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
     first, again, other = Counted(), Counted(), Counted(setting=1)
     one = run_study(data(), {"a model": first}, [1, 2], [], results=folder)
@@ -60,7 +65,7 @@ def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
     assert sorted(p.suffix for p in (tmp_path / "toy_task").iterdir()) == [".npz"] * 4
 
 
-def test_summaries_of_several_tasks_lie_side_by_side(tmp_path):
+def test_summaries_of_several_tasks_share_one_file(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
     folder.write_summary("x", {"accuracy": 0.5})
     folder.write_summary("y", {"accuracy": 0.6})
@@ -103,7 +108,7 @@ def test_two_processes_share_the_work(tmp_path):
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
 
 
-def test_a_lock_is_held_by_one_and_freed_by_an_error(tmp_path):
+def test_a_lock_has_one_holder_and_is_released_by_an_error(tmp_path):
     path = tmp_path / "x.lock"
     with pytest.raises(RuntimeError), locked(path, wait=False) as mine:
         assert mine
@@ -127,7 +132,7 @@ def test_folds_are_pooled_into_one_result_over_all_items():
     assert np.sum(result["models"]["m"]["confusion"]) == 120
 
 
-def test_under_the_papers_protocol_every_seed_counts_also_for_a_model_without_chance():
+def test_paper_split_runs_every_seed_even_for_a_deterministic_model():
     model = Counted()
     model.random = False
     result = run_study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
@@ -135,7 +140,7 @@ def test_under_the_papers_protocol_every_seed_counts_also_for_a_model_without_ch
     assert result["models"]["m"]["metrics"]["accuracy"]["spread"] == pytest.approx(2 / 40)
 
 
-def test_what_was_found_is_kept_with_the_predictions(tmp_path):
+def test_fit_info_is_stored_with_the_predictions(tmp_path):
     model = Counted()
     model.fit_info = {"chosen": {"lr": 0.1}}
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
@@ -150,7 +155,7 @@ def hold(path: Path, ready) -> None:
         time.sleep(60)
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=hold, args=(tmp_path / "x.lock", ready))
@@ -164,7 +169,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         assert mine is True
 
 
-def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path):
+def test_a_table_with_other_columns_is_rewritten_with_all_columns(tmp_path):
     append_row(tmp_path / "t.csv", {"a": 1, "b": 2}, ("a", "b"))
     append_row(tmp_path / "t.csv", {"a": 3, "b": 4}, ("a", "b"))
     append_row(tmp_path / "t.csv", {"a": 5, "c": "x,y"}, ("a", "c"))
@@ -172,7 +177,7 @@ def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path)
     assert (tmp_path / "t.csv").read_text() == 'a,b,c\n1,2,\n3,4,\n5,,"x,y"\n,6,\n'
 
 
-def test_a_piece_that_fails_leaves_no_lock(tmp_path):
+def test_a_failed_prediction_leaves_no_lock(tmp_path):
     class Broken(Counted):
         def fit_predict(self, task, seed, report):
             raise RuntimeError("once")
@@ -183,19 +188,30 @@ def test_a_piece_that_fails_leaves_no_lock(tmp_path):
     assert not list((tmp_path / "toy_task").iterdir())
 
 
-def test_a_prediction_whose_line_was_lost_gets_it_back_once(tmp_path):
+def test_a_missing_row_is_added_once(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
     run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     path = tmp_path / "results.csv"
     whole = list(csv.DictReader(path.open()))
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last line
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last row was written
     for _ in range(2):
         run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     again = list(csv.DictReader(path.open()))
     assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
 
 
-def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
+def test_a_row_is_not_appended_to_a_truncated_line(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3")
     append_row(tmp_path / "t.csv", {"a": 5, "b": 6}, ("a", "b"))
     assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n3\n5,6\n"
+
+
+def test_digests_use_the_class_names_of_earlier_versions():
+    model = FineTunedModel(lambda seed: None, 1e-3, {"step": 7})
+    settings = {"lr": 1e-3, "weight_decay": 0.1, "warmup": 0.05, "epochs": 1, "batch_size": 32, "patience": None}
+    assert model.describe() == {"kind": "Network", "step": 7, **settings}
+    assert GridSearch([({"lr": 1e-3}, model)]).describe() == {"kind": "Grid", "candidates": [model.describe()]}
+    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {"kind": "NearestNeighbours", "step": 7}
+    assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {"kind": "KmerLogistic", "k": 3, "strengths": (1.0,)}
+    about = {"model": "m", "seed": 1, "version": "1", "protocol": "fixed", "settings": model.describe()}
+    assert compute_digest(data(), about) == "2632d6ba7b60"

@@ -17,7 +17,7 @@ def data(number: int = 100) -> TaskData:
 
 
 class Oracle(TaskModel):
-    """Right on the first `right` items; seed s is right on s more."""
+    """Correct on the first `right` items; with seed s, on s more."""
 
     def __init__(self, right: int, random: bool = True) -> None:
         self.right, self.random, self.seeds = right, random, []
@@ -49,7 +49,7 @@ def test_seeds_that_differ_widen_the_interval():
     assert accuracy_interval(rows).se > 3 * alike.se
 
 
-def test_a_model_differs_from_itself_by_exactly_nothing():
+def test_the_difference_of_a_model_from_itself_is_exactly_zero():
     rows = np.random.default_rng(0).random((1, 50)) < 0.7
     assert accuracy_interval(rows, rows)[:] == (0, 0, 0, 0)
 
@@ -64,7 +64,7 @@ def test_differences_on_the_same_items_are_paired():
     assert paired.se < accuracy_interval(rows).se
 
 
-def test_a_study_runs_every_seed_and_says_better_only_when_the_interval_excludes_zero():
+def test_a_study_runs_every_seed_and_better_means_that_the_interval_excludes_zero():
     models = {"good": Oracle(90), "fair": Oracle(60), "same": Oracle(89), "fixed": Oracle(70, random=False)}
     result = run_study(data(), models, [1, 2, 3], [("good", "fair"), ("fair", "good"), ("good", "same"), ("good", "good")])
     assert [m.seeds for m in models.values()] == [[1, 2, 3]] * 3 + [[1]]
@@ -85,7 +85,7 @@ def test_the_tables_show_each_model_and_each_difference():
     assert differences[0][3] == "better"
 
 
-def test_an_interval_of_accuracy_stays_within_what_an_accuracy_can_be():
+def test_an_interval_of_accuracy_is_clipped_to_0_and_1():
     class Nearly(Oracle):
         def fit_predict(self, task, seed, report):
             labels = task.test.labels.clone()
@@ -95,10 +95,10 @@ def test_an_interval_of_accuracy_stays_within_what_an_accuracy_can_be():
     few = run_study(data(20), {"m": Nearly(0)}, [1, 2], [])["models"]["m"]
     assert few["per_seed"] == pytest.approx([1, 0.7]) and 0 <= few["low"] < few["high"] == 1
     low, high = accuracy_interval(np.array([[True] * 20, [False] * 6 + [True] * 14]))[2:]
-    assert high > 1 > low  # what the cut is for
+    assert high > 1 > low  # hence the clipping
 
 
-def test_what_a_model_found_out_stands_in_its_report():
+def test_fit_info_is_in_the_report_of_a_model():
     model = Oracle(90)
     model.fit_info = {"sequences_per_second": 120.0, "chosen": {"lr": 0.1}}
     result = run_study(data(), {"m": model, "n": Oracle(80)}, [1, 2], [])

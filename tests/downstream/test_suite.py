@@ -9,7 +9,7 @@ from dnadiff.downstream.suite import find_sources, find_tasks
 
 
 def table(path: Path, parts: str = "", rows: int = 2) -> Path:
-    """A small table; with `parts` (letters t and e) rows of train and test."""
+    """A small table; `parts` (letters t and e) are rows of train and test."""
     words = {"t": "train", "e": "test"}
     lines = ["sequence,label,split", *(f"ACGT,a,{words[p]}" for p in parts)] if parts else ["sequence,label", *["ACGT,a"] * rows]
     text = "\n".join(lines) + "\n"
@@ -21,7 +21,7 @@ def settings(folder: Path, *names: str) -> dict:
     return {name: {"name": name, "path": str(folder / name)} for name in names}
 
 
-def test_a_table_that_is_divided_comes_before_one_that_is_not_and_the_exact_name_before_both(tmp_path):
+def test_exact_names_come_first_then_divided_tables(tmp_path):
     test_alone = table(tmp_path / "ocr.official_test.csv.gz", "e" * 400)
     sample = table(tmp_path / "ocr.sample.csv", rows=500)
     divided = table(tmp_path / "ocr.chr20.csv.gz", "te")
@@ -46,7 +46,7 @@ def test_a_table_that_cannot_be_read_comes_last(tmp_path):
     assert find_sources(tmp_path, "ocr")[0] == whole
 
 
-def test_present_tasks_get_their_path_and_the_others_are_named(tmp_path, caplog):
+def test_tasks_with_data_get_their_path_and_the_others_are_logged(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="dnadiff")
     logging.getLogger("dnadiff").propagate = True
     own = table(tmp_path / "mine.csv")
@@ -65,7 +65,7 @@ def test_present_tasks_get_their_path_and_the_others_are_named(tmp_path, caplog)
         find_tasks(settings(tmp_path, "x", "y"))
 
 
-def test_without_a_path_the_tasks_lie_where_the_benchmarks_own_package_puts_them():
+def test_the_default_path_is_the_download_folder_of_the_benchmark_package():
     one = compose("finetune", ["checkpoint=x", "task=human_ocr_ensembl"])["task"]
     every = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks"])["task"]["tasks"]
     assert len(every) == 9 and one["path"] == every["human_ocr_ensembl"]["path"] == "~/.genomic_benchmarks/human_ocr_ensembl"
@@ -77,7 +77,7 @@ def test_a_human_genome_is_not_read_for_the_tasks_of_other_species():
     assert tasks["dummy_mouse_enhancers_ensembl"]["genome"] is None
 
 
-def test_all_tasks_at_hand_are_found(shared_data):
+def test_all_available_tasks_are_found(shared_data):
     tasks = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks", f"task.path={shared_data / 'benchmarks/genomic_benchmarks'}"])
     found = {name: Path(task["path"]).name for name, task in find_tasks(tasks["task"]["tasks"]).items()}
     assert found["human_nontata_promoters"] == "human_nontata_promoters.chr20.csv.gz"

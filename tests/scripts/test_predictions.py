@@ -16,7 +16,7 @@ def data() -> TaskData:
 
 
 class Right(TaskModel):
-    """Right on all but the first `seed` items."""
+    """Correct on all except the first `seed` items."""
 
     random, fit_info = True, {"chosen": "this"}
 
@@ -28,7 +28,7 @@ class Right(TaskModel):
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
-def test_what_is_finished_is_compared_whoever_finished_it(tmp_path):
+def test_finished_predictions_are_compared(tmp_path):
     kept = Predictions(tmp_path)
     for name, seeds in (("good", (1, 2)), ("bad, worse", (20,))):
         for seed in seeds:
@@ -47,6 +47,6 @@ def test_what_is_finished_is_compared_whoever_finished_it(tmp_path):
     assert result["models"]["good"]["subsets"]["none"] == {"items": 0, "accuracy": None, "low": None, "high": None}
 
 
-def test_a_task_is_read_as_the_command_line_would():
+def test_a_task_is_read_as_by_the_command_line():
     task, how = task_data(["task=ecoli_coding", "task.max_train=20", "task.protocol=paper"], DNATokenizer())
     assert task.counts()["train"] == {"coding": 20, "noncoding": 20} and isinstance(how, PaperSplit)
