@@ -138,17 +138,7 @@ def read_task(task: Config, loaded: Loaded, layer: int | None) -> tuple[TaskData
 def run_task(
     config: Config, data: TaskData, protocol: FixedSplit, loaded: Loaded, overrides: Sequence[str], folder: Path, kmers: KmerSet | None
 ) -> dict[str, Json]:
-    """Compare all models on one task.
-
-    Args:
-        config: of the command.
-        data: the task.
-        protocol: which items a seed trains on.
-        loaded: the trained network.
-        overrides: the command line, for the provenance.
-        folder: where finished predictions are stored.
-        kmers: of the pretraining data, for the accuracy inside and outside of it; None: not reported.
-    """
+    """Compare all models on one task; with `kmers` of the pretraining data, also on the items inside and outside of it."""
     from dnadiff import __version__
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
     from dnadiff.downstream.results import ResultsFolder

@@ -34,15 +34,12 @@ class Estimator(Protocol):
 
     def fit(self, X: Features, y: np.ndarray) -> Self:
         """Fit to features (S, F) and class numbers (S,)."""
-        ...
 
     def score(self, X: Features, y: np.ndarray) -> float:
         """Accuracy."""
-        ...
 
     def predict_proba(self, X: Features) -> np.ndarray:
         """Probabilities of `classes_`."""
-        ...
 
 
 class SklearnModel(TaskModel):

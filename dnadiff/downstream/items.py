@@ -110,7 +110,6 @@ class Task(Protocol):
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
         """Read, check and encode; a one-line ValueError or FileNotFoundError for bad input."""
-        ...
 
 
 class ItemBatch(NamedTuple):

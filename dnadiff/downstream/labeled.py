@@ -223,9 +223,7 @@ class LabeledTask(ABC):
         self.valid_fraction = checks.fraction("task.valid_fraction", valid_fraction, inclusive=False)
 
     # The other attributes decide what `read` returns, and are part of the cache key.
-    _of_division = frozenset(
-        ("name", "stranded", "max_length", "seed", "protocol", "test_fraction", "valid_fraction", "cluster_word", "redivide", "expected")
-    )
+    _of_division = frozenset(LabeledTaskSettings.__annotations__) | {"name"}
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
