@@ -11,14 +11,14 @@ from dnadiff import commands, finetune
 from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.downstream.protocol import named
+from dnadiff.downstream.protocol import build_protocol
 
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
 
 
 def checkpoint(path: Path, tokenizer, network: tuple[str, ...] = DIT) -> str:
-    """An untrained network as a training run would have saved it."""
+    """A checkpoint of an untrained network, as a training run would save it."""
     config = compose("train", [*network, "data.length=40"])
     torch.manual_seed(0)
     denoiser, _ = build_denoiser(config, tokenizer)
@@ -48,7 +48,7 @@ def call(tmp_path: Path, *overrides: str) -> Path:
     return run_dir
 
 
-def test_a_table_goes_in_and_a_comparison_comes_out(tmp_path, table, capsys):
+def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     overrides = [
         f"checkpoint={run}",
@@ -90,7 +90,7 @@ def refusal(tmp_path: Path, capsys, *overrides: str) -> str:
     return lines[-1]
 
 
-def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, table, capsys):
+def test_bad_input_gets_a_one_line_error_and_leaves_no_run_folder(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     text = f"checkpoint={checkpoint(tmp_path / 'text.ckpt', CharTokenizer('abc'))}"
     csv_task = ["task=csv", f"task.path={table}"]
@@ -105,7 +105,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, table, capsys):
     assert "seeds 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")
 
 
-def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, table, capsys):
+def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table, capsys):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     overrides = [
         f"checkpoint={run}",
@@ -124,7 +124,7 @@ def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, ta
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBOURS} <= set(result["models"])
+    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBORS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 2 for m in result["models"].values())
     assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
     pairs = [(finetune.PROBE, finetune.RANDOM_PROBE), (finetune.PROBE, "2-mer logistic regression")]
@@ -138,7 +138,7 @@ def test_folds_baselines_and_probes_stand_in_one_table_and_are_kept(tmp_path, ta
     assert again["models"]["GC alone"]["per_seed"] == result["models"]["GC alone"]["per_seed"]
 
 
-def test_a_suite_runs_the_tasks_that_are_there(tmp_path, table, capsys):
+def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     random = np.random.default_rng(1)
     for part, count in (("train", 30), ("test", 8)):
@@ -156,11 +156,11 @@ def test_a_suite_runs_the_tasks_that_are_there(tmp_path, table, capsys):
     assert (one["task"]["protocol"], one["task"]["tested"]) == ("paper", 16)
     assert one["notes"]["differs_from_the_known_counts"]["test"] == {"found": 16, "known": 34952}
     printed = capsys.readouterr().out
-    assert "all tasks; a published number rests on the training sequences in brackets" in printed
+    assert "all tasks; a published number used the training sequences in parentheses" in printed
     assert (run_dir / "report.html").is_file() and (run_dir / "results" / "results.csv").is_file()
 
 
-def test_validation_chooses_rate_and_batch_size_and_the_layer_is_cut(tmp_path, table):
+def test_validation_chooses_rate_and_batch_size_with_the_first_layer_only(tmp_path, table):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     overrides = [f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=2", "scratch=false", "layer=1"]
     run_dir = call(tmp_path, *overrides, "lr=[1e-7,2e-2]", "batch_size=[16,64]", "epochs=2", "pretraining_overlap=true")
@@ -173,26 +173,26 @@ def test_validation_chooses_rate_and_batch_size_and_the_layer_is_cut(tmp_path, t
     assert (run_dir / "results" / "table").is_dir()
 
 
-def test_a_bad_rate_or_layer_gets_one_line(tmp_path, table, capsys):
+def test_a_bad_rate_or_layer_gets_a_one_line_error(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     csv_task = ["task=csv", f"task.path={table}", "kmer=2"]
     assert "lr 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
-    assert "need at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
+    assert "lr_scratch is an empty list; give at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
     assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
     assert "batch_size 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
 
 
-def test_settings_of_the_wrong_kind_get_one_line_before_anything_is_read(tmp_path, table, capsys):
+def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path, table, capsys):
     start = ["checkpoint=nowhere", "task=csv", f"task.path={table}"]
     for setting, message in (
-        ("weight_decay=abc", "weight_decay 'abc' must be a number, 0 or more"),
-        ("weight_decay=-1", "weight_decay -1 must be"),
-        ("warmup=2", "warmup 2 must be a share"),
-        ("warmup=abc", "warmup 'abc' must be a share"),
+        ("weight_decay=abc", "weight_decay 'abc' must be a finite number"),
+        ("weight_decay=-1", "weight_decay -1 must be a number of at least 0"),
+        ("warmup=2", "warmup 2 must be a number from 0 to 1"),
+        ("warmup=abc", "warmup 'abc' must be a number from 0 to 1"),
         ("lr=inf", "lr inf must be a number above 0"),
         ("probe=maybe", "probe=maybe is neither true nor false"),
         ("overwrite=2", "overwrite 2 must be true or false"),
-        ("output=[a]", "output ['a'] must be a path"),
+        ("output=[a]", "output ['a'] must be a name"),
         (f"results={table}", "is a file; name a folder"),
         ("trust=5", "trust 5 must be a list of packages"),
         ("accelerator=quantum", "accelerator 'quantum' is not known"),
@@ -202,7 +202,7 @@ def test_settings_of_the_wrong_kind_get_one_line_before_anything_is_read(tmp_pat
     assert "baselines.x is 5; give it a _target_" in refusal(tmp_path, capsys, run, *start[1:], "+baselines.x=5")
 
 
-def test_a_suite_reads_tables_and_leaves_out_what_it_cannot_use(tmp_path, capsys):
+def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
     run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
     folder.mkdir()
     rows = [("".join(random.choice(list("ACGT"), 30)), "ab"[i % 2], "test" if i % 3 else "train") for i in range(90)]
@@ -224,11 +224,11 @@ def test_a_suite_reads_tables_and_leaves_out_what_it_cannot_use(tmp_path, capsys
     assert "takes at most 40" in capsys.readouterr().err
 
 
-def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
+def test_trained_baselines_use_the_accelerator_of_the_command(tmp_path):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "baselines=all", "accelerator=cpu"])
     finetune.check_settings(config)
-    models = finetune.contenders(config, loaded, named("fixed", 4))
+    models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
     assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}
 
 
@@ -242,22 +242,22 @@ def test_baselines_that_are_trained_run_where_the_command_says(tmp_path):
         (DIT, None, None),
     ],
 )
-def test_a_checkpoint_is_held_against_a_published_one_of_its_kind(tmp_path, network, layer, model):
+def test_a_checkpoint_has_the_published_counterpart_of_its_kind(tmp_path, network, layer, model):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-    assert finetune.held_against({"layer": layer}, loaded) == model
+    assert finetune.published_counterpart(loaded, layer) == model
 
 
-def test_the_result_says_what_it_is_held_against(tmp_path, table):
+def test_the_result_names_the_published_counterpart(tmp_path, table):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
     run_dir = call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
     assert json.loads((run_dir / "finetune.json").read_text())["counterpart"] == "Caduceus MDLM"
 
 
-def test_kept_predictions_know_how_a_network_merges_the_strands(tmp_path):
+def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "probe=true"])
     finetune.check_settings(config)
     for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-        models = finetune.contenders(config, loaded, named("fixed", 4))
+        models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
         for name in (finetune.FINE_TUNED, finetune.SCRATCH, finetune.PROBE, finetune.RANDOM_PROBE):
             assert ("strands" in models[name].describe()) == merges

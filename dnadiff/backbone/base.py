@@ -54,6 +54,11 @@ class Backbone(nn.Module, ABC):
         self.takes_sigma = takes_sigma
         self.num_labels = num_labels
 
+    @property
+    def trunk(self) -> nn.ModuleList | None:
+        """The layers in the order in which they run, shared by reference; None for a network that is not a list of layers."""
+        return None
+
     @abstractmethod
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """What the network knows at each position, normalised and ready for `head`.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import Condition, Modulation, modulate
@@ -102,6 +103,11 @@ class MambaBackbone(Backbone):
                     parameter /= math.sqrt(n_layers)
         for layer in self.layers if compile else ():
             layer.compile()
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.layers
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; None leaves the network as it is without noise level or labels."""

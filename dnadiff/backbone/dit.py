@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import SigmaMap, modulate
@@ -128,6 +129,11 @@ class DiT(Backbone):
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
         for block in self.blocks if compile else ():
             block.compile()
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.blocks
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; None stands for sigma = 0, as MDLM's network is told without time conditioning."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.layers import LayerNorm, widened
@@ -74,6 +75,11 @@ class GPT2(Backbone):
         self.wte, self.wpe = nn.Embedding(rows, d_model), nn.Embedding(max_length, d_model)
         self.blocks = nn.ModuleList(GPT2Block(d_model, n_heads, inner or 4 * d_model, eps) for _ in range(n_layers))
         self.ln_f = LayerNorm(d_model, eps, bias=True)
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.blocks
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; padding must lie at the end of a sequence, where nothing before it sees it."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone, State
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated, widened
@@ -108,6 +109,11 @@ class Transformer(Backbone):
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * len(self.blocks)) if into_stream else 1))
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.blocks
 
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         """See `Backbone.features`; this network has neither a time input nor labels."""

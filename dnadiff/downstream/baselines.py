@@ -1,79 +1,99 @@
-"""What a network has to beat: length, composition and word counts, under models from scikit-learn.
+"""Baselines on length, base composition and k-mer counts, with scikit-learn models.
 
-Like `classifier.Network`, a baseline is called with a task and a seed and gives log-probabilities of the test items. Configured
-ones (`configs/baselines/`) are called with a tokenizer first.
+Those configured in `configs/baselines/` are called with a tokenizer first.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from dnadiff.config import Json
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.base import TransformerMixin
 
-class Fitted(ABC):
-    """Features of a sequence under a model of scikit-learn whose one setting is chosen on the validation items.
+    Features: TypeAlias = "np.ndarray | csr_matrix"  # (S, F)
+
+
+class Estimator(Protocol):
+    """A classifier of scikit-learn that predicts probabilities."""
+
+    classes_: np.ndarray
+
+    def fit(self, X: Features, y: np.ndarray) -> Self:
+        """Fit to features (S, F) and class numbers (S,)."""
+
+    def score(self, X: Features, y: np.ndarray) -> float:
+        """Accuracy."""
+
+    def predict_proba(self, X: Features) -> np.ndarray:
+        """Probabilities of `classes_`."""
+
+
+class SklearnModel(TaskModel):
+    """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
+
+    `fit_info` records the validation accuracy of every setting and the chosen one.
 
     Args:
-        tokenizer: knows which base a token id is.
-
-    Attributes:
-        found: of the last call: accuracy on the validation items of every setting, and which was chosen.
+        tokenizer: maps token ids to bases.
     """
 
     random = False
+    not_settings = frozenset(("bases", "fit_info"))
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.bases, self.found = tokenizer.bases, {}
+    def __init__(self, tokenizer: DNATokenizer) -> None:
+        self.bases = tokenizer.bases
 
     @abstractmethod
-    def features(self, items: Items, stranded: bool) -> Any:
+    def features(self, items: Items, stranded: bool) -> Features:
         """(S, F), dense or sparse."""
 
     @abstractmethod
-    def candidates(self) -> Mapping[str, Any]:
-        """Unfitted models under their setting, of which the most accurate on the validation items is taken; the first among equals."""
+    def candidates(self) -> Mapping[str, Estimator]:
+        """Unfitted models by the name of their setting. The one with the best validation accuracy is used; the first one in a tie."""
 
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, besides the task."""
-        return {"kind": type(self).__name__, **{key: value for key, value in vars(self).items() if key not in ("bases", "found")}}
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | {key: value for key, value in vars(self).items() if key not in self.not_settings}
 
-    def num_steps(self, data: TaskData) -> int:
-        """None that are worth counting."""
-        return 0
-
-    def __call__(self, data: TaskData, seed: int = 0, report: Callable[..., None] | None = None) -> Tensor:
-        """Log-probabilities of the test items, (S, C)."""
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         train, valid, test = (self.features(items, data.stranded) for items in (data.train, data.valid, data.test))
-        best, self.found = most_accurate(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
-        return log_probs_of(best, test, len(data.classes))
+        best, self.fit_info = select_by_validation(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        return predict_log_proba(best, test, len(data.classes))
 
 
-def most_accurate(
-    candidates: Mapping[str, Any], train: Any, labels: np.ndarray, valid: Any, valid_labels: np.ndarray
-) -> tuple[Any, dict[str, Any]]:
-    """Fit every candidate; the one that is most often right on the validation items (the first among equals), and how often each was."""
+def select_by_validation(
+    candidates: Mapping[str, Estimator], train: Features, labels: np.ndarray, valid: Features, valid_labels: np.ndarray
+) -> tuple[Estimator, dict[str, Json]]:
+    """Fit every candidate; the one with the best validation accuracy (the first one in a tie), and what was tried."""
     models = {name: model.fit(train, labels) for name, model in candidates.items()}
     tried = {name: float(model.score(valid, valid_labels)) for name, model in models.items()}
     best = max(tried, key=lambda name: tried[name])
     return models[best], {"tried": tried, "chosen": best, "valid_accuracy": tried[best]}
 
 
-def log_probs_of(model: Any, features: Any, num_classes: int) -> Tensor:
-    """Log-probabilities (S, C) of a fitted model; classes that it has not seen get almost none."""
-    found = np.full((features.shape[0], num_classes), 1e-12)
-    found[:, model.classes_] = np.maximum(model.predict_proba(features), 1e-12)
-    return torch.from_numpy(np.log(found / found.sum(1, keepdims=True)))
+def predict_log_proba(model: Estimator, features: Features, num_classes: int) -> Tensor:
+    """Log-probabilities (S, C) of a fitted model; a class without training items gets a probability close to 0."""
+    probs = np.full((features.shape[0], num_classes), 1e-12)
+    probs[:, model.classes_] = np.maximum(model.predict_proba(features), 1e-12)
+    return torch.from_numpy(np.log(probs / probs.sum(1, keepdims=True)))
 
 
-def logistic(scaler: Any, strengths: Sequence[float]) -> dict[str, Any]:
+def logistic_regressions(scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, Estimator]:
     """Logistic regressions on scaled features, one for each value of scikit-learn's C."""
     from sklearn.base import clone
     from sklearn.linear_model import LogisticRegression
@@ -82,111 +102,105 @@ def logistic(scaler: Any, strengths: Sequence[float]) -> dict[str, Any]:
     return {f"C = {strength:g}": make_pipeline(clone(scaler), LogisticRegression(C=strength, max_iter=1000)) for strength in strengths}
 
 
-class KmerLogistic(Fitted):
-    """Logistic regression on the square roots of the frequencies of words of k bases.
+class KmerLogistic(SklearnModel):
+    """Logistic regression on the square roots of k-mer frequencies.
 
-    Unless the task is stranded a word and its reverse complement are one feature. The square root keeps words that occur
-    twice from outweighing the many that occur once. The strength of the penalty is chosen on the validation items.
+    Unless the task is stranded, a k-mer and its reverse complement are one feature. The square root keeps k-mers that occur twice
+    from outweighing the many that occur once.
 
     Args:
-        tokenizer: see `Fitted`.
-        k: length of a word.
+        tokenizer: see `SklearnModel`.
+        k: bases in a k-mer.
         strengths: values of scikit-learn's C to choose from; the larger, the weaker the penalty.
     """
 
-    def __init__(self, tokenizer: Any, k: int = 6, strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)) -> None:
+    def __init__(self, tokenizer: DNATokenizer, k: int = 6, strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)) -> None:
         super().__init__(tokenizer)
         self.k, self.strengths = k, tuple(strengths)
 
-    def features(self, items: Items, stranded: bool) -> Any:
-        """Sparse (S, 4**k), the square roots of counts."""
+    @override
+    def features(self, items: Items, stranded: bool) -> csr_matrix:
         return kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded).sqrt()
 
-    def candidates(self) -> dict[str, Any]:
-        """See `Fitted`."""
+    @override
+    def candidates(self) -> dict[str, Estimator]:
         from sklearn.preprocessing import Normalizer
 
-        return logistic(Normalizer(), self.strengths)
+        return logistic_regressions(Normalizer(), self.strengths)
 
 
-class KmerBoosting(Fitted):
-    """Gradient boosting on the frequencies of words of k bases; stops by the validation items.
-
-    Args:
-        tokenizer: see `Fitted`.
-        k: length of a word.
-        rounds: numbers of trees for each class to choose from.
-        rate: learning rate.
-    """
-
-    def __init__(self, tokenizer: Any, k: int = 4, rounds: Sequence[int] = (50, 100, 200), rate: float = 0.1) -> None:
-        super().__init__(tokenizer)
-        self.k, self.rounds, self.rate = k, tuple(rounds), rate
-
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
-        """Dense (S, F) float32, shares of all words; with both strands only one word of each pair."""
-        counts = kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded)
-        if not stranded:
-            words = np.arange(4**self.k, dtype=np.uint64)
-            counts = counts[:, np.flatnonzero(words <= reverse_complement_codes(words, self.k))]
-        dense = counts.toarray().astype(np.float32)
-        return dense / np.maximum(dense.sum(1, keepdims=True), 1)
-
-    def candidates(self) -> dict[str, Any]:
-        """See `Fitted`."""
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        return {
-            f"{number} trees": HistGradientBoostingClassifier(
-                max_iter=number, learning_rate=self.rate, early_stopping=False, random_state=0
-            )
-            for number in self.rounds
-        }
-
-
-class LengthAlone(Fitted):
-    """How far the length of a sequence gives its class away: boosted trees on this one number."""
-
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
-        """(S, 1) bases."""
-        return items.lengths.numpy()[:, None].astype(np.float32)
-
-    def candidates(self) -> dict[str, Any]:
-        """See `Fitted`."""
-        return _small_trees()
-
-
-class GCAlone(Fitted):
-    """How far the share of G and C gives the class away: boosted trees on this one number."""
-
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
-        """(S, 1), G and C among the known bases; 0.5 where none is known."""
-        bases = np.where(np.arange(items.ids.shape[1]) < items.lengths.numpy()[:, None], self.bases(items.ids.numpy()), UNKNOWN)
-        known, strong = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
-        return np.where(known > 0, strong / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
-
-    def candidates(self) -> dict[str, Any]:
-        """See `Fitted`."""
-        return _small_trees()
-
-
-def _small_trees() -> dict[str, Any]:
+def gradient_boosting(num_trees: Sequence[int], **settings: float) -> dict[str, Estimator]:
+    """Gradient boosting without early stopping, one for each number of trees per class."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return {
-        f"{number} trees": HistGradientBoostingClassifier(max_iter=number, max_leaf_nodes=7, early_stopping=False, random_state=0)
-        for number in (10, 30, 100)
+        f"{number} trees": HistGradientBoostingClassifier(max_iter=number, early_stopping=False, random_state=0, **settings)
+        for number in num_trees
     }
 
 
-def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> Any:
-    """How often each word occurs in each row.
+class KmerBoosting(SklearnModel):
+    """Gradient boosting on k-mer frequencies.
 
     Args:
-        bases: (S, L) uint8: A, C, G, T as 0..3, all else 4.
-        lengths: (S,); what follows in a row is not read.
-        k: length of a word.
-        both_strands: count a word and its reverse complement together, under the smaller code.
+        tokenizer: see `SklearnModel`.
+        k: bases in a k-mer.
+        rounds: numbers of trees per class to choose from.
+        rate: learning rate.
+    """
+
+    def __init__(self, tokenizer: DNATokenizer, k: int = 4, rounds: Sequence[int] = (50, 100, 200), rate: float = 0.1) -> None:
+        super().__init__(tokenizer)
+        self.k, self.rounds, self.rate = k, tuple(rounds), rate
+
+    @override
+    def features(self, items: Items, stranded: bool) -> np.ndarray:
+        counts = kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded)
+        if not stranded:
+            kmers = np.arange(4**self.k, dtype=np.uint64)
+            counts = counts[:, np.flatnonzero(kmers <= reverse_complement_codes(kmers, self.k))]
+        dense = counts.toarray().astype(np.float32)
+        return dense / np.maximum(dense.sum(1, keepdims=True), 1)
+
+    @override
+    def candidates(self) -> dict[str, Estimator]:
+        return gradient_boosting(self.rounds, learning_rate=self.rate)
+
+
+class LengthAlone(SklearnModel):
+    """Gradient boosting on the length of the sequence alone: how much the length reveals about the class."""
+
+    @override
+    def features(self, items: Items, stranded: bool) -> np.ndarray:
+        return items.lengths.numpy()[:, None].astype(np.float32)
+
+    @override
+    def candidates(self) -> dict[str, Estimator]:
+        return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
+
+
+class GCAlone(SklearnModel):
+    """Gradient boosting on the GC content alone; it is 0.5 for a sequence without a known base."""
+
+    @override
+    def features(self, items: Items, stranded: bool) -> np.ndarray:
+        bases = np.where(np.arange(items.ids.shape[1]) < items.lengths.numpy()[:, None], self.bases(items.ids.numpy()), UNKNOWN)
+        known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
+        return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
+
+    @override
+    def candidates(self) -> dict[str, Estimator]:
+        return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
+
+
+def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:
+    """How often each k-mer occurs in each row.
+
+    Args:
+        bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
+        lengths: (S,); the rest of a row is ignored.
+        k: bases in a k-mer.
+        both_strands: count a k-mer and its reverse complement together, under the smaller code.
 
     Returns:
         A SciPy sparse matrix (S, 4**k) float64.
@@ -194,11 +208,11 @@ def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bo
     from scipy.sparse import csr_matrix
 
     rows, length = bases.shape
-    # An unknown base behind every row: no word crosses from one row into the next.
+    # An unknown base after every row: no k-mer spans two rows.
     flat = np.full((rows, length + 1), UNKNOWN, np.uint8)
     flat[:, :-1] = np.where(np.arange(length) < lengths[:, None], bases, UNKNOWN)
-    words, known = codes(flat.ravel(), k)
+    kmers, known = codes(flat.ravel(), k)
     if both_strands:
-        words = np.minimum(words, reverse_complement_codes(words, k))
-    place = np.flatnonzero(known)
-    return csr_matrix((np.ones(len(place)), (place // (length + 1), words[place].astype(np.int64))), shape=(rows, 4**k))
+        kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
+    start = np.flatnonzero(known)
+    return csr_matrix((np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))), shape=(rows, 4**k))

@@ -1,58 +1,62 @@
-"""A task of Genomic Benchmarks, whichever of its published forms lies at the path."""
+"""A task of Genomic Benchmarks in any of its published formats."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from typing_extensions import Unpack, override
+
+from dnadiff.checks import boolean
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import METADATA, IntervalTask
-from dnadiff.downstream.labelled import Labelled, LabelledTask
-from dnadiff.downstream.settings import flag
-from dnadiff.downstream.table import CsvTask, header_of, tables_in
+from dnadiff.downstream.labeled import LabeledSequences, LabeledTask, LabeledTaskSettings
+from dnadiff.downstream.table import CsvTask, find_tables, read_header
 
 SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
 
 
-class GenomicBenchmark(LabelledTask):
-    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables (also the Hub's parquet files).
+class GenomicBenchmark(LabeledTask):
+    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables (including the Hub's parquet files).
 
     Args:
         path: folder or table.
+        name: of the task.
         genome: FASTA file of the assembly; needed for intervals alone.
         skip_missing: see `IntervalTask`.
-        name: of the task.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
-    def __init__(self, path: str, name: str, genome: str | None = None, skip_missing: bool = False, **settings: Any) -> None:
-        self.path, self.genome, self.skip_missing = str(path), genome, flag("skip_missing", skip_missing)
+    def __init__(
+        self, path: str, name: str, genome: str | None = None, skip_missing: bool = False, **settings: Unpack[LabeledTaskSettings]
+    ) -> None:
+        self.path, self.genome, self.skip_missing = str(path), genome, boolean("task.skip_missing", skip_missing)
         super().__init__(name, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`."""
+    @override
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         return self.reader().read(tokenizer)
 
+    @override
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
         return self.reader().sources()
 
-    def reader(self) -> LabelledTask:
-        """The reader of what lies at `path`.
+    def reader(self) -> LabeledTask:
+        """The reader for the format of `path`.
 
         Raises:
-            FileNotFoundError: if nothing does.
-            ValueError: if intervals came without a genome, or a table has no fitting column.
+            FileNotFoundError: if there is nothing at `path`.
+            ValueError: if there are intervals without a genome, or a table without a matching column.
         """
-        there = Path(self.path).expanduser()
-        if (there / METADATA).is_file():
+        path = Path(self.path).expanduser()
+        if (path / METADATA).is_file():
             if self.genome is None:
                 raise ValueError(f"{self.path} holds intervals; set task.genome to the FASTA file of their assembly")
             return IntervalTask(self.path, self.genome, skip_missing=self.skip_missing)
-        if any((there / part).is_dir() for part in ("train", "test")):
+        if any((path / part).is_dir() for part in ("train", "test")):
             return FolderTask(self.path)
-        if not there.exists():
+        if not path.exists():
             raise FileNotFoundError(f"{self.path} does not exist; set task.path to the downloaded folder of {self.name}, or to a table")
-        header = header_of(tables_in(self.path)[0][0] if there.is_dir() else self.path)
+        header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
         sequence, label, split = (next((name for name in names if name in header), None) for names in (SEQUENCE, LABEL, SPLIT))
-        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1], None if there.is_dir() else split)
+        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1], None if path.is_dir() else split)

@@ -1,4 +1,4 @@
-"""A network under a linear classifier: it reads the clean sequence, and the mean of its features goes to a linear layer."""
+"""Sequence classifiers: a network encodes the unmasked sequence, and a linear layer maps the mean of its features to logits."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
-from dnadiff.downstream.items import ItemBatch, Items, TaskData, batch
+from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.vocab import Vocab
 
 
-def merges_strands(backbone: Backbone, stranded: bool) -> bool:
-    """Whether `pooled` gives the same for either strand: the network reads both, and the strand says nothing."""
+def is_strand_invariant(backbone: Backbone, stranded: bool) -> bool:
+    """Whether `pool_features` is the same for a sequence and its reverse complement."""
     return backbone.reads_both_strands and not stranded
 
 
 def pooled_width(backbone: Backbone, stranded: bool) -> int:
-    """Numbers that `pooled` gives of a sequence."""
-    return backbone.d_model // 2 if merges_strands(backbone, stranded) else backbone.d_model
+    """The number of features per sequence that `pool_features` returns."""
+    return backbone.d_model // 2 if is_strand_invariant(backbone, stranded) else backbone.d_model
 
 
-def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
-    """Mean of the features of `ids (B, L)` over the positions in `valid (B, L)`: (B, D) float32.
+def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
+    """Mean of the features over the valid positions.
 
-    Where the strand says nothing (`stranded=False`) a network that reads both gives what is the same for either: (B, D/2).
+    Args:
+        backbone: the network.
+        ids: (B, L) token ids.
+        valid: (B, L) bool, False on padding; None if there is none.
+        stranded: whether the class depends on the strand. If not, the features of a network that reads both strands are averaged
+            over the strands.
+
+    Returns:
+        (B, D) float32, or (B, D/2) if averaged over the strands.
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
-    if merges_strands(backbone, stranded):
+    if is_strand_invariant(backbone, stranded):
         features = rc.invariant(features)
     if valid is not None:
         features = torch.where(valid[..., None], features, 0.0)
@@ -38,12 +47,12 @@ def pooled(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, strande
 
 
 class SequenceClassifier(nn.Module, ABC):
-    """Token ids in, logits of classes out.
+    """Maps token ids to class logits.
 
     Attributes:
         vocab: the alphabet.
         num_classes: C.
-        invariant: whether either strand of a sequence gives the same logits.
+        invariant: whether a sequence and its reverse complement have the same logits.
     """
 
     vocab: Vocab
@@ -56,21 +65,23 @@ class SequenceClassifier(nn.Module, ABC):
 
     @torch.no_grad()
     def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
-        """Log-probabilities of the classes in evaluation mode: (S, C) on the CPU, normalised.
+        """Log-probabilities of the classes in evaluation mode.
 
         Args:
             items: sequences of one or more tokens.
-            batch_size: items at once, grouped by length.
-            both_strands: average the log-probabilities of the two strands; an invariant network reads one of them.
+            batch_size: items per batch; items of similar length are batched together.
+            both_strands: average the log-probabilities of the two strands. An invariant network reads only one of them.
+
+        Returns:
+            (S, C) on the CPU, normalized.
         """
-        training, device, vocab = self.training, next(self.parameters()).device, self.vocab
+        training, device = self.training, next(self.parameters()).device
         self.eval()
         result = torch.empty(len(items), self.num_classes)
-        for index in items.lengths.argsort(stable=True).split(batch_size):
-            strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not self.invariant else [None]
+        for index, strands in strand_batches(items, batch_size, self.vocab, both_strands and not self.invariant):
             total = torch.zeros(len(index), self.num_classes)
-            for reverse in strands:
-                ids, valid, _ = moved(batch(items, index, vocab, reverse), device)
+            for batch in strands:
+                ids, valid, _ = batch.to(device)
                 total += self(ids, valid).log_softmax(-1).cpu()
             result[index] = (total / len(strands)).log_softmax(-1)
         self.train(training)
@@ -78,56 +89,50 @@ class SequenceClassifier(nn.Module, ABC):
 
 
 class Classifier(SequenceClassifier):
-    """features of the clean sequence -> mean over valid positions -> linear layer.
+    """Features of the unmasked sequence -> mean over valid positions -> linear layer.
 
     Args:
-        backbone: the network; told no noise level.
+        backbone: the network; it runs without a noise level.
         num_classes: C.
-        stranded: whether the strand says something; if not, a network that reads both becomes invariant.
+        stranded: whether the class depends on the strand. If not, a network that reads both strands becomes strand-invariant.
     """
 
     def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:
         super().__init__()
         self.backbone, self.vocab, self.num_classes, self.stranded = backbone, backbone.vocab, num_classes, stranded
-        self.invariant = merges_strands(backbone, stranded)
+        self.invariant = is_strand_invariant(backbone, stranded)
         self.head = nn.Linear(pooled_width(backbone, stranded), num_classes)
 
+    @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """See `SequenceClassifier`."""
-        return self.head(pooled(self.backbone, ids, valid, self.stranded))
+        return self.head(pool_features(self.backbone, ids, valid, self.stranded))
 
 
-def first_layers(backbone: Backbone, number: int | None) -> Backbone:
-    """The network cut off after its first `number` layers, in place; the final norm follows them. None cuts nothing.
+def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
+    """Remove all layers after the first `num_layers`, in place; the final norm stays. None keeps all.
 
     Raises:
-        ValueError: if it has fewer layers, or no list of layers.
+        ValueError: if the network has fewer layers, or no list of layers.
     """
-    if number is None:
+    if num_layers is None:
         return backbone
-    name = next((name for name in ("layers", "blocks") if isinstance(getattr(backbone, name, None), nn.ModuleList)), None)
-    if name is None:
+    if backbone.trunk is None:
         raise ValueError(f"a {type(backbone).__name__} has no list of layers to cut; leave layer at null")
-    layers = getattr(backbone, name)
-    if not 0 < number <= len(layers):
-        raise ValueError(f"layer {number} is not one of this network's {len(layers)}; set layer to 1..{len(layers)}, or to null for all")
-    setattr(backbone, name, layers[:number])
+    total = len(backbone.trunk)
+    if not 0 < num_layers <= total:
+        raise ValueError(f"layer {num_layers} is not one of this network's {total}; set layer to 1..{total}, or to null for all")
+    del backbone.trunk[num_layers:]
     return backbone
 
 
 def check_length(backbone: Backbone, data: TaskData) -> None:
-    """Refuse a task with a sequence that the network does not take, rather than cut it.
+    """Refuse a task with a sequence longer than the network accepts; nothing is truncated silently.
 
     Raises:
-        ValueError: if there is one.
+        ValueError: if there is such a sequence.
     """
     if backbone.max_length is not None and data.max_length > backbone.max_length:
         raise ValueError(
             f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "
             "use a checkpoint trained with a larger data.length, or shorter sequences"
         )
-
-
-def moved(batch: ItemBatch, device: torch.device) -> ItemBatch:
-    """The batch on a device."""
-    return ItemBatch(*(None if x is None else x.to(device) for x in batch))

@@ -1,20 +1,21 @@
-"""The convolutional network that Genomic Benchmarks publishes as its baseline, trained properly.
+"""The convolutional baseline that Genomic Benchmarks publishes, trained on logits.
 
-Gresova et al. 2023 (doi 10.1186/s12863-023-01123-8); the layers are those of its repository, `models/torch.py` at commit 001db97.
-Two things differ: the published network applies a sigmoid and then a loss that applies it again, so that no prediction can be
-sure; and it has one output, so that it cannot tell three classes apart.
+Gresova et al. 2023 (doi 10.1186/s12863-023-01123-8); the layers are those of `models/torch.py` in its repository at commit 001db97.
+There are two differences. The published network applies a sigmoid before a loss that applies it again, which keeps its predictions
+away from 0 and 1. And it has one output, so it cannot distinguish three classes.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack, override
 
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import Trained
+from dnadiff.downstream.finetuning import TrainedModel, TrainingSettings
 from dnadiff.downstream.items import TaskData
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -23,17 +24,17 @@ _KERNEL, _CHANNELS, _EMBEDDING, _HIDDEN = 8, (16, 8, 4), 100, 512
 
 
 def pooled_length(length: int) -> int:
-    """Positions left of `length` after the three convolutions and poolings."""
+    """The number of positions that remain of `length` after the three convolution and pooling layers."""
     for _ in _CHANNELS:
         length = (length - _KERNEL + 1) // 2
     return length
 
 
-SHORTEST = next(length for length in range(_KERNEL, 200) if pooled_length(length) >= 1)
+MIN_LENGTH = next(length for length in range(_KERNEL, 200) if pooled_length(length) >= 1)
 
 
 class CNN(SequenceClassifier):
-    """Embedding, three times (convolution, batch norm, ReLU, pooling), two linear layers; sequences are padded to one length.
+    """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers. Sequences are padded to one length.
 
     Args:
         vocab: the alphabet.
@@ -43,7 +44,7 @@ class CNN(SequenceClassifier):
 
     def __init__(self, vocab: Vocab, num_classes: int, length: int) -> None:
         super().__init__()
-        self.vocab, self.num_classes, self.length = vocab, num_classes, max(length, SHORTEST)
+        self.vocab, self.num_classes, self.length = vocab, num_classes, max(length, MIN_LENGTH)
         self.embedding = nn.Embedding(vocab.size, _EMBEDDING, padding_idx=vocab.pad_id)
         widths = (_EMBEDDING, *_CHANNELS)
         blocks = [
@@ -52,28 +53,28 @@ class CNN(SequenceClassifier):
         self.body = nn.Sequential(*blocks, nn.Flatten())
         self.head = nn.Sequential(nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN), nn.Linear(_HIDDEN, num_classes))
 
+    @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """See `SequenceClassifier`."""
         if valid is not None:
             ids = torch.where(valid, ids, self.vocab.pad_id)
         ids = nn.functional.pad(ids, (0, self.length - ids.shape[1]), value=self.vocab.pad_id)
         return self.head(self.body(self.embedding(ids).transpose(1, 2)))
 
 
-class PublishedCNN(Trained):
+class PublishedCNN(TrainedModel):
     """`CNN` as a model of the study.
 
     Args:
         tokenizer: its `vocab` is the alphabet.
-        lr: peak rate; the published one is Adam's default 1e-3.
-        **settings: see `Trained`.
+        lr: peak learning rate; the published one is Adam's default 1e-3.
+        **settings: see `TrainedModel`.
     """
 
-    def __init__(self, tokenizer: Any, lr: float = 1e-3, **settings: Any) -> None:
+    def __init__(self, tokenizer: DNATokenizer, lr: float = 1e-3, **settings: Unpack[TrainingSettings]) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab
 
-    def untrained(self, data: TaskData, seed: int) -> CNN:
-        """See `Trained`."""
+    @override
+    def build_classifier(self, data: TaskData, seed: int) -> CNN:
         torch.manual_seed(hash64(seed, "cnn") % 2**63)
         return CNN(self.vocab, len(data.classes), data.max_length)

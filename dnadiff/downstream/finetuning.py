@@ -1,40 +1,64 @@
-"""Fine-tuning of a classifier, with the best epoch by validation; which are compared on which task is decided in `run`."""
+"""Training of a sequence classifier; the weights of the epoch with the best validation accuracy are used."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import lightning
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from typing_extensions import Unpack, override
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.downstream.classifier import Classifier, SequenceClassifier, check_length, moved
+from dnadiff.checks import integer, optional_integer
+from dnadiff.config import Config, Json
+from dnadiff.downstream.classifier import Classifier, SequenceClassifier, check_length
 from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
+from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.draws import hash64
 from dnadiff.training.optim import parameter_groups, warmup_cosine
 
-Report = Callable[..., None]
+
+class TrainingSettings(TypedDict, total=False):
+    """Keyword arguments of every `TrainedModel`, except the learning rate."""
+
+    weight_decay: float
+    warmup: float
+    epochs: int
+    batch_size: int
+    trainer: Config | None
+    patience: int | None
 
 
-class FineTuning(lightning.LightningModule):
-    """Cross-entropy of a classifier; remembers the weights of the epoch with the best validation accuracy (ties: the lower loss).
+class ValidScore(NamedTuple):
+    """Score on the validation items: larger is better, and the loss breaks ties in accuracy."""
+
+    accuracy: float
+    negative_loss: float
+
+
+_WORST = ValidScore(-1.0, -math.inf)
+
+
+class FineTuningModule(lightning.LightningModule):
+    """Trains a classifier with cross-entropy and keeps the weights of the best epoch on the validation items.
 
     Args:
-        classifier: what is trained, all of it.
+        classifier: all of its parameters are trained.
         data: the task.
-        lr: peak rate of AdamW, reached after `warmup` of the steps, then a half cosine to 0.
+        lr: peak learning rate of AdamW, after a linear warmup and before a half cosine to 0.
         weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
-        warmup: share of all steps.
-        batch_size: items in a step.
+        warmup: fraction of all steps.
+        batch_size: items per step.
         seed: of order, strands and dropout.
-        report: called after each step as `report(1, tokens)`, with the sequences per second so far.
-        patience: stop after so many epochs without a better one; None runs all. The rate falls as if none were left out.
+        report: called after each step with the tokens and the sequences per second so far.
+        patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
     """
 
     def __init__(
@@ -52,95 +76,90 @@ class FineTuning(lightning.LightningModule):
         super().__init__()
         self.classifier, self.data = classifier, data
         self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
-        self.seed, self.report, self.patience, self.waited = seed, report, patience, 0
-        self.best: tuple[float, float] = (-1.0, 0.0)  # accuracy, -loss
+        self.seed, self.report, self.patience = seed, report, patience
+        self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
-        self.best_epoch = self.num_epochs = self.sequences = 0
+        self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
-        self.seconds = self.since = 0.0  # of training steps with the wait for their data; when the running epoch began
+        self.seconds = self.last_batch_end = 0.0  # time spent on training steps, waiting for data included
 
+    @override
     def train_dataloader(self) -> ShuffledBatches:
-        """The epoch's own order; Lightning asks anew each epoch."""
         both_strands = not self.data.stranded
         self.loaders.append(
             ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
         )
         return self.loaders[-1]
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Start the clock."""
-        self.since = time.perf_counter()
+        self.last_batch_end = time.perf_counter()
 
     @property
     def sequences_per_second(self) -> float:
-        """Of training alone, the wait for data included."""
-        return self.sequences / max(self.seconds, 1e-9)
+        """Training throughput, waiting for data included and validation excluded."""
+        return self.num_sequences / max(self.seconds, 1e-9)
 
     @property
-    def waiting_share(self) -> float:
-        """Share of the training time in which the next batch was not there yet."""
+    def data_wait_fraction(self) -> float:
+        """Fraction of the training time spent waiting for the next batch."""
         return sum(loader.seconds for loader in self.loaders) / max(self.seconds, 1e-9)
 
+    @override
     def transfer_batch_to_device(self, batch: ItemBatch, device: torch.device, dataloader_idx: int) -> ItemBatch:
-        """Lightning's hook."""
-        return moved(batch, device)
+        return batch.to(device)
 
+    @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of one batch, nats."""
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
-        loss = nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
-        return loss
+        return nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
 
-    def on_train_batch_end(self, outputs: Any, batch: ItemBatch, batch_idx: int) -> None:
-        """Count."""
+    @override
+    def on_train_batch_end(self, outputs: Json, batch: ItemBatch, batch_idx: int) -> None:
         now = time.perf_counter()
-        self.seconds, self.since = self.seconds + now - self.since, now
-        self.sequences += len(batch.labels)
+        self.seconds, self.last_batch_end = self.seconds + now - self.last_batch_end, now
+        self.num_sequences += len(batch.labels)
         self.report(1, batch.ids.numel(), **{"sequences/s": f"{self.sequences_per_second:,.0f}"})
 
+    @override
     def on_train_epoch_end(self) -> None:
-        """Score the validation items and keep the weights if they are the best so far."""
         self.num_epochs += 1
         log_probs = self.classifier.log_probs(self.data.valid, 4 * self.batch_size, not self.data.stranded)
         labels = self.data.valid.labels
-        score = (float((log_probs.argmax(-1) == labels).float().mean()), -float(nn.functional.nll_loss(log_probs, labels)))
-        if not math.isfinite(score[1]):
-            score = (-1.0, -math.inf)  # diverged: worse than any other epoch, however many a network that says nothing gets right
-        if not self.best_weights or score > self.best:
-            self.best, self.best_weights, self.waited = score, copy.deepcopy(self.classifier.state_dict()), 0
-            self.best_epoch = self.num_epochs
+        accuracy = float((log_probs.argmax(-1) == labels).float().mean())
+        score = ValidScore(accuracy, -float(nn.functional.nll_loss(log_probs, labels)))
+        if not math.isfinite(score.negative_loss):
+            score = _WORST  # diverged: NaN predictions may still match many labels by chance
+        if not self.best_weights or score > self.best_score:
+            self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs
+            self.epochs_without_improvement = 0
             return
-        self.waited += 1
-        if self.patience is not None and self.waited >= self.patience:
+        self.epochs_without_improvement += 1
+        if self.patience is not None and self.epochs_without_improvement >= self.patience:
             self.trainer.should_stop = True
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW with warm-up and cosine over the real number of steps."""
+    @override
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = torch.optim.AdamW(parameter_groups(self.classifier, self.weight_decay), lr=self.lr)
         scheduler = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class Trained(ABC):
-    """A way to classify: some network, trained on the task as a whole.
-
-    Called with a task and a seed it gives the log-probabilities of the test items; the same call gives the same numbers.
-
-    Attributes:
-        score: of the last fit, on the validation items: accuracy and minus the loss. The larger, the better.
-        found: of the last fit, see `run.TaskModel`.
+class TrainedModel(TaskModel):
+    """A network whose parameters are all trained on the task.
 
     Args:
-        lr: see `FineTuning`.
-        weight_decay: see `FineTuning`.
-        warmup: see `FineTuning`.
-        epochs: passes over the training items, at most.
-        batch_size: items in a step.
+        lr: see `FineTuningModule`.
+        weight_decay: see `FineTuningModule`.
+        warmup: see `FineTuningModule`.
+        epochs: maximum number of passes over the training items.
+        batch_size: items per step.
         trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-        patience: see `FineTuning`.
-    """
+        patience: see `FineTuningModule`.
 
-    random = True  # another seed gives another result
+    Attributes:
+        valid_score: of the last fit.
+    """
 
     def __init__(
         self,
@@ -149,32 +168,34 @@ class Trained(ABC):
         warmup: float = 0.05,
         epochs: int = 1,
         batch_size: int = 32,
-        trainer: dict[str, Any] | None = None,
+        trainer: Config | None = None,
         patience: int | None = None,
     ) -> None:
-        for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", 1 if patience is None else patience)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; set {name} to 1 or more")
-        self.epochs, self.batch_size = epochs, batch_size
-        self.settings = {"lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch_size": batch_size, "patience": patience}
-        self.trainer = {"devices": 1, **(trainer or {})}  # Lightning's own choice, all devices, would divide the batches
-        self.score, self.found = (-1.0, 0.0), {}
+        self.lr, self.weight_decay, self.warmup = lr, weight_decay, warmup
+        self.epochs, self.batch_size = integer("epochs", epochs), integer("batch_size", batch_size)
+        self.patience = optional_integer("patience", patience)
+        self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
+        self.valid_score = ValidScore(-1.0, 0.0)
 
     @abstractmethod
-    def untrained(self, data: TaskData, seed: int) -> SequenceClassifier:
-        """A fresh classifier for the task; ValueError if the task does not fit it."""
+    def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
+        """The classifier before training; ValueError if the task does not fit it."""
 
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, besides task and seed."""
-        return {"kind": type(self).__name__, "epochs": self.epochs, **self.settings}
+    @override
+    def describe(self) -> dict[str, Json]:
+        settings = ("lr", "weight_decay", "warmup", "epochs", "batch_size", "patience")
+        return super().describe() | {name: vars(self)[name] for name in settings}
 
+    @override
     def num_steps(self, data: TaskData) -> int:
-        """Optimizer steps of one call, at most."""
         return self.epochs * -(-len(data.train) // self.batch_size)
 
-    def fit(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> SequenceClassifier:
-        """The classifier of the best epoch, in evaluation mode."""
-        training = FineTuning(self.untrained(data, seed), data, seed=seed, report=report, **self.settings)
+    def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
+        """Train; the classifier of the best epoch, in evaluation mode."""
+        classifier = self.build_classifier(data, seed)
+        module = FineTuningModule(
+            classifier, data, self.lr, self.weight_decay, self.warmup, self.batch_size, seed, report, patience=self.patience
+        )
         trainer = lightning.Trainer(
             max_epochs=self.epochs,
             gradient_clip_val=1.0,
@@ -185,63 +206,65 @@ class Trained(ABC):
             enable_model_summary=False,
             **self.trainer,
         )
-        training.train()  # a loaded network arrives in evaluation mode, which Lightning would keep
-        trainer.fit(training)
-        training.classifier.load_state_dict(training.best_weights)
-        # Lightning leaves the network on the CPU: the test items are to be scored where it was trained.
-        training.classifier.to(next(iter(training.best_weights.values())).device)
-        self.score = training.best
-        self.found = {
-            "valid_accuracy": training.best[0],
-            "best_epoch": training.best_epoch,
-            "epochs": training.num_epochs,
-            "sequences_per_second": round(training.sequences_per_second, 1),
-            "waiting_share": round(training.waiting_share, 5),
+        module.train()  # a loaded network is in evaluation mode, which Lightning would keep
+        trainer.fit(module)
+        classifier.load_state_dict(module.best_weights)
+        # Lightning moves the network to the CPU; predict on the device that trained it.
+        classifier.to(next(iter(module.best_weights.values())).device)
+        self.valid_score = module.best_score
+        self.fit_info = {
+            "valid_accuracy": module.best_score.accuracy,
+            "best_epoch": module.best_epoch,
+            "epochs": module.num_epochs,
+            "sequences_per_second": round(module.sequences_per_second, 1),
+            "waiting_share": round(module.data_wait_fraction, 5),
         }
-        return training.classifier.eval()
+        return classifier.eval()
 
-    def __call__(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> Tensor:
-        """Log-probabilities of the test items, (S, C)."""
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         return self.predict(self.fit(data, seed, report), data)
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
-        """What a classifier that `fit` gave says of the test items: log-probabilities (S, C).
+        """Log-probabilities (S, C) of the test items under a classifier that `fit` returned.
 
         Raises:
-            ValueError: if they are no numbers, because training diverged.
+            ValueError: if they are not finite because training diverged.
         """
         log_probs = classifier.log_probs(data.test, 4 * self.batch_size, not data.stranded)
         if not bool(log_probs.isfinite().all()):
-            raise ValueError(
-                f"{data.name}: training at rate {self.settings['lr']:g} diverged, its predictions are no numbers; set a lower rate"
-            )
+            raise ValueError(f"{data.name}: training at lr {self.lr:g} diverged, and its predictions are not finite; set a lower lr")
         return log_probs
 
 
-class Network(Trained):
-    """A backbone under a linear layer, both trained.
+class FineTunedModel(TrainedModel):
+    """A backbone with a linear layer on top, both trained.
 
     Args:
-        backbone: gives a fresh copy of the network for a seed.
-        lr: see `FineTuning`.
-        about: names the network in `describe`, such as its checkpoint.
-        **settings: see `Trained`.
+        backbone: returns a new copy of the network for a seed.
+        lr: see `FineTuningModule`.
+        about: identifies the network in `describe`, for example by the digest of its weights.
+        **settings: see `TrainedModel`.
     """
 
-    def __init__(self, backbone: Callable[[int], Backbone], lr: float, about: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    kind = "Network"
+
+    def __init__(
+        self,
+        backbone: Callable[[int], Backbone],
+        lr: float,
+        about: Mapping[str, Json] | None = None,
+        **settings: Unpack[TrainingSettings],
+    ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
 
-    def describe(self) -> dict[str, Any]:
-        """See `Trained`."""
+    @override
+    def describe(self) -> dict[str, Json]:
         return super().describe() | self.about
 
-    def untrained(self, data: TaskData, seed: int) -> Classifier:
-        """See `Trained`.
-
-        Raises:
-            ValueError: if a sequence is longer than the network takes.
-        """
+    @override
+    def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)

@@ -1,49 +1,52 @@
-"""Several settings of one model, of which the validation items choose one."""
+"""Choice among several settings of a model by accuracy on the validation items."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
+from typing_extensions import override
 
-from dnadiff.downstream.finetuning import Trained
+from dnadiff.config import Json
+from dnadiff.downstream.classifier import SequenceClassifier
+from dnadiff.downstream.finetuning import TrainedModel, ValidScore
 from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.model import Report, TaskModel, no_report
 
 
-class Grid:
-    """Trains every candidate, and scores on the test items only the one that is most often right on the validation items (ties: the lower loss).
+class GridSearch(TaskModel):
+    """Trains every candidate and predicts with the one with the best validation accuracy; the lower loss breaks ties.
 
-    Every seed chooses for itself, on its own validation items.
+    Each seed chooses on its own validation items. `fit_info` records all candidates and the fit of the chosen one.
 
     Args:
-        candidates: the settings of each, as they are recorded, with the model.
-
-    Attributes:
-        found: of the last call: what was tried, what was chosen, and what the chosen one found.
+        candidates: settings as they are to be recorded, and the model.
     """
 
-    random = True
+    kind = "Grid"
 
-    def __init__(self, candidates: list[tuple[Mapping[str, Any], Trained]]) -> None:
-        self.candidates, self.found = candidates, {}
+    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], TrainedModel]]) -> None:
+        self.candidates = candidates
 
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, besides task and seed."""
-        return {"kind": type(self).__name__, "candidates": [model.describe() for _, model in self.candidates]}
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | {"candidates": [model.describe() for _, model in self.candidates]}
 
+    @override
     def num_steps(self, data: TaskData) -> int:
-        """Optimizer steps of one call, at most."""
         return sum(model.num_steps(data) for _, model in self.candidates)
 
-    def __call__(self, data: TaskData, seed: int, report: Callable[..., None] = lambda *_, **__: None) -> Tensor:
-        """Log-probabilities of the test items, (S, C)."""
-        tried, best, chosen = [], None, None
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
+        tried: list[dict[str, Json]] = []
+        best: tuple[ValidScore, Mapping[str, Json], TrainedModel, SequenceClassifier] | None = None
         for settings, model in self.candidates:
-            classifier = model.fit(data, seed, report)
-            tried.append({**settings, "valid_accuracy": model.score[0], "valid_loss": -model.score[1]})
-            if best is None or model.score > best[0].score:
-                best, chosen = (model, classifier), settings
-        model, classifier = best
-        self.found = {"tried": tried, "chosen": dict(chosen), **model.found}
+            classifier, score = model.fit(data, seed, report), model.valid_score
+            tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})
+            if best is None or score > best[0]:  # only the best classifier stays in memory
+                best = score, settings, model, classifier
+        if best is None:
+            raise ValueError("a grid search needs at least one candidate")
+        _, settings, model, classifier = best
+        self.fit_info = {"tried": tried, "chosen": dict(settings), **model.fit_info}
         return model.predict(classifier, data)

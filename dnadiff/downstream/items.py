@@ -1,6 +1,6 @@
-"""Labelled sequences as a few tensors, and the batches that are cut from them.
+"""Labeled sequences as tensors, and the batches cut from them.
 
-Whatever a task reads (`tasks`), classifier and baselines see only what is here.
+Tasks (`tasks`, `labeled`) read files; classifiers and baselines see only the classes of this module.
 """
 
 from __future__ import annotations
@@ -8,25 +8,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dnadiff.config import Json
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
+
+if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import DNATokenizer
 
 
 @dataclass(frozen=True)
 class Items:
-    """Sequences with their classes, padded on the right into one tensor.
+    """Sequences with their classes, right-padded into one tensor.
 
     Attributes:
         ids: (S, L) uint8 token ids.
-        lengths: (S,) int64; what follows in a row is padding.
+        lengths: (S,) int64; the rest of a row is padding.
         labels: (S,) int64 class numbers.
-        groups: (S,) int64, items of one number must stay together when a set is divided; None: each may stand alone.
+        groups: (S,) int64; items of one group stay in the same part when a set is divided. None: every item is its own group.
     """
 
     ids: Tensor
@@ -35,23 +39,25 @@ class Items:
     groups: Tensor | None = None
 
     @classmethod
-    def from_sequences(cls, sequences: Sequence[np.ndarray], labels: Sequence[int], pad_id: int, groups: np.ndarray | None = None) -> Items:
+    def from_sequences(
+        cls, sequences: Sequence[np.ndarray], labels: Sequence[int] | np.ndarray, pad_id: int, groups: np.ndarray | None = None
+    ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
         ids = torch.full((len(sequences), int(lengths.max()) if len(sequences) else 0), pad_id, dtype=torch.uint8)
         ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
-        together = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
-        return cls(ids, lengths, torch.as_tensor(labels, dtype=torch.int64), together)
+        group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
+        return cls(ids, lengths, torch.as_tensor(labels, dtype=torch.int64), group_ids)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Items:
-        """The items that `index` (numbers or a mask) names."""
+        """The items at `index` (item numbers or a boolean mask)."""
         return Items(self.ids[index], self.lengths[index], self.labels[index], None if self.groups is None else self.groups[index])
 
-    def joined(self, other: Items, pad_id: int) -> Items:
-        """These items, then those of `other`."""
+    def concatenate(self, other: Items, pad_id: int) -> Items:
+        """These items followed by those of `other`."""
         width = max(self.ids.shape[1], other.ids.shape[1])
         ids = [torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id) for items in (self, other)]
         groups = None if self.groups is None or other.groups is None else torch.cat([self.groups, other.groups])
@@ -60,16 +66,16 @@ class Items:
 
 @dataclass(frozen=True)
 class TaskData:
-    """What a task hands to every model alike.
+    """A task that is ready for training: every model gets the same.
 
     Attributes:
         name: of the task.
-        classes: their names, sorted; a label is a place in this list.
-        train: to learn from.
-        valid: to choose the epoch and regularisation on.
-        test: scored once.
-        stranded: True if the class depends on the strand; otherwise models see and score both.
-        notes: what a reader of the numbers should know, ready for JSON.
+        classes: class names, sorted; a label is an index into this list.
+        train: items for training.
+        valid: items for choosing the epoch and the hyperparameters.
+        test: items that are scored once.
+        stranded: True if the class depends on the strand; otherwise models train on and score both strands.
+        notes: facts that help to interpret the results, ready for JSON.
     """
 
     name: str
@@ -78,7 +84,7 @@ class TaskData:
     valid: Items
     test: Items
     stranded: bool = False
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Json] = field(default_factory=dict)
 
     @property
     def max_length(self) -> int:
@@ -97,25 +103,28 @@ class Task(Protocol):
     """What `task=` on the command line builds.
 
     Attributes:
-        protocol: the word for which items a seed learns from, see `dnadiff.downstream.protocol.named`.
+        protocol: which items a seed trains on, see `dnadiff.downstream.protocol.build_protocol`.
     """
 
     protocol: str
 
-    def load(self, tokenizer: Any) -> TaskData:
-        """Read, check and encode; ValueError or FileNotFoundError in one line for bad input."""
-        ...
+    def load(self, tokenizer: DNATokenizer) -> TaskData:
+        """Read, check and encode; a one-line ValueError or FileNotFoundError for bad input."""
 
 
 class ItemBatch(NamedTuple):
-    """Some items: `ids (B, L)` int64, `valid (B, L)` bool or None where nothing is padded, `labels (B,)` int64."""
+    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels (B,)` int64."""
 
     ids: Tensor
     valid: Tensor | None
     labels: Tensor
 
+    def to(self, device: torch.device) -> ItemBatch:
+        """The batch on a device."""
+        return ItemBatch(self.ids.to(device), None if self.valid is None else self.valid.to(device), self.labels.to(device))
 
-def other_strand(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
+
+def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
     """Reverse complement of right-padded rows; the padding stays on the right.
 
     Args:
@@ -126,41 +135,50 @@ def other_strand(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
     Returns:
         (B, L) int64.
     """
-    place = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
+    position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
-    return torch.where(place >= 0, complement[ids.long().gather(1, place.clamp(min=0))], vocab.pad_id)
+    return torch.where(position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id)
 
 
-def batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None) -> ItemBatch:
-    """The items at `index (B,)`, cut to the longest of them; rows where `reverse (B,)` is True are read from the other strand."""
+def make_batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None) -> ItemBatch:
+    """The items at `index (B,)`, trimmed to the longest of them; rows with `reverse (B,)` True are reverse-complemented."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
     ids = items.ids[index, :longest].long()
     if reverse is not None:
-        ids = torch.where(reverse[:, None], other_strand(ids, lengths, vocab), ids)
+        ids = torch.where(reverse[:, None], reverse_complement_rows(ids, lengths, vocab), ids)
     valid = None if int(lengths.min()) == longest else torch.arange(longest) < lengths[:, None]
     return ItemBatch(ids, valid, items.labels[index])
 
 
-class ShuffledBatches:
-    """One epoch of training in random order, a function of (seed, epoch) alone.
+def strand_batches(items: Items, batch_size: int, vocab: Vocab, both_strands: bool) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
+    """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to read."""
+    for index in items.lengths.argsort(stable=True).split(batch_size):
+        batches = [make_batch(items, index, vocab)]
+        if both_strands:
+            batches.append(make_batch(items, index, vocab, torch.ones(len(index), dtype=torch.bool)))
+        yield index, batches
 
-    Where lengths differ, `nearby` batches at a time are sorted by length before they are cut, and shown in random order: hardly
-    any padding is computed. Items of one length are shown in the plain random order.
+
+class ShuffledBatches:
+    """One epoch of training batches in random order, a function of (seed, epoch) alone.
+
+    If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before they are cut into batches, and
+    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order.
 
     Args:
-        items: what to learn from.
+        items: the training items.
         batch_size: items in a batch; the last one may be smaller.
-        vocab: for the other strand.
+        vocab: with a complement.
         seed: of order and strands.
         epoch: its number.
-        both_strands: read half of the items, by a coin, from the other strand.
+        both_strands: reverse-complement each item with probability 1/2.
 
     Attributes:
-        seconds: that cutting batches took so far: as long did whoever iterates wait.
+        seconds: time spent on making batches so far; the consumer waited for this long.
     """
 
-    nearby = 32
+    bucket_batches = 32
 
     def __init__(self, items: Items, batch_size: int, vocab: Vocab, seed: int, epoch: int, both_strands: bool) -> None:
         self.items, self.batch_size, self.vocab, self.both_strands = items, batch_size, vocab, both_strands
@@ -173,17 +191,17 @@ class ShuffledBatches:
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
-        coins = torch.rand(len(self.items), generator=generator) < 0.5
+        reverse = torch.rand(len(self.items), generator=generator) < 0.5
         for index in self._batches(order, generator):
-            cut = batch(self.items, index, self.vocab, coins[index] if self.both_strands else None)
+            batch = make_batch(self.items, index, self.vocab, reverse[index] if self.both_strands else None)
             self.seconds += time.perf_counter() - start
-            yield cut
+            yield batch
             start = time.perf_counter()
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> list[Tensor]:
         lengths = self.items.lengths
         if len(lengths) == 0 or bool((lengths == lengths[0]).all()):
             return list(order.split(self.batch_size))
-        chunks = [chunk[lengths[chunk].argsort(stable=True)] for chunk in order.split(self.batch_size * self.nearby)]
-        batches = [index for chunk in chunks for index in chunk.split(self.batch_size)]
+        buckets = [bucket[lengths[bucket].argsort(stable=True)] for bucket in order.split(self.batch_size * self.bucket_batches)]
+        batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

@@ -1,42 +1,44 @@
-"""How good predicted probabilities are, as functions of item weights: weights of 1 give the value, bootstrap weights its worlds.
+"""Classification metrics as functions of item weights: weights of 1 give the value, bootstrap weights the replicates.
 
-Shapes: `S` items, `C` classes, `W` worlds. A metric takes weights (W, S) and gives (W,).
+Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) and returns (W,). The values agree with those of
+`sklearn.metrics`, which computes one weighting per call and sorts the items again each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from dnadiff.config import Json
+
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
-_TOGETHER = 50  # worlds at once: bounds the memory
+_BATCH = 50  # replicates at once: limits the memory
 
 
-def worlds(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
-    """Item weights of bootstrap worlds, (W, S) a few at a time; the same arguments give the same worlds to every model.
+def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
+    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the same replicates for every model.
 
     Args:
         size: S.
-        num_resamples: worlds in all.
+        num_resamples: total number of replicates.
         seed: of the draws.
-        groups: (S,) numbers of groups that are drawn as a whole, such as overlapping sequences; None: each item is drawn by itself.
+        groups: (S,) group numbers; the items of a group, such as overlapping sequences, are drawn together. None: single items.
     """
     random = np.random.default_rng(seed)
-    place = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
-    number = int(place.max()) + 1
-    for first in range(0, num_resamples, _TOGETHER):
-        drawn = random.multinomial(number, np.full(number, 1 / number), size=min(_TOGETHER, num_resamples - first))
-        yield drawn[:, place].astype(np.float64)
+    index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
+    num_groups = int(index.max()) + 1
+    for first in range(0, num_resamples, _BATCH):
+        drawn = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=min(_BATCH, num_resamples - first))
+        yield drawn[:, index].astype(np.float64)
 
 
-class Scored:
-    """Predictions with what is needed to score them under many weightings.
+class ScoredPredictions:
+    """Predictions, prepared for scoring under many weightings.
 
     Args:
-        log_probs: (S, C) normalised.
+        log_probs: (S, C) normalized.
         labels: (S,) class numbers.
     """
 
@@ -59,7 +61,10 @@ class Scored:
 
     @cached_property
     def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each class to be told from the rest (two classes: the second alone): order by falling probability, starts of ties, truth in order."""
+        """One-vs-rest rankings (with two classes, only that of the second).
+
+        Each is the order by decreasing probability, the index at which each group of ties starts, and whether an item is positive.
+        """
         result = []
         for number in range(self.num_classes) if self.num_classes > 2 else [1]:
             order = np.argsort(-self.probs[:, number], kind="stable")
@@ -69,7 +74,7 @@ class Scored:
         return result
 
     def ranked_weights(self, weights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each ranking the weight of positives and of negatives at each distinct probability: two arrays (W, T)."""
+        """For each ranking, the weight of positives and of negatives at each distinct probability: two arrays (W, T)."""
         return [
             (np.add.reduceat(np.where(truth, w, 0.0), starts, axis=1), np.add.reduceat(np.where(truth, 0.0, w), starts, axis=1))
             for order, starts, truth in self.rankings
@@ -77,30 +82,30 @@ class Scored:
         ]
 
 
-def accuracy(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """Share of items whose most probable class is right."""
+def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Fraction of items whose most probable class is correct."""
     return weights @ (scored.predicted == scored.labels) / weights.sum(1)
 
 
-def mcc(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """Matthews correlation, for more than two classes Gorodkin's R_K; 0 where one class is predicted throughout."""
+def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single class is predicted."""
     table = scored.confusion(weights)
-    total, right = table.sum((1, 2)), np.trace(table, axis1=1, axis2=2)
+    total, correct = table.sum((1, 2)), np.trace(table, axis1=1, axis2=2)
     true, predicted = table.sum(2), table.sum(1)
-    top = right * total - (true * predicted).sum(1)
+    top = correct * total - (true * predicted).sum(1)
     bottom = np.sqrt((total**2 - (predicted**2).sum(1)) * (total**2 - (true**2).sum(1)))
     return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
 
 
-def f1(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """F1 averaged over classes; a class that neither occurs nor is predicted counts 0."""
+def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Macro-averaged F1; it is 0 for a class that neither occurs nor is predicted."""
     table = scored.confusion(weights)
-    right, both = np.diagonal(table, axis1=1, axis2=2), table.sum(1) + table.sum(2)
-    return np.divide(2 * right, both, out=np.zeros_like(right), where=both > 0).mean(1)
+    correct, both = np.diagonal(table, axis1=1, axis2=2), table.sum(1) + table.sum(2)
+    return np.divide(2 * correct, both, out=np.zeros_like(correct), where=both > 0).mean(1)
 
 
-def auroc(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve, averaged over classes against the rest; NaN where a class is all or nothing."""
+def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve, macro-averaged one-vs-rest; NaN if some class has no items or all of them."""
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         below = negative.sum(1, keepdims=True) - np.cumsum(negative, 1)
@@ -110,26 +115,26 @@ def auroc(scored: Scored, weights: np.ndarray) -> np.ndarray:
     return np.mean(areas, 0)
 
 
-def auprc(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """Average precision (no interpolation), averaged over classes against the rest; NaN where a class does not occur."""
+def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Average precision (without interpolation), macro-averaged one-vs-rest; NaN if some class has no items."""
     areas = []
     for positive, negative in scored.ranked_weights(weights):
-        found, seen = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
-        precision = np.divide(found, seen, out=np.zeros_like(found), where=seen > 0)
+        true_positives, selected = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
+        precision = np.divide(true_positives, selected, out=np.zeros_like(selected), where=selected > 0)
         area, total = (positive * precision).sum(1), positive.sum(1)
         areas.append(np.divide(area, total, out=np.full_like(area, np.nan), where=total > 0))
     return np.mean(areas, 0)
 
 
-def calibration_error(scored: Scored, weights: np.ndarray) -> np.ndarray:
-    """Expected calibration error: |accuracy - confidence| in bins of equal width, weighted by their items."""
+def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over items."""
     confidence = scored.probs.max(-1)
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
     excess = (scored.predicted == scored.labels) - confidence
     return np.abs((weights * excess) @ np.eye(NUM_BINS)[bins]).sum(1) / weights.sum(1)
 
 
-METRICS: dict[str, Callable[[Scored, np.ndarray], np.ndarray]] = {
+METRICS: dict[str, Callable[[ScoredPredictions, np.ndarray], np.ndarray]] = {
     "accuracy": accuracy,
     "mcc": mcc,
     "f1": f1,
@@ -139,73 +144,79 @@ METRICS: dict[str, Callable[[Scored, np.ndarray], np.ndarray]] = {
 }
 
 
-def values(scored: Scored) -> dict[str, float]:
+def compute_metrics(scored: ScoredPredictions) -> dict[str, float]:
     """Every metric of one set of predictions."""
     ones = np.ones((1, len(scored.labels)))
     return {name: float(metric(scored, ones)[0]) for name, metric in METRICS.items()}
 
 
-def summary(runs: Sequence[Scored], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None) -> dict[str, dict[str, Any]]:
-    """Mean of each metric over runs on the same items, `per_seed`, `spread` (max - min), and its 95 % interval over other test items.
+def summarize(
+    runs: Sequence[ScoredPredictions], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None
+) -> dict[str, dict[str, Json]]:
+    """Every metric, averaged over runs on the same items, with its 95 % bootstrap interval over test items.
 
     Args:
         runs: one for each seed.
-        num_resamples: bootstrap worlds, the same for every model.
-        seed: of the worlds.
-        groups: see `worlds`.
+        num_resamples: bootstrap replicates, the same for every model.
+        seed: of the replicates.
+        groups: see `bootstrap_weights`.
+
+    Returns:
+        By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
     """
-    drawn: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
-    for weights in worlds(len(runs[0].labels), num_resamples, seed, groups):
+    replicates: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
+    for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
         for name, metric in METRICS.items():
-            drawn[name].append(np.mean([metric(run, weights) for run in runs], 0))
+            replicates[name].append(np.mean([metric(run, weights) for run in runs], 0))
     result = {}
-    per_seed = [values(run) for run in runs]
-    for name, of_worlds in drawn.items():
-        here = [one[name] for one in per_seed]
-        low, high = np.nanquantile(np.concatenate(of_worlds), [0.025, 0.975]) if np.isfinite(here).all() else (np.nan, np.nan)
+    metrics_of_runs = [compute_metrics(run) for run in runs]
+    for name, values in replicates.items():
+        per_seed = [metrics[name] for metrics in metrics_of_runs]
+        low, high = np.nanquantile(np.concatenate(values), [0.025, 0.975]) if np.isfinite(per_seed).all() else (np.nan, np.nan)
         result[name] = {
-            "value": float(np.mean(here)),
+            "value": float(np.mean(per_seed)),
             "low": float(low),
             "high": float(high),
-            "per_seed": here,
-            "spread": max(here) - min(here),
+            "per_seed": per_seed,
+            "spread": max(per_seed) - min(per_seed),
         }
     return result
 
 
-def roc_curves(scored: Scored, most: int = 101) -> list[dict[str, list[float]]]:
-    """Share of true positives against that of false ones: for each class against the rest, for two classes only the second.
+def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[str, list[float]]]:
+    """One-vs-rest ROC curves (with two classes, only that of the second): false positive rates and true positive rates.
 
     Args:
         scored: the predictions.
-        most: points of a curve; with more thresholds, those at even steps of the number of items passed.
+        max_points: of a curve; with more thresholds, those at even steps of the number of selected items are kept.
     """
     curves = []
-    for positive, negative in scored.ranked_weights(np.ones((1, len(scored.labels)))):
-        found, wrong = (np.concatenate([[0.0], np.cumsum(weight[0])]) for weight in (positive, negative))
-        steps = np.searchsorted(found + wrong, np.linspace(0, len(scored.labels), most))
-        kept = np.arange(len(found)) if len(found) <= most else np.unique(steps)
-        share = [(x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist() for x in (wrong, found)]
-        curves.append({"false": share[0], "true": share[1]})
+    for weights in scored.ranked_weights(np.ones((1, len(scored.labels)))):
+        true, false = (np.concatenate([[0.0], np.cumsum(weight[0])]) for weight in weights)
+        steps = np.searchsorted(true + false, np.linspace(0, len(scored.labels), max_points))
+        kept = np.arange(len(true)) if len(true) <= max_points else np.unique(steps)
+        rates = [(x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist() for x in (false, true)]
+        curves.append({"false": rates[0], "true": rates[1]})
     return curves
 
 
-def confusion_matrix(runs: Sequence[Scored]) -> list[list[float]]:
-    """Items of each true class (row) by predicted class (column), averaged over runs."""
+def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
+    """Number of items by true class (row) and predicted class (column), averaged over runs."""
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
 
 
-def sign_flip(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed: int = 0, groups: np.ndarray | None = None) -> float:
-    """Two-sided p-value of the paired test that two models are right equally often on the same items.
+def sign_flip_test(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed: int = 0, groups: np.ndarray | None = None) -> float:
+    """Two-sided p-value of the paired permutation test that two models have the same accuracy on the same items.
 
-    Under the null either model could have given either result, item by item; with one run each it is McNemar's test by permutation.
+    Under the null hypothesis the results of the two models can be swapped item by item. With one run each, this is McNemar's test
+    by permutation.
 
     Args:
-        first: (R, S) whether each item was right with each seed.
+        first: (R, S) whether each item was classified correctly with each seed.
         second: (R', S) of the other model.
-        num_flips: random signs drawn.
+        num_flips: number of random sign vectors.
         seed: of the draws.
-        groups: (S,) numbers of groups whose signs are drawn together; None: each item has its own.
+        groups: (S,) group numbers; the items of a group get the same sign. None: each item has its own.
     """
     difference = first.mean(0) - second.mean(0)
     if groups is not None:
@@ -213,8 +224,8 @@ def sign_flip(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed
     difference = difference[difference != 0]
     if not len(difference):
         return 1.0
-    random, seen, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
+    random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
     for begin in range(0, num_flips, 500):
         signs = random.integers(0, 2, size=(min(500, num_flips - begin), len(difference)), dtype=np.int8) * 2 - 1
-        extreme += int((np.abs(signs @ difference) >= seen).sum())
+        extreme += int((np.abs(signs @ difference) >= observed).sum())
     return (extreme + 1) / (num_flips + 1)

@@ -1,53 +1,53 @@
-"""Which items a network has met in its pretraining: by the words that they share with the pretraining's training part, either strand.
+"""Which items of a task overlap the pretraining data of a network, judged by shared k-mers on either strand.
 
-This needs no coordinates, and finds copies elsewhere in a genome too.
+This needs no coordinates, and it also finds copies elsewhere in a genome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from dnadiff.config import PACKAGE, build
+from dnadiff.config import PACKAGE, Config, build
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items
 from dnadiff.kmers import KmerSet
 from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY, without_download
 
-SEEN_FROM = 0.5  # share of an item's bases that lie in words of the training part, from which on the item counts as seen
+MIN_OVERLAP = 0.5  # an item is inside the pretraining data if at least this fraction of its bases is in k-mers of the training part
 
 
-def pretraining_words(config: Mapping[str, Any], tokenizer: Any, trust: Sequence[str] = (), k: int = NOVELTY) -> KmerSet:
-    """The words of the training part of a run, read again from the data its configuration names.
+def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), k: int = NOVELTY) -> KmerSet:
+    """The k-mers of the training part of a run; its data is read again from the path in the configuration.
 
     Args:
         config: of the run.
-        tokenizer: knows which base a token id is.
+        tokenizer: maps token ids to bases.
         trust: further packages whose classes the configuration may name.
-        k: bases in a word.
+        k: bases in a k-mer.
 
     Raises:
-        FileNotFoundError: if they are no longer there.
-        ValueError: if they were downloaded, are no genome, or have too many words to keep.
+        FileNotFoundError: if the files no longer exist.
+        ValueError: if the data was downloaded, is not a genome, or has too many k-mers to keep in memory.
     """
     data = build(without_download(config["data"]), trust=(PACKAGE, *trust))
     data.prepare()
     size = sum(interval.end - interval.start for interval in data.intervals["train"])
     if size > MAX_KMERS:
         raise ValueError(
-            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose words fit; set pretraining_overlap=false"
+            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose k-mers fit in memory; set pretraining_overlap=false"
         )
     return KmerSet([tokenizer.bases(ids) for ids in data.sequences("train")], k)
 
 
-def seen_shares(items: Items, words: KmerSet, tokenizer: Any) -> np.ndarray:
-    """The share of the bases of each item that lie in a word of the set, (S,); 0 for items shorter than a word."""
+def overlap_fractions(items: Items, kmers: KmerSet, tokenizer: DNATokenizer) -> np.ndarray:
+    """The fraction of the bases of each item that are in a k-mer of the set, (S,); 0 for items shorter than k."""
     rows = zip(items.ids.numpy(), items.lengths.tolist())
-    return np.array([words.covered(tokenizer.bases(ids[:length])).mean() for ids, length in rows])
+    return np.array([kmers.covered(tokenizer.bases(ids[:length])).mean() for ids, length in rows])
 
 
-def subsets(items: Items, words: KmerSet, tokenizer: Any) -> dict[str, np.ndarray]:
-    """Items inside and outside what was seen in pretraining: name to (S,) bool."""
-    inside = seen_shares(items, words, tokenizer) >= SEEN_FROM
+def overlap_subsets(items: Items, kmers: KmerSet, tokenizer: DNATokenizer) -> dict[str, np.ndarray]:
+    """Masks (S,) bool of the items inside and outside the pretraining data, by name."""
+    inside = overlap_fractions(items, kmers, tokenizer) >= MIN_OVERLAP
     return {"inside pretraining": inside, "outside pretraining": ~inside}

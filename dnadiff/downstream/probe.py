@@ -1,65 +1,64 @@
-"""What a frozen network knows: its pooled features under a logistic regression, or compared with those of known items."""
+"""Probes of a frozen network: classifiers of scikit-learn on its mean features."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.downstream.baselines import log_probs_of, logistic, most_accurate
-from dnadiff.downstream.classifier import check_length, merges_strands, pooled, pooled_width
-from dnadiff.downstream.items import Items, TaskData, batch
+from dnadiff.config import Json
+from dnadiff.downstream.baselines import Estimator, logistic_regressions, predict_log_proba, select_by_validation
+from dnadiff.downstream.classifier import check_length, is_strand_invariant, pool_features, pooled_width
+from dnadiff.downstream.items import Items, TaskData, strand_batches
+from dnadiff.downstream.model import Report, TaskModel, no_report
 
 
 @torch.no_grad()
-def embedded(
-    backbone: Backbone, items: Items, batch_size: int, both_strands: bool, report: Callable[..., None] | None = None
-) -> np.ndarray:
-    """Mean features of each item, (S, D) float32; with `both_strands` the mean of those of the two strands.
+def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool, report: Report = no_report) -> np.ndarray:
+    """Mean features of each item; with `both_strands` averaged over the two strands.
 
-    A network that reads both strands itself reads an item once, and then gives (S, D/2).
+    A network that reads both strands itself processes an item once, and then returns D/2 features.
 
     Args:
         backbone: put into evaluation mode.
         items: sequences.
-        batch_size: items at once, grouped by length.
-        both_strands: read both.
-        report: called as `report(0, tokens)`.
+        batch_size: items per batch; items of similar length are batched together.
+        both_strands: average over the strands.
+        report: called with the tokens of each batch.
+
+    Returns:
+        (S, D) float32.
     """
     backbone.eval()
-    device = next(backbone.parameters()).device
-    stranded = not both_strands
-    width = pooled_width(backbone, stranded)
-    result = torch.empty(len(items), width)
-    for index in items.lengths.argsort(stable=True).split(batch_size):
-        strands = [None, torch.ones(len(index), dtype=torch.bool)] if both_strands and not merges_strands(backbone, stranded) else [None]
-        total = torch.zeros(len(index), width)
-        for reverse in strands:
-            ids, valid, _ = batch(items, index, backbone.vocab, reverse)
-            total += pooled(backbone, ids.to(device), None if valid is None else valid.to(device), stranded=stranded).cpu()
-            if report is not None:
-                report(0, ids.numel())
+    device, stranded = next(backbone.parameters()).device, not both_strands
+    result = torch.empty(len(items), pooled_width(backbone, stranded))
+    two_passes = both_strands and not is_strand_invariant(backbone, stranded)
+    for index, strands in strand_batches(items, batch_size, backbone.vocab, two_passes):
+        total = torch.zeros(len(index), result.shape[1])
+        for batch in strands:
+            ids, valid, _ = batch.to(device)
+            total += pool_features(backbone, ids, valid, stranded=stranded).cpu()
+            report(0, ids.numel())
         result[index] = total / len(strands)
     return result.numpy()
 
 
-class Frozen(ABC):
-    """A network that is not trained on the task; its features are.
+class FrozenModel(TaskModel):
+    """A scikit-learn model on the features of a network that is not trained on the task.
+
+    `fit_info` records the validation accuracy of every setting and the chosen one.
 
     Args:
-        backbone: gives the network for a seed.
+        backbone: returns the network for a seed.
         random: whether another seed gives another network.
-        batch_size: items at once.
-        about: names the network in `describe`, such as its checkpoint.
+        batch_size: items per batch.
+        about: identifies the network in `describe`, for example by the digest of its weights.
         device: where the network runs.
-
-    Attributes:
-        found: of the last call: accuracy on the validation items of every setting, and which was chosen.
     """
 
     def __init__(
@@ -67,64 +66,61 @@ class Frozen(ABC):
         backbone: Callable[[int], Backbone],
         random: bool = False,
         batch_size: int = 64,
-        about: Mapping[str, Any] | None = None,
+        about: Mapping[str, Json] | None = None,
         device: str = "cpu",
     ) -> None:
         self.backbone, self.random, self.batch_size, self.about, self.device = backbone, random, batch_size, dict(about or {}), device
-        self.found: dict[str, Any] = {}
-        self._known: dict[tuple[bool, bytes], np.ndarray] = {}
+        self._embeddings: dict[tuple[bool, bytes], np.ndarray] = {}
 
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, besides task and seed."""
-        return {"kind": type(self).__name__, **self.about}
-
-    def num_steps(self, data: TaskData) -> int:
-        """None that are worth counting."""
-        return 0
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | self.about
 
     @abstractmethod
-    def candidates(self, size: int) -> dict[str, Any]:
-        """Unfitted models for `size` training items under their setting; the most accurate on the validation items is taken."""
+    def candidates(self, num_items: int) -> Mapping[str, Estimator]:
+        """Unfitted models for `num_items` training items by the name of their setting; validation accuracy chooses one."""
 
-    def __call__(self, data: TaskData, seed: int, report: Callable[..., None] | None = None) -> Tensor:
-        """Log-probabilities of the test items, (S, C)."""
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         backbone = self.backbone(seed).to(self.device)
         check_length(backbone, data)
         if self.random:
-            self._known.clear()
+            self._embeddings.clear()
         train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
-        best, self.found = most_accurate(self.candidates(len(train)), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
-        return log_probs_of(best, test, len(data.classes))
+        candidates = self.candidates(len(train))
+        best, self.fit_info = select_by_validation(candidates, train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        return predict_log_proba(best, test, len(data.classes))
 
-    def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Callable[..., None] | None) -> np.ndarray:
-        """As `embedded`; a sequence met before, under another division, is not read again."""
+    def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Report) -> np.ndarray:
+        """As `embed`, with sequences of earlier calls (under another division of the data) taken from memory."""
         keys = [(both_strands, ids[:length].tobytes()) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())]
-        missing = [row for row, key in enumerate(keys) if key not in self._known]
+        missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
-            new = embedded(backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report)
-            self._known |= {keys[row]: vector for row, vector in zip(missing, new)}
-        return np.stack([self._known[key] for key in keys])
+            new = embed(backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report)
+            self._embeddings |= {keys[row]: vector for row, vector in zip(missing, new)}
+        return np.stack([self._embeddings[key] for key in keys])
 
 
-class LinearProbe(Frozen):
-    """Logistic regression on standardised features; the penalty is chosen on the validation items."""
+class LinearProbe(FrozenModel):
+    """Logistic regression on standardized features, with the penalty chosen on the validation items."""
 
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
-    def candidates(self, size: int) -> dict[str, Any]:
-        """See `Frozen`."""
+    @override
+    def candidates(self, num_items: int) -> dict[str, Estimator]:
         from sklearn.preprocessing import StandardScaler
 
-        return logistic(StandardScaler(), self.strengths)
+        return logistic_regressions(StandardScaler(), self.strengths)
 
 
-class NearestNeighbours(Frozen):
-    """The classes of the nearest training items, standardised features of unit length; their number is chosen on validation."""
+class NearestNeighbors(FrozenModel):
+    """k nearest neighbors on standardized features of unit length, with k chosen on the validation items."""
 
+    kind = "NearestNeighbours"
     numbers: Sequence[int] = (1, 5, 15, 45)
 
-    def candidates(self, size: int) -> dict[str, Any]:
-        """See `Frozen`."""
+    @override
+    def candidates(self, num_items: int) -> dict[str, Estimator]:
         from sklearn.neighbors import KNeighborsClassifier
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
@@ -132,5 +128,5 @@ class NearestNeighbours(Frozen):
         return {
             f"{number} neighbours": make_pipeline(StandardScaler(), Normalizer(), KNeighborsClassifier(number))
             for number in self.numbers
-            if number <= size
+            if number <= num_items
         }

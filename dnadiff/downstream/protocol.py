@@ -1,7 +1,6 @@
-"""Who learns from which items: how a seed becomes one or more rounds of train, validation and test.
+"""Evaluation protocols: how a seed becomes one or more divisions into training, validation and test items.
 
-`task.protocol=` names one of these; a round is what a model sees, and the predictions of all rounds of a seed together cover each
-tested item once.
+`task.protocol=` names one of them. The predictions of all rounds of a seed together cover each tested item once.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.downstream import clusters
 from dnadiff.downstream.items import Items, TaskData
@@ -19,7 +19,7 @@ from dnadiff.draws import hash64
 
 
 class Round(NamedTuple):
-    """One division: `data.test` is the items number `tested (T,)` of all that are tested."""
+    """One division. `data.test` are the items number `tested (T,)` of all tested items."""
 
     data: TaskData
     tested: Tensor
@@ -27,15 +27,21 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedSplit:
-    """The task's own train, validation and test, the same for every seed.
+    """The task's own train, validation and test parts, the same for every seed.
 
     Attributes:
         pad_id: of the vocabulary.
+        name: value of `task.protocol`.
+        varies: whether another seed gives another division.
+        tests_all_items: whether every item of the task is tested, including those of the training part.
+        epochs: default number of epochs.
+        warmup: default fraction of the steps for the learning rate warmup.
     """
 
     pad_id: int
     name: ClassVar[str] = "fixed"
-    varies: ClassVar[bool] = False  # another seed is another division
+    varies: ClassVar[bool] = False
+    tests_all_items: ClassVar[bool] = False
     epochs: ClassVar[int] = 1
     warmup: ClassVar[float] = 0.1
 
@@ -44,15 +50,20 @@ class FixedSplit:
         return data.test
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """What the models see under this seed."""
+        """The divisions of a seed.
+
+        Raises:
+            ValueError: if the task cannot be divided this way.
+        """
         return [Round(data, torch.arange(len(data.test)))]
 
 
 @dataclass(frozen=True)
 class PaperSplit(FixedSplit):
-    """As in Caduceus (arXiv 2403.03234): each seed divides the official training set 90/10 at random; there is one test set.
+    """The protocol of Caduceus (arXiv 2403.03234): each seed divides the official training set 90/10; there is one test set.
 
-    The division is plain, as published: where items overlap the validation accuracy is too good, the test accuracy is not.
+    The division is plainly random, as published. If items overlap, the validation accuracy is too high; the test accuracy is not
+    affected.
 
     Attributes:
         pad_id: of the vocabulary.
@@ -65,9 +76,9 @@ class PaperSplit(FixedSplit):
     epochs: ClassVar[int] = 10
     warmup: ClassVar[float] = 0.01
 
+    @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """See `FixedSplit`."""
-        official = data.train.joined(data.valid, self.pad_id)
+        official = data.train.concatenate(data.valid, self.pad_id)
         generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
         order = torch.randperm(len(official), generator=generator)
         size = max(1, round(self.valid_fraction * len(official)))
@@ -78,67 +89,65 @@ class PaperSplit(FixedSplit):
 
 @dataclass(frozen=True)
 class KFold(FixedSplit):
-    """Every item of the task is tested once, by a model that learned from the other folds; what must stay together does.
+    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together.
 
     Attributes:
         pad_id: of the vocabulary.
-        num_folds: rounds of a seed.
-        valid_fraction: of what is not tested.
+        num_folds: rounds per seed.
+        valid_fraction: of the items that are not tested.
     """
 
     num_folds: int = 5
     valid_fraction: float = 0.1
     name: ClassVar[str] = "kfold"
     varies: ClassVar[bool] = True
+    tests_all_items: ClassVar[bool] = True
 
+    @override
     def tested(self, data: TaskData) -> Items:
-        """All items of the task."""
-        return data.train.joined(data.valid, self.pad_id).joined(data.test, self.pad_id)
+        return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)
 
+    @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """See `FixedSplit`.
+        items = self.tested(data)
+        if items.groups is None:
+            raise ValueError(f"{data.name} has overlapping items and defines its own division; leave task.protocol at fixed")
+        groups, labels = items.groups.numpy(), items.labels.numpy()
+        fold = clusters.assign_folds(groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
+        return [self._round(data, items, groups, torch.from_numpy(fold == number), seed, number) for number in range(self.num_folds)]
 
-        Raises:
-            ValueError: if the task does not say what must stay together, or has too few groups of items.
-        """
-        every = self.tested(data)
-        if every.groups is None:
-            raise ValueError(f"{data.name} has overlapping items and divides them itself; leave task.protocol at fixed")
-        owner, labels = every.groups.numpy(), every.labels.numpy()
-        fold = clusters.folds(owner, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
-        return [self._round(data, every, owner, torch.from_numpy(fold == number), seed, number) for number in range(self.num_folds)]
-
-    def _round(self, data: TaskData, every: Items, owner: np.ndarray, tested: Tensor, seed: int, number: int) -> Round:
+    def _round(self, data: TaskData, items: Items, groups: np.ndarray, tested: Tensor, seed: int, number: int) -> Round:
         rest = torch.where(~tested)[0]
         random = np.random.default_rng(hash64(seed, "validation", number))
-        held = torch.from_numpy(clusters.some(owner[rest.numpy()], self.valid_fraction, random))
-        parts = {"train": every.select(rest[~held]), "valid": every.select(rest[held]), "test": every.select(tested)}
-        divided = replace(data, **parts)
+        is_valid = torch.from_numpy(clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random))
+        divided = replace(data, train=items.select(rest[~is_valid]), valid=items.select(rest[is_valid]), test=items.select(tested))
         _check_classes(divided, seed)
         return Round(divided, torch.where(tested)[0])
 
 
 def _check_classes(divided: TaskData, seed: int) -> None:
-    """Refuse a division that leaves a class without items to learn from.
+    """Refuse a division without training items of some class.
 
     Raises:
         ValueError: naming the class.
     """
-    there = set(divided.train.labels.tolist())
-    if missing := [name for number, name in enumerate(divided.classes) if number not in there]:
+    present = set(divided.train.labels.tolist())
+    if missing := [name for number, name in enumerate(divided.classes) if number not in present]:
         raise ValueError(
-            f"{divided.name}: the division of seed {seed} leaves no item of class {missing[0]!r} to learn from; add sequences of it, "
+            f"{divided.name}: the division of seed {seed} leaves no training item of class {missing[0]!r}; add sequences of it, "
             "or leave task.protocol at fixed"
         )
 
 
-def named(word: str, pad_id: int) -> FixedSplit:
-    """The protocol of `task.protocol=WORD`.
+PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}
+
+
+def build_protocol(name: str, pad_id: int) -> FixedSplit:
+    """The protocol of `task.protocol=NAME`.
 
     Raises:
         ValueError: if there is none of that name.
     """
-    known = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}
-    if not isinstance(word, str) or word not in known:
-        raise ValueError(f"protocol is {word!r}; set task.protocol to one of {', '.join(known)}")
-    return known[word](pad_id)
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name](pad_id)

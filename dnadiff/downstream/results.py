@@ -1,10 +1,10 @@
-"""A folder that keeps every finished prediction, so that a study survives an interruption and several processes share it.
+"""A folder of finished predictions, so that a study can be interrupted and resumed, or shared by several processes.
 
-    FOLDER/TASK/MODEL-sSEED-DIGEST.npz    log-probabilities of the tested items, with the seconds they took
-    FOLDER/results.csv                    one line for each of them: metrics and where they came from
-    FOLDER/results.json                   the summary of each task, written by whoever finishes it
+    FOLDER/TASK/MODEL-sSEED-DIGEST.npz    log-probabilities of the tested items, and the seconds they took
+    FOLDER/results.csv                    one row per prediction: metrics and provenance
+    FOLDER/results.json                   the summary of each task, written by the process that finishes it
 
-The digest covers items, protocol, model settings and version: anything else is computed afresh and kept beside.
+The digest covers items, protocol, model settings and package version. A prediction under any other digest is computed and stored separately.
 """
 
 from __future__ import annotations
@@ -19,120 +19,126 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from dnadiff.config import Json
 from dnadiff.data.cache import locked
 from dnadiff.data.files import atomic_write, write_json
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import METRICS, Scored, values
+from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
 
 COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host", "dnadiff", "torch")
-Compute = Callable[[], "tuple[Tensor, list[dict[str, Any]]]"]
+Compute = Callable[[], tuple[Tensor, list[dict[str, Json]]]]
 
 
 class Prediction(NamedTuple):
-    """What one model predicts with one seed.
+    """The predictions of one model with one seed.
 
     Attributes:
         log_probs: (S, C) of the tested items.
-        seconds: that learning and predicting took.
-        found: for each round what the model reports of itself, such as settings tried on validation.
+        seconds: for fitting and predicting.
+        fit_info: `TaskModel.fit_info` of each round.
     """
 
     log_probs: Tensor
     seconds: float
-    found: list[dict[str, Any]]
+    fit_info: list[dict[str, Json]]
 
 
-class Unkept:
-    """No folder: every prediction is computed, none is kept."""
+class Job(NamedTuple):
+    """What a prediction is made from.
 
-    def get(self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute) -> Prediction:
-        """Computed now."""
+    Attributes:
+        data: the task; its items are part of the digest.
+        model: its name.
+        seed: of the run.
+        about: everything else that the prediction depends on: `protocol` and `settings`.
+        labels: (S,) of the tested items.
+    """
+
+    data: TaskData
+    model: str
+    seed: int
+    about: dict[str, Json]
+    labels: Tensor
+
+
+class Results:
+    """Computes every prediction and stores none."""
+
+    def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
+        """The stored prediction, or a new one; None while another process is computing it.
+
+        Args:
+            job: what the prediction is made from.
+            compute: returns log-probabilities (S, C) and the `fit_info` of each round.
+        """
         start = time.monotonic()
-        log_probs, found = compute()
-        return Prediction(log_probs, time.monotonic() - start, found)
+        log_probs, fit_info = compute()
+        return Prediction(log_probs, time.monotonic() - start, fit_info)
 
-    def summarise(self, task: str, result: Mapping[str, Any]) -> None:
-        """Nothing."""
+    def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
+        """Store the summary of a task."""
 
 
-class ResultsFolder:
-    """Predictions kept in a folder.
+class ResultsFolder(Results):
+    """Stores predictions and summaries in a folder.
 
     Args:
-        folder: made if it does not exist.
-        provenance: written with each prediction and summary, such as checkpoint and command.
+        folder: created if it does not exist.
+        provenance: stored with each prediction and summary, such as checkpoint and command.
         version: of this package.
     """
 
-    def __init__(self, folder: Path, provenance: Mapping[str, Any], version: str) -> None:
+    def __init__(self, folder: Path, provenance: Mapping[str, Json], version: str) -> None:
         self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), version
 
-    def get(self, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, compute: Compute) -> Prediction | None:
-        """Kept before, or computed and kept now; None while another process computes it.
-
-        Args:
-            data: the task; its items are part of the digest.
-            model: its name.
-            seed: of the run.
-            about: all that the predictions depend on besides.
-            labels: of the tested items (S,).
-            compute: gives log-probabilities (S, C) and what was found on the way.
-        """
-        digest = digest_of(data, {"model": model, "seed": seed, "version": self.version, **about})
-        path = self.folder / slug(data.name) / f"{slug(model)}-s{seed}-{digest}.npz"
+    @override
+    def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
+        digest = compute_digest(job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about})
+        path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
         if path.is_file():
-            return self._known(path, data, model, seed, about, labels, digest)
+            return self._load(path, job, digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_suffix(".lock")
-        with locked(lock, wait=False) as mine:
-            if mine is False:
+        with locked(lock, wait=False) as acquired:
+            if acquired is False:
                 return None
             try:
-                if path.is_file():  # finished between the look and the lock
-                    return self._known(path, data, model, seed, about, labels, digest)
-                new = Unkept().get(data, model, seed, about, labels, compute)
-                save(path, new, labels, {**about, **self.provenance, "model": model, "seed": seed})
-                self._list(data, model, seed, about, new, labels, digest)
+                if path.is_file():  # finished after the first check and before the lock was acquired
+                    return self._load(path, job, digest)
+                prediction = super().get_or_compute(job, compute)
+                assert prediction is not None  # computed here
+                save_prediction(path, prediction, job.labels, {**job.about, **self.provenance, "model": job.model, "seed": job.seed})
+                self._add_row(job, prediction, digest)
             finally:
-                if mine:
+                if acquired:
                     lock.unlink(missing_ok=True)
-        return new
+        return prediction
 
-    def _known(
-        self, path: Path, data: TaskData, model: str, seed: int, about: Mapping[str, Any], labels: Tensor, digest: str
-    ) -> Prediction:
-        """A prediction kept before. Its line is added if it is missing: a process may be killed between prediction and line."""
-        kept = load(path)[0]
-        self._list(data, model, seed, about, kept, labels, digest)
-        return kept
+    def _load(self, path: Path, job: Job, digest: str) -> Prediction:
+        """A stored prediction. Its row is added if missing: a process may be killed between writing the two."""
+        prediction = load_prediction(path)[0]
+        self._add_row(job, prediction, digest)
+        return prediction
 
-    def _list(
-        self,
-        data: TaskData,
-        model: str,
-        seed: int,
-        about: Mapping[str, Any],
-        new: Prediction,
-        labels: Tensor,
-        digest: str,
-    ) -> None:
-        """Give the prediction its line in `results.csv`, unless it has one."""
-        extra = tuple(self.provenance)
+    def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
+        """Add the prediction to `results.csv`, unless it is already there."""
+        metrics = compute_metrics(ScoredPredictions(prediction.log_probs.numpy(), job.labels.numpy()))
         row = {
-            "task": data.name,
-            "model": model,
-            "seed": seed,
-            "protocol": about.get("protocol", ""),
-            "train": len(data.train),
-            "test": len(labels),
-            **{name: f"{value:.6g}" for name, value in values(Scored(new.log_probs.numpy(), labels.numpy())).items()},
-            "seconds": f"{new.seconds:.1f}",
+            "task": job.data.name,
+            "model": job.model,
+            "seed": job.seed,
+            "protocol": job.about.get("protocol", ""),
+            "train": len(job.data.train),
+            "test": len(job.labels),
+            **{name: f"{value:.6g}" for name, value in metrics.items()},
+            "seconds": f"{prediction.seconds:.1f}",
             "digest": digest,
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
@@ -142,10 +148,10 @@ class ResultsFolder:
         }
         with locked(self.folder / ".results.lock"):
             if digest not in listed_digests(self.folder / "results.csv"):
-                append_row(self.folder / "results.csv", row, (*COLUMNS, *extra))
+                append_row(self.folder / "results.csv", row, (*COLUMNS, *self.provenance))
 
-    def summarise(self, task: str, result: Mapping[str, Any]) -> None:
-        """Put the summary of a task into `results.json`, beside those of others."""
+    @override
+    def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".results.lock"):
             path = self.folder / "results.json"
@@ -154,15 +160,15 @@ class ResultsFolder:
 
 
 def listed_digests(path: Path) -> set[str]:
-    """The digests that a table of results has lines for; none if there is no table."""
+    """The digests in a table of results; an empty set if there is no table."""
     if not path.is_file():
         return set()
     with path.open(encoding="utf-8", newline="") as file:
         return {row.get("digest") or "" for row in csv.DictReader(file)}
 
 
-def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Add a line to a table that the caller has locked; one that has other columns is written anew with those of both."""
+def append_row(path: Path, row: Mapping[str, Json], columns: Sequence[str]) -> None:
+    """Append a row to a CSV file that the caller has locked. If columns are missing, the file is rewritten with them added."""
     known: list[dict[str, str]] = []
     header = list(columns)
     if path.is_file():
@@ -173,11 +179,11 @@ def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> No
             known = list(reader) if missing else []
             header += missing
         if not missing:
-            with path.open("rb") as file:  # a line cut short, or written in an editor, may lack its end
-                file.seek(-1, io.SEEK_END)
-                whole = file.read() == b"\n"
+            with path.open("rb") as raw:  # a truncated or hand-edited file may lack the final newline
+                raw.seek(-1, io.SEEK_END)
+                has_newline = raw.read() == b"\n"
             with path.open("a", encoding="utf-8", newline="") as file:
-                file.write("" if whole else "\n")
+                file.write("" if has_newline else "\n")
                 csv.DictWriter(file, header, lineterminator="\n").writerow(row)
             return
     text = io.StringIO()
@@ -188,31 +194,42 @@ def append_row(path: Path, row: Mapping[str, Any], columns: Sequence[str]) -> No
         file.write(text.getvalue().encode())
 
 
-def save(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, Any]) -> None:
-    """Write a prediction, wholly or not at all."""
-    whole = json.dumps({**about, "found": prediction.found}, default=str)
+def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, Json]) -> None:
+    """Write a prediction atomically."""
+    description = json.dumps({**about, "found": prediction.fit_info}, default=str)
     with atomic_write(path, overwrite=True) as file:
-        np.savez_compressed(file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=whole)
+        np.savez_compressed(
+            file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description
+        )
 
 
-def load(path: Path) -> tuple[Prediction, Tensor]:
-    """What `save` wrote: the prediction and the labels of its items."""
-    with np.load(path) as kept:
-        found = json.loads(str(kept["about"])).get("found", [])
-        return Prediction(torch.from_numpy(kept["log_probs"]), float(kept["seconds"]), found), torch.from_numpy(kept["labels"])
+def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
+    """Read what `save_prediction` wrote: the prediction and the labels of its items."""
+    with np.load(path) as stored:
+        fit_info = json.loads(str(stored["about"])).get("found", [])
+        prediction = Prediction(torch.from_numpy(stored["log_probs"]), float(stored["seconds"]), fit_info)
+        return prediction, torch.from_numpy(stored["labels"])
 
 
-def digest_of(data: TaskData, about: Mapping[str, Any]) -> str:
+def compute_digest(data: TaskData, about: Mapping[str, Json]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
-    whole = hashlib.sha256(json.dumps([data.classes, data.stranded, about], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about], sort_keys=True, default=str).encode())
     for items in (data.train, data.valid, data.test):
         for tensor in (items.ids, items.lengths, items.labels, items.groups):
-            whole.update(b"none" if tensor is None else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
-    return whole.hexdigest()[:12]
+            digest.update(b"none" if tensor is None else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def weights_digest(network: torch.nn.Module) -> str:
+    """12 hexadecimal digits that change with any weight of the network."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def slug(name: str) -> str:
-    """The name with only letters, digits, dot, dash and underscore, for a file.
+    """The name as part of a file name: only letters, digits, dot, dash and underscore.
 
     >>> slug("6-mer logistic regression")
     '6-mer_logistic_regression'

@@ -1,54 +1,53 @@
-"""Several tasks in one table: which of them have data, wherever in a folder these lie and in whichever of the published forms."""
+"""Several tasks in one run: finds the data of each task in a folder, in any of the published formats."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from dnadiff.config import Config
 from dnadiff.downstream.benchmark import SPLIT
-from dnadiff.downstream.labelled import PART_OF_WORD
-from dnadiff.downstream.table import ENDINGS, header_of, rows_of
+from dnadiff.downstream.labeled import PART_NAMES
+from dnadiff.downstream.table import ENDINGS, read_header, read_rows
 
 log = logging.getLogger("dnadiff")
 
 
-def present(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The tasks whose data are there, each with the path that its data have; the others are named.
+def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
+    """The tasks that have data, each with the path of its data; the other tasks are logged.
 
-    Where nothing lies at a task's own path, its name is looked for beside it, see `forms`.
+    If there is nothing at a task's own path, `find_sources` looks for its name in the same folder.
 
     Args:
         tasks: name to settings, of which `path` is FOLDER/NAME.
 
     Raises:
-        FileNotFoundError: if none is there.
+        FileNotFoundError: if no task has data.
     """
-    there = {}
+    found: dict[str, Config] = {}
     for name, task in tasks.items():
         path = Path(str(task["path"])).expanduser()
-        if found := [path] if path.exists() else forms(path.parent, path.name):
-            there[name] = {**task, "path": str(found[0])}
-            also = (
-                f"; not used: {', '.join(one.name for one in found[1:])} (task.tasks.{name}.path=FILE takes another)" if found[1:] else ""
-            )
-            log.info(f"{name}: {found[0]}{also}")
-    if missing := [name for name in tasks if name not in there]:
+        if sources := [path] if path.exists() else find_sources(path.parent, path.name):
+            found[name] = {**task, "path": str(sources[0])}
+            unused = ", ".join(source.name for source in sources[1:])
+            log.info(f"{name}: {sources[0]}" + (f"; not used: {unused} (task.tasks.{name}.path=FILE selects another)" if unused else ""))
+    if missing := [name for name in tasks if name not in found]:
         log.info(f"no data for {', '.join(missing)}")
-    if not there:
+    if not found:
         folder = Path(str(next(iter(tasks.values()))["path"])).parent
         raise FileNotFoundError(
             f"{folder} holds none of {', '.join(tasks)}; set task.path to the folder that holds a folder NAME or a table NAME.csv of each"
         )
-    return there
+    return found
 
 
-def forms(folder: Path, name: str) -> list[Path]:
-    """What a folder holds of a task, the fittest first; nothing if it holds none.
+def find_sources(folder: Path, name: str) -> list[Path]:
+    """The data of a task in a folder, best match first; an empty list if there is none.
 
     A folder `NAME` (the download), `datasets/NAME` (intervals) or `Genomic_Benchmarks_NAME` (a copy from the Hub); else tables
-    `NAME.csv` or `NAME.ANYTHING.csv`, in each ending that is read: those with training and test rows first, then the larger ones.
+    `NAME.csv` or `NAME.ANYTHING.csv`, with any supported ending: the exact name first, then tables with training and test rows,
+    then larger ones.
     """
     if folders := [path for path in (folder / name, folder / "datasets" / name, folder / f"Genomic_Benchmarks_{name}") if path.is_dir()]:
         return folders
@@ -58,10 +57,10 @@ def forms(folder: Path, name: str) -> list[Path]:
 
 
 def _is_divided(path: Path) -> bool:
-    """Whether a table has training rows and test rows; one that cannot be read has not."""
+    """Whether a table has training and test rows; False if it cannot be read."""
     try:
-        column = next((name for name in SPLIT if name in header_of(str(path))), None)
-        parts = {PART_OF_WORD.get(cells[0].lower()) for _, cells in rows_of(str(path), {"split_column": column})} if column else set()
+        column = next((name for name in SPLIT if name in read_header(str(path))), None)
+        parts = {PART_NAMES.get(cells[0].lower()) for _, cells in read_rows(str(path), {"split_column": column})} if column else set()
     except (ValueError, OSError):
         return False
     return {"train", "test"} <= parts

@@ -1,46 +1,48 @@
-"""A task cut from a genome and its annotation: windows inside regions against windows outside.
+"""A task made from a genome and its annotation: windows inside regions against windows outside.
 
-`task=NAME` on the command line builds this, or a `LabelledTask`, from configs/task/NAME.yaml. A task reads, splits and encodes;
-models see the resulting `TaskData` and nothing else.
+`task=NAME` on the command line builds `RegionWindows` or a `LabeledTask` from configs/task/NAME.yaml. A task reads, divides and
+encodes sequences; models see only the resulting `TaskData`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from dnadiff import checks
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.regions import Region, read_bed
-from dnadiff.data.splits import PARTS, FractionSplit, Split, split_hash
-from dnadiff.downstream import settings
+from dnadiff.data.splits import FractionSplit, Split, split_hash
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K, UNKNOWN, KmerSet
 
+Starts = list[tuple[int, int]]  # (record, start) of windows
+
 
 class RegionWindows:
-    """Windows wholly inside regions against windows wholly outside any: inside means that every base lies in some region.
+    """Windows completely inside regions against windows completely outside: all bases of a window are in some region, or none is.
 
-    Whether bases are coding does not depend on the strand one reads, so the task is unstranded. Training windows lie at
-    `stride`; those for validation and test do not overlap, and none holds a word of `k` bases that occurs anywhere in the
-    training part, on either strand. Stretches are filled from their middle, so that a window's edge says nothing about
-    where a region begins. Classes are balanced by leaving out windows of the larger one at random.
+    Whether a base is coding does not depend on the strand that is read, so the task is unstranded. Training windows are placed
+    every `stride` bases. Validation and test windows do not overlap, and share no k-mer with the training part on either strand.
+    The windows of a stretch are centered in it, so that their edges carry no information about where regions begin. Classes are
+    balanced by leaving out random windows of the larger one.
 
     Args:
         genome: FASTA file.
         regions: BED file.
         length: bases in a window.
-        stride: between training windows of one stretch.
+        stride: between the starts of training windows in one stretch.
         split: of the genome; by default 80-90 % test, 90-100 % validation.
-        max_train: most training windows of a class; None for all.
-        k: length of the words that held-out windows may not share with the training part.
+        max_train: maximum number of training windows per class; None: no limit.
+        k: length of the k-mers that held-out windows may not share with the training part.
         inside: name of the first class.
         outside: name of the second class.
         name: of the task.
-        protocol: which items a seed learns from, see `dnadiff.downstream.protocol`.
-        seed: of the windows left out.
+        protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
+        seed: of the choice of windows that are left out.
     """
 
     def __init__(
@@ -58,68 +60,67 @@ class RegionWindows:
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:
-        length, stride = settings.whole("length", length, 1), settings.whole("stride", stride, 1)
-        max_train, seed = settings.whole_or_none("max_train", max_train, 1), settings.whole("seed", seed, 0)
-        k, name = settings.whole("k", k, 1, MAX_K), settings.word("name", name)
-        inside, outside = settings.word("inside", inside), settings.word("outside", outside)
-        if inside == outside:
+        self.genome, self.regions, self.split, self.protocol = genome, regions, split or FractionSplit(), protocol
+        self.length, self.stride = checks.integer("task.length", length), checks.integer("task.stride", stride)
+        self.max_train, self.seed = checks.optional_integer("task.max_train", max_train), checks.integer("task.seed", seed, 0)
+        self.k, self.name = checks.integer("task.k", k, 1, MAX_K), checks.name("task.name", name)
+        self.inside, self.outside = checks.name("task.inside", inside), checks.name("task.outside", outside)
+        if self.inside == self.outside:
             raise ValueError(f"both classes are called {inside!r}; set task.inside or task.outside to another name")
-        self.genome, self.regions, self.length, self.stride, self.k = genome, regions, length, stride, k
-        self.split, self.max_train = split or FractionSplit(), max_train
-        self.inside, self.outside, self.name, self.protocol, self.seed = inside, outside, name, protocol, seed
 
-    def load(self, tokenizer: Any) -> TaskData:
-        """See `Task`.
+    def load(self, tokenizer: DNATokenizer) -> TaskData:
+        """See `items.Task`.
 
         Raises:
             ValueError: if a part has no window of a class.
         """
-        genome = Genome.from_fasta(self.genome, tokenizer)
+        genome = Genome.open(self.genome, tokenizer=tokenizer)
         lengths = genome.lengths
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
         bases = [tokenizer.bases(ids) for ids in genome.records]
-        train_words = KmerSet([bases[i.record][i.start : i.end] for i in intervals["train"]], self.k)
+        train_kmers = KmerSet([bases[i.record][i.start : i.end] for i in intervals["train"]], self.k)
         classes = sorted([self.inside, self.outside])
-        places: dict[str, list[list[tuple[int, int]]]] = {part: [[], []] for part in PARTS}  # part -> class -> (record, start)
-        fell_out = {part: dict.fromkeys(classes, 0) for part in ("valid", "test")}
-        for part in PARTS:
+        strides = {"train": self.stride, "valid": self.length, "test": self.length}
+        starts: dict[str, list[Starts]] = {part: [[] for _ in classes] for part in strides}
+        left_out = {part: dict.fromkeys(classes, 0) for part in ("valid", "test")}
+        for part, stride in strides.items():
             for interval in intervals[part]:
-                here = bases[interval.record][interval.start : interval.end]
+                sequence = bases[interval.record][interval.start : interval.end]
                 is_covered = covered[interval.record][interval.start : interval.end]
+                novel = ~kmer_centers(train_kmers, sequence) if part in left_out else np.ones(len(sequence), bool)
                 for label, name in enumerate(classes):
-                    usable = (is_covered == (name == self.inside)) & (here < UNKNOWN)
-                    starts = window_starts(usable, self.length, self.stride if part == "train" else self.length)
-                    if part != "train":
-                        before = len(starts)
-                        starts = window_starts(usable & ~word_centres(train_words, here), self.length, self.length)
-                        fell_out[part][name] += before - len(starts)
-                    places[part][label] += [(interval.record, interval.start + int(start)) for start in starts]
-        items = {part: self._items(part, places[part], classes, genome, tokenizer) for part in PARTS}
+                    usable = (is_covered == (name == self.inside)) & (sequence < UNKNOWN)
+                    allowed = window_starts(usable & novel, self.length, stride)
+                    starts[part][label] += [(interval.record, interval.start + int(start)) for start in allowed]
+                    if part in left_out:
+                        left_out[part][name] += len(window_starts(usable, self.length, stride)) - len(allowed)
+        limits = {part: self.max_train if part not in left_out else None for part in strides}
+        train, valid, test = (self._items(part, starts[part], limits[part], classes, genome, tokenizer) for part in strides)
         notes = {
             "window": self.length,
             "stride": self.stride,
             "split": self.split.describe(),
             "split_hash": split_hash(intervals, genome.names),
             "shared_word": self.k,
-            "left_out_for_a_shared_word": fell_out,
-            "windows_before_balancing": {part: dict(zip(classes, map(len, places[part]))) for part in PARTS},
+            "left_out_for_a_shared_word": left_out,
+            "windows_before_balancing": {part: dict(zip(classes, map(len, starts[part]))) for part in strides},
         }
-        return TaskData(self.name, classes, items["train"], items["valid"], items["test"], stranded=False, notes=notes)
+        return TaskData(self.name, classes, train, valid, test, stranded=False, notes=notes)
 
     def _items(
-        self, part: str, places: Sequence[Sequence[tuple[int, int]]], classes: Sequence[str], genome: Genome, tokenizer: Any
+        self, part: str, starts: Sequence[Starts], limit: int | None, classes: Sequence[str], genome: Genome, tokenizer: DNATokenizer
     ) -> Items:
-        size = min(map(len, places))
+        """The windows of a part: as many of each class as there are of the smaller one, and at most `limit`."""
+        size = min(map(len, starts))
         if size == 0:
-            empty = classes[int(np.argmin([len(p) for p in places]))]
+            empty = classes[int(np.argmin([len(s) for s in starts]))]
             raise ValueError(
                 f"{self.name}: no window of {self.length} bases of class {empty} in the {part} part; set task.length to less, or choose another task.split"
             )
-        if part == "train" and self.max_train is not None:
-            size = min(size, self.max_train)
+        size = size if limit is None else min(size, limit)
         sequences, labels = [], []
-        for label, (name, of_class) in enumerate(zip(classes, places)):
+        for label, (name, of_class) in enumerate(zip(classes, starts)):
             random = np.random.default_rng(hash64(self.seed, part, name))
             for number in np.sort(random.choice(len(of_class), size, replace=False)):
                 record, start = of_class[number]
@@ -129,7 +130,7 @@ class RegionWindows:
 
 
 def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list[np.ndarray]:
-    """For each record, which bases lie in some region on either strand: bool arrays (length,)."""
+    """For each record, a mask (length,) bool of the bases in some region on either strand."""
     change = {name: np.zeros(length + 1, np.int32) for name, length in lengths.items()}
     for region in regions:
         change[region.chrom][region.start] += 1
@@ -137,18 +138,18 @@ def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list
     return [np.cumsum(c[:-1]) > 0 for c in change.values()]
 
 
-def window_starts(marked: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Starts of windows in runs of True: as many as fit into each run at `stride`, in its middle.
+def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
+    """Starts of windows in runs of True: as many as fit into each run at `stride`, centered in it.
 
     Args:
-        marked: (L,) bool.
+        mask: (L,) bool.
         length: of a window.
         stride: between starts in one run.
 
     Returns:
         (W,) int64, ascending.
     """
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], marked.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     runs = edges.reshape(-1, 2)
     runs = runs[runs[:, 1] - runs[:, 0] >= length]
     slack = runs[:, 1] - runs[:, 0] - length
@@ -158,9 +159,9 @@ def window_starts(marked: np.ndarray, length: int, stride: int) -> np.ndarray:
     return np.repeat(first, counts) + number * stride
 
 
-def word_centres(words: KmerSet, bases: np.ndarray) -> np.ndarray:
-    """The middle base of each word of `bases (L,)` that is in the set: (L,) bool. A stretch without one holds no such word."""
-    hits = words.hits(bases)
-    marked = np.zeros(len(bases), bool)
-    marked[words.k // 2 : words.k // 2 + len(hits)] = hits
-    return marked
+def kmer_centers(kmers: KmerSet, bases: np.ndarray) -> np.ndarray:
+    """The middle base of each k-mer of `bases (L,)` that is in the set: (L,) bool. A window without one contains no such k-mer."""
+    hits = kmers.hits(bases)
+    centers = np.zeros(len(bases), bool)
+    centers[kmers.k // 2 : kmers.k // 2 + len(hits)] = hits
+    return centers

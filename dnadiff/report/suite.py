@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dnadiff.downstream.comparison import HEADER, like, published, rows_of_suite, trained_on
+from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
 from dnadiff.report.html import document, facts, pair, picture, section, table, write
@@ -27,7 +27,7 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 
     Args:
         path: of the page.
-        studies: results of `dnadiff.downstream.run.study`, one for each task.
+        studies: results of `dnadiff.downstream.study.study`, one for each task.
         commands: command lines that made them.
         title: by default it names the task, or says how many there are.
 
@@ -45,10 +45,12 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 
 
 def _table(studies: Sequence[Results]) -> str:
-    rows = rows_of_suite(studies)
+    rows = suite_rows(studies)
     beside = f"<p>{escape(_RULE)}</p>" if any(row[-1] != "-" for row in rows) else ""
     return (
-        table([text.capitalize() if text.islower() else text for text in HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide")
+        table(
+            [text.capitalize() if text.islower() else text for text in SUITE_HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide"
+        )
         + beside
     )
 
@@ -56,14 +58,14 @@ def _table(studies: Sequence[Results]) -> str:
 def _task(result: Results, name: str) -> str:
     """A task: pictures, differences, and what a reader of its numbers should know."""
     task, models = result["task"], classification.in_order(result)
-    against = {known for model in models if (known := like(model, result.get("counterpart")))}
-    known = [row for row in published(task["name"]) if row.model in against]
+    against = {known for model in models if (known := published_model_for(model, result.get("counterpart")))}
+    known = [row for row in published_accuracies(task["name"]) if row.model in against]
     height = 0.9 + 0.36 * (len(models) + len(known))
     bars = picture(
         panel(classification.accuracy_bars, result, known, height=height),
         f"{name}bars",
         f"Accuracy of each model on {task['name']}; the table above gives the numbers.",
-        f"Orange: baselines and frozen features. Blue: networks trained as a whole, here on {trained_on(result):,} sequences. "
+        f"Orange: baselines and frozen features. Blue: networks trained as a whole, here on {num_training_sequences(result):,} sequences. "
         + ("Grey: published, with their training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )

@@ -1,16 +1,17 @@
-"""The downstream study: what pretraining is worth in classification, beside word counts, a CNN and the published numbers.
+"""The downstream study: the effect of pretraining on classification, compared with k-mer counts, a CNN and published numbers.
 
     python scripts/experiments/downstream.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--write DIR] [--quick]
 
-FOLDER holds `genomes/` and `benchmarks/`. Two 64x4 Caduceus are pretrained alike (mdlm, 12 M tokens, windows of 512): on yeast, which
-holds nothing of what most tasks ask (the clean control), and on human chr20. Each piece is one model with one seed or a few cheap ones;
-several processes may work in one DIR, each passing over what another has in hand.
+FOLDER holds `genomes/` and `benchmarks/`. Two 64x4 Caduceus are pretrained in the same way (mdlm, 12 M tokens, windows of 512): on yeast,
+whose genome contains none of the sequences of most tasks (a clean control), and on human chr20. Each piece is one model with one seed, or
+a few cheap models. Several processes may share one DIR; each skips the pieces that another is working on.
 
-`human_nontata_promoters`: the complete official test set, 9,034 sequences, divided 80/20 so that sequences with a common 24-mer stay together
-(promoters overlap). Three rates for each network, chosen on validation with three epochs instead of eight and a seed of its own; three seeds.
-All tasks at hand: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part) and baselines. All but the
-promoters of CNNProm and the samples of a task: full fine-tuning of chr20's network and of an untrained one with one seed, three epochs (two
-of more than 1 M bases, one of more than 2.2 M) and the rates chosen on the promoters. Where only a part of a task is at hand, it says so beside the published number.
+`human_nontata_promoters`: the complete official test set, 9,034 sequences, divided 80/20 so that sequences that share a 24-mer stay together
+(promoters overlap). Three learning rates for each network, chosen on validation with three epochs instead of eight and a separate seed; three
+seeds. All available tasks: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part) and baselines. All except
+the promoters of CNNProm and the samples of a task: fine-tuning of the chr20 network and of an untrained one with one seed, three epochs (two
+above 1 M bases, one above 2.2 M) and the learning rates chosen on the promoters. If only a part of a task is available, the tables give its size
+next to the published number.
 """
 
 import copy
@@ -31,7 +32,7 @@ from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import baselines, pretraining_overlap
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.finetuning import Network
+from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.probe import LinearProbe
 from dnadiff.draws import hash64
@@ -90,11 +91,10 @@ QUICK = {
 
 
 class Study:
-    """The pieces, in the order of what they are worth.
+    """The pieces, the most important first.
 
     Attributes:
-        networks: how the network under a classifier begins, and the run in whose folder its network is described; the names of
-            untrained ones begin with `scratch`.
+        networks: name of a network -> the run whose configuration describes it; the names of untrained ones begin with `scratch`.
     """
 
     networks = {"scratch": "chr20", "yeast": "yeast", "chr20": "chr20"}  # noqa: RUF012
@@ -125,7 +125,7 @@ class Study:
 
     @staticmethod
     def is_probed_alone(task: str) -> bool:
-        """Whether it is a few hundred sequences of a task, or none of the benchmarks that are fine-tuned on: for probes alone."""
+        """Whether the task is used for probes only: a sample of a few hundred sequences, or CNNProm."""
         return task.endswith(", sample") or task.startswith("cnnprom")
 
     def task(self, name: str, protocol: str | None = None) -> tuple:
@@ -136,17 +136,17 @@ class Study:
             data, how = task_data([f"task={task}", *path, *overrides], self.tokenizer)
             if protocol and how.name == "fixed":
                 data, how = task_data([f"task={task}", *path, *overrides, f"task.protocol={protocol}"], self.tokenizer)
-            self.read = {(name, protocol): (data, how)}  # only the last one: a process that works through all would keep them all
+            self.read = {(name, protocol): (data, how)}  # keep only the last one, to limit the memory
         return self.read[name, protocol]
 
     def pretrain(self, name: str) -> dict:
-        """A network that has read a genome."""
+        """Pretrain a network on a genome."""
         data = [argument.format(data=self.data) for argument in self.size["pretraining"][name]]
         steps = [f"trainer.max_steps={self.size['steps']}", f"trainer.val_check_interval={max(self.size['steps'] // 6, 2)}"]
         return study.train(self.folder / "runs" / name, [*data, *self.size["windows"], *self.size["network"], *steps])
 
     def loaded(self, run: str) -> checkpoint.Loaded:
-        """A network that has read its genome.
+        """A pretrained network.
 
         Raises:
             NotYet: if it has not finished.
@@ -156,7 +156,7 @@ class Study:
         return checkpoint.load(self.folder / "runs" / run)
 
     def backbone(self, name: str) -> Callable[[int], Backbone]:
-        """What gives the network of a seed."""
+        """A function that returns the network for a seed."""
         loaded = self.loaded(self.networks[name])
 
         def fresh(seed: int) -> Backbone:
@@ -167,25 +167,25 @@ class Study:
 
         return fresh
 
-    def network(self, name: str, rate: float, epochs: int) -> Network:
-        """The network as a classifier that is trained as a whole."""
+    def network(self, name: str, rate: float, epochs: int) -> FineTunedModel:
+        """The network with a linear layer, to be fine-tuned."""
         settings = {"warmup": 0.01, "epochs": epochs, "batch_size": self.size["batch"], "trainer": {"accelerator": "cpu", "devices": 1}}
-        return Network(self.backbone(name), rate, about={"network": name}, **settings)
+        return FineTunedModel(self.backbone(name), rate, about={"network": name}, **settings)
 
     def tune(self, name: str, rate: float) -> dict:
-        """How good a rate is on the validation items; the test items are not looked at."""
+        """The validation score of a learning rate; the test items are not used."""
         model = self.network(name, rate, self.size["tuning_epochs"])
         model.fit(self.task(MAIN)[0], 0)
-        return {"valid_accuracy": model.score[0], "valid_loss": -model.score[1], **model.found}
+        return {"valid_accuracy": model.valid_score.accuracy, "valid_loss": -model.valid_score.negative_loss, **model.fit_info}
 
     def rate(self, name: str) -> tuple[float, dict]:
-        """The best rate of a network, and what each gave."""
+        """The best learning rate of a network, and the accuracy of each."""
         tried = {rate: self.kept[f"tune-{name}-{rate:g}"] for rate in self.size["rates"]}
         best = max(tried, key=lambda rate: (tried[rate]["valid_accuracy"], -tried[rate]["valid_loss"]))
         return best, {f"{rate:g}": row["valid_accuracy"] for rate, row in tried.items()}
 
     def fine_tuned(self, task: str, name: str, seed: int, epochs: int | None) -> dict:
-        """One network with one seed on a task; with `epochs` None as many as the size of the task allows."""
+        """Fine-tune one network with one seed; with `epochs` None the size of the task decides how long."""
         (rate, tried), (data, how) = self.rate(name), self.task(task)
         bases = int(data.train.lengths.sum())
         epochs = epochs or next(number for most, number in self.size["few"].items() if bases <= most)
@@ -199,7 +199,7 @@ class Study:
         return self.predictions.add(task, "CNN", seed, data, model, how)
 
     def baselines(self, task: str) -> dict:
-        """Length, composition and word counts."""
+        """Length, composition and k-mer counts."""
         data, how = self.task(task)
         models = {"length alone": baselines.LengthAlone(self.tokenizer), "GC alone": baselines.GCAlone(self.tokenizer)}
         models |= {f"{k}-mer logistic regression": baselines.KmerLogistic(self.tokenizer, k) for k in self.size["words"]}
@@ -207,13 +207,13 @@ class Study:
         return {name: self.predictions.add(task, name, 1, data, model, how) for name, model in models.items()}
 
     def probe(self, task: str, name: str) -> dict:
-        """Logistic regression on frozen features, every seed with its own validation part."""
+        """Logistic regression on frozen features; each seed draws its own validation part."""
         data, how = self.task(task, protocol="paper")
         model = LinearProbe(self.backbone(name), random=name.startswith("scratch"), about={"network": name})
         return {f"s{s}": self.predictions.add(task, Titles.probe(name), s, data, model, how) for s in self.size["probe_seeds"]}
 
     def permuted(self, name: str) -> dict:
-        """Labels of training and validation permuted: what is then right of the test items is chance."""
+        """Training and validation labels permuted: the accuracy on the test items is then chance."""
         data, how = self.task(MAIN)
         generator = torch.Generator().manual_seed(5)
 
@@ -226,7 +226,7 @@ class Study:
         return self.predictions.add(f"{MAIN}, labels permuted", name, 1, data, model, how)
 
     def counts(self) -> dict:
-        """Sizes, test sequences that are also in training or validation, and what differs from the known counts."""
+        """Sizes, test sequences that are also in training or validation, and differences from the known counts."""
         rows = {}
         for name in self.size["tasks"]:
             data, how = self.task(name)
@@ -235,40 +235,40 @@ class Study:
         return rows
 
     def inside(self, name: str) -> dict:
-        """How many items of each task lie inside what a network was pretrained on, and which."""
-        words, rows = pretraining_overlap.pretraining_words(self.loaded(name).config, self.tokenizer), {}
+        """Which items of each task overlap the pretraining data of a network."""
+        kmers, rows = pretraining_overlap.pretraining_kmers(self.loaded(name).config, self.tokenizer), {}
         for task in self.size["tasks"]:
             data, how = self.task(task)
-            shares = pretraining_overlap.seen_shares(how.tested(data), words, self.tokenizer)
+            shares = pretraining_overlap.overlap_fractions(how.tested(data), kmers, self.tokenizer)
             rows[task] = {
-                "inside": int((shares >= pretraining_overlap.SEEN_FROM).sum()),
+                "inside": int((shares >= pretraining_overlap.MIN_OVERLAP).sum()),
                 "tested": len(shares),
                 "shares": shares.round(4).tolist(),
             }
-        return {"words": len(words), "tasks": rows}
+        return {"words": len(kmers), "tasks": rows}
 
     def subsets(self, task: str, name: str = "chr20") -> dict[str, np.ndarray]:
-        """The items inside and outside a network's pretraining, where that is known."""
+        """The items inside and outside the pretraining data of a network, if known."""
         if f"inside-{name}" not in self.kept:
             return {}
         found = self.kept[f"inside-{name}"]["tasks"].get(task)
-        if found is None:  # made before the study had this task
+        if found is None:  # written before this task was added to the study
             return {}
         shares = np.array(found["shares"])
-        return {f"inside {name}": shares >= pretraining_overlap.SEEN_FROM, f"outside {name}": shares < pretraining_overlap.SEEN_FROM}
+        return {f"inside {name}": shares >= pretraining_overlap.MIN_OVERLAP, f"outside {name}": shares < pretraining_overlap.MIN_OVERLAP}
 
     def compared(self, task: str, models: list[str], seeds: tuple[int, ...], protocol: str | None = None) -> tuple[TaskData, dict]:
-        """What is finished of these models on a task."""
+        """The finished results of these models on a task."""
         data, how = self.task(task, protocol)
         pairs = [p for p in itertools.permutations(models, 2) if p in Titles.PAIRS]
         return data, dict(self.predictions.compared(task, data, how, models, seeds, pairs=pairs, subsets=self.subsets(task)))
 
     def counted(self) -> dict:
-        """What `counts` found, once it is finished."""
+        """The result of the piece `counts`, if finished."""
         return self.kept["counts"] if "counts" in self.kept else {}  # noqa: SIM401 (Kept has no get)
 
     def tables(self) -> dict[str, str]:
-        """File name to table, of what is finished."""
+        """File name -> table of the finished pieces."""
         words = [f"{k}-mer logistic regression" for k in self.size["words"]]
         plain = ["length alone", "GC alone", *words, "4-mer gradient boosting", "CNN"]
         probes, tuned = [Titles.probe(n) for n in self.networks], [Titles.tuned(n) for n in self.networks]

@@ -1,24 +1,24 @@
-"""The tables of `downstream.py`, in Markdown: beside each number how far it is from the published one, and why."""
+"""The tables of `downstream.py` in Markdown, with the difference of each number from the published one, and the reasons."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import study
 
-from dnadiff.downstream.comparison import beside, published
+from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.published_results import published_accuracies, published_counterpart
 
 COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
 SPENT = (
-    "Published networks were pretrained on the whole human genome with some 10^10 tokens, these with 1.2 * 10^7: the distance says how much "
-    "less was spent, and not which method is better."
+    "Published networks were pretrained on the whole human genome with about 10^10 tokens, these with 1.2 * 10^7: the difference reflects "
+    "the smaller budget, not which method is better."
 )
-Compared = tuple[TaskData, Mapping[str, Any]]
+Compared = tuple[TaskData, Mapping[str, Json]]
 
 
 class Titles:
-    """What models are called, and which are held against each other."""
+    """The names of the models in the tables, and the pairs that are compared."""
 
     PAIRS = frozenset(
         {
@@ -36,17 +36,17 @@ class Titles:
 
     @staticmethod
     def tuned(network: str) -> str:
-        """A network trained as a whole."""
+        """A fine-tuned network."""
         return network if network.startswith("scratch") else f"fine-tuned, {network}"
 
     @staticmethod
     def probe(network: str) -> str:
-        """Its frozen features under a logistic regression."""
+        """A logistic regression on the features of the frozen network."""
         return f"probe, {'untrained' if network == 'scratch' else network}"
 
 
-def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapping[str, Any], shuffled: Mapping[str, Any]) -> str:
-    """Everything on one task, in full."""
+def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Mapping[str, Json], shuffled: Mapping[str, Json]) -> str:
+    """The complete results of one task."""
     train, test = len(data.train) + len(data.valid), len(data.test)
     rows = []
     for name, m in result["models"].items():
@@ -76,13 +76,15 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Any], tried: Mapp
         text += ["Learning rates tried, with their accuracy on the validation items: " + "; ".join(lines) + "."]
     if shuffled:
         chance = max(data.counts()["test"].values()) / test
-        lines = [f"{'words' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()]
+        lines = [
+            f"{'k-mers' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()
+        ]
         text += [f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."]
     text += [f"Test sequences that are also in training or validation, on either strand: {shared(data)}."]
     return "\n\n".join(text)
 
 
-def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
+def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
     """Frozen features on every task."""
     rows = []
     for task, (data, result) in results.items():
@@ -97,22 +99,22 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> s
         gains = [said.get((f"probe, {n}", "probe, untrained"), "") for n in ("yeast", "chr20")]
         far = distance(task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"])
         rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data), far])
-    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest words", "yeast - untrained", "chr20 - untrained"]
+    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest k-mers", "yeast - untrained", "chr20 - untrained"]
     lines = [
         "# Linear probes",
         f"`{COMMAND}`",
-        "Accuracy of a logistic regression on the frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
-        "with 95 % intervals over items and seeds. MCC and the last column are of chr20.",
-        study.markdown([*header, "MCC", "test also in training or validation", "minus published, fine-tuned as a whole"], rows),
-        "Published numbers are of whole networks fine-tuned on the complete task, after pretraining on the human genome with some 10^10 tokens; "
-        "here nothing but a linear layer is trained, on the part of the task that is at hand (see the sizes), after 1.2 * 10^7 tokens, and "
+        "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
+        "with 95 % intervals over items and seeds. MCC and the last column are for chr20.",
+        study.markdown([*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"], rows),
+        "Published numbers are from networks fine-tuned on the complete task, after pretraining on the human genome with about 10^10 tokens. "
+        "Here only a linear layer is trained, on the available part of the task (see the sizes), after 1.2 * 10^7 tokens, and "
         "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
     ]
     return "\n\n".join(lines)
 
 
-def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]) -> str:
-    """Full fine-tuning with one seed, beside baselines, on every other task."""
+def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
+    """Fine-tuning with one seed and baselines, on every other task."""
     names = ("scratch", "fine-tuned, chr20", "CNN", "6-mer logistic regression", "4-mer gradient boosting", "GC alone")
     rows, reasons = [], []
     for task, (data, result) in results.items():
@@ -129,30 +131,31 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
     header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
-        "Accuracy on the test items. One seed, three epochs (two of more than 1 M bases, one of more than 2.2 M; the CNN eight), rates chosen on the promoters: differences are over items alone."
+        "Accuracy on the test items. One seed, three epochs (two above 1 M bases, one above 2.2 M; the CNN eight), learning rates chosen on the promoters. "
+        "Intervals of differences are over items alone."
     ]
     return "\n\n".join([*text, study.markdown(header, rows), "\n".join(reasons), SPENT])
 
 
 def why(task: str, train: int, test: int) -> str:
-    """Why a number cannot be held against the published one, from the sizes."""
-    known = published(task)
+    """Why a number is not comparable with the published one: the sizes of the sets."""
+    known = published_accuracies(task)
     if not known:
-        return "Nothing is published here for this task."
+        return "There are no published numbers for this task."
     return (
-        f"Published numbers rest on {known[0].train:,} training sequences, these on {train:,} ({100 * train / known[0].train:.0f} %); "
+        f"Published numbers used {known[0].train:,} training sequences, these {train:,} ({100 * train / known[0].train:.0f} %); "
         f"here {test:,} sequences are scored, there the official test set."
     )
 
 
 def distance(task: str, ours: str, accuracy: float) -> str:
-    """How far a number is from the published one, with both names and the published training size."""
-    row = beside(task, ours, PRETRAINED)
+    """The difference from the published number, with its name and training size."""
+    row = published_counterpart(task, ours, PRETRAINED)
     return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
 
 
-def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
-    """Sequences for training and validation, and for test, with the share of the larger class in what is tested."""
+def sizes(data: TaskData, counted: Mapping[str, Json] | None) -> str:
+    """Sequences for training and validation, and for test, with the fraction of the larger class among the tested ones."""
     folds = counted is not None and counted["protocol"] == "kfold"
     parts = data.counts()
     tested = {name: sum(of_part[name] for of_part in parts.values()) if folds else parts["test"][name] for name in data.classes}
@@ -162,32 +165,32 @@ def sizes(data: TaskData, counted: Mapping[str, Any] | None) -> str:
 
 
 def shared(data: TaskData) -> str:
-    """Test sequences that are in training too."""
+    """The number of test sequences that are also in training."""
     return f"{data.notes.get('test_sequences_also_in_training', 0):,}"
 
 
 def kept_together(data: TaskData) -> str:
-    """What the division keeps together."""
+    """Which sequences the division keeps together."""
     return f"kept together: {data.notes.get('kept_together', 'nothing')}"
 
 
-def with_interval(m: Mapping[str, Any]) -> str:
+def with_interval(m: Mapping[str, Json]) -> str:
     """Accuracy with its interval."""
     return f"{m['accuracy']:.3f} ({m['low']:.3f} to {m['high']:.3f})"
 
 
-def seeds(m: Mapping[str, Any]) -> str:
+def seeds(m: Mapping[str, Json]) -> str:
     """Smallest and largest accuracy over seeds."""
     each = m["per_seed"]
     return f"{min(each):.3f} to {max(each):.3f}, {len(each)}" if len(each) > 1 else "1"
 
 
-def difference(d: Mapping[str, Any]) -> list[str]:
+def difference(d: Mapping[str, Json]) -> list[str]:
     """A row of a table of differences."""
     return [f"{d['a']} - {d['b']}", signed(d), f"{d['p_value']:.4f}", d["verdict"]]
 
 
-def signed(d: Mapping[str, Any]) -> str:
+def signed(d: Mapping[str, Json]) -> str:
     """A difference with its interval."""
     return f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})"
 

@@ -1,45 +1,46 @@
-"""Studies of many models on many tasks in pieces: predictions kept under the names of task, model and seed, and compared when all is there.
+"""Predictions of studies that run in pieces: stored by task, model and seed, and compared when they are complete.
 
-Unlike `results.ResultsFolder`, which decides by a digest whether a prediction may be used again, the study that writes these knows
-what its names mean.
+`results.ResultsFolder` decides by a digest whether a stored prediction may be reused. Here the names alone identify a prediction:
+the study that writes them defines what they mean.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dnadiff import __version__
-from dnadiff.config import build, compose
+from dnadiff.config import Json, build, compose
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import Scored, values
-from dnadiff.downstream.protocol import FixedSplit, named
-from dnadiff.downstream.results import Prediction, load, save, slug
-from dnadiff.downstream.run import TaskModel, compare, predict
+from dnadiff.downstream.metrics import ScoredPredictions, compute_metrics
+from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.protocol import FixedSplit, build_protocol
+from dnadiff.downstream.results import Prediction, load_prediction, save_prediction, slug
+from dnadiff.downstream.study import compare, predict_rounds
 
 
-def task_data(overrides: Sequence[str], tokenizer: Any) -> tuple[TaskData, FixedSplit]:
+def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> tuple[TaskData, FixedSplit]:
     """The task that `python -m dnadiff.finetune OVERRIDES` would read, and its protocol."""
     reader = build(compose("finetune", ["checkpoint=none", *overrides])["task"], trust=None)
-    return reader.load(tokenizer), named(reader.protocol, tokenizer.vocab.pad_id)
+    return reader.load(tokenizer), build_protocol(reader.protocol, tokenizer.vocab.pad_id)
 
 
 class Predictions:
     """The predictions of a study: `folder/TASK/MODEL-sSEED.npz`.
 
     Args:
-        folder: made if need be.
+        folder: created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, task: str, model: str, seed: int) -> Path:
-        """Where one is kept."""
+        """The file of a prediction."""
         return self.folder / slug(task) / f"{slug(model)}-s{seed}.npz"
 
     def add(
@@ -50,13 +51,13 @@ class Predictions:
         data: TaskData,
         model: TaskModel,
         protocol: FixedSplit,
-        report: Callable[..., None] = lambda *_, **__: None,
-    ) -> dict[str, Any]:
-        """Let a model learn and predict, keep what it predicts, and return metrics, settings and what it found, plain values."""
+        report: Report = no_report,
+    ) -> dict[str, Json]:
+        """Fit a model, store its predictions, and return metrics, settings and fit information as plain values."""
         tested, start = protocol.tested(data), time.monotonic()
-        log_probs, found = predict(data, model, seed, report, protocol, tested.labels)
-        new = Prediction(log_probs, time.monotonic() - start, found)
-        settings = dict(getattr(model, "describe", dict)())
+        log_probs, fit_info = predict_rounds(data, model, seed, report, protocol, tested.labels)
+        new = Prediction(log_probs, time.monotonic() - start, fit_info)
+        settings = model.describe()
         about = {
             "task": task,
             "model": name,
@@ -68,19 +69,19 @@ class Predictions:
             "dnadiff": __version__,
             "torch": torch.__version__,
         }
-        save(self.path(task, name, seed), new, tested.labels, about)
-        metrics = values(Scored(log_probs.numpy(), tested.labels.numpy()))
-        return {**about, "metrics": metrics, "found": found, "seconds": round(new.seconds, 1)}
+        save_prediction(self.path(task, name, seed), new, tested.labels, about)
+        metrics = compute_metrics(ScoredPredictions(log_probs.numpy(), tested.labels.numpy()))
+        return {**about, "metrics": metrics, "found": fit_info, "seconds": round(new.seconds, 1)}
 
     def of(self, task: str, models: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Prediction]]:
-        """What is finished of these models, one for each finished seed."""
-        found = {m: [load(p)[0] for seed in seeds if (p := self.path(task, m, seed)).is_file()] for m in models}
-        return {name: there for name, there in found.items() if there}
+        """The finished predictions of these models, one per finished seed."""
+        predictions = {m: [load_prediction(p)[0] for seed in seeds if (p := self.path(task, m, seed)).is_file()] for m in models}
+        return {name: runs for name, runs in predictions.items() if runs}
 
     def compared(
-        self, task: str, data: TaskData, protocol: FixedSplit, models: Sequence[str], seeds: Sequence[int], **more: Any
-    ) -> Mapping[str, Any]:
-        """`run.compare` of what is finished; pairs with a model that is not are left out."""
-        there = self.of(task, models, seeds)
-        pairs = [(a, b) for a, b in more.pop("pairs", ()) if a in there and b in there]
-        return compare(there, protocol.tested(data), pairs, **more)
+        self, task: str, data: TaskData, protocol: FixedSplit, models: Sequence[str], seeds: Sequence[int], **more: Json
+    ) -> Mapping[str, Json]:
+        """`study.compare` of the finished predictions; pairs with an unfinished model are left out."""
+        finished = self.of(task, models, seeds)
+        pairs = [(a, b) for a, b in more.pop("pairs", ()) if a in finished and b in finished]
+        return compare(finished, protocol.tested(data), pairs, **more)

@@ -1,15 +1,15 @@
-"""Pretraining compared fairly: no pretraining, mlm, ar, sedd, mdlm, and mlm then mdlm, by what they are worth in classification.
+"""Pretraining objectives compared on classification: no pretraining, mlm, ar, sedd, mdlm, and mlm followed by mdlm.
 
     python scripts/experiments/pretraining.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--write DIR] [--quick]
 
-One network (Caduceus 64x4; AR its causal twin, a Mamba of one layer more, 0.3 % more parameters), one genome (human chr20), 12 M tokens each
-in windows of 512, the same averaging of weights and the same reverse-complement augmentation. Every objective tries the same two rates with
-a sixth of the tokens and takes the one with the better validation loss of its own kind; `mlm_mdlm` spends half of the tokens on
-either, with the rates of both. `sedd` is not told the time, so that its network is the others'.
+One network (Caduceus 64x4; for AR the causal counterpart, a Mamba with one more layer and 0.3 % more parameters), one genome (human chr20),
+12 M tokens each in windows of 512, the same weight averaging and the same reverse-complement augmentation. Every objective tries the same two
+learning rates with a sixth of the tokens and uses the one with the better validation loss of its own kind; `mlm_mdlm` uses half of the tokens
+for each objective, with the rate of each. `sedd` is not conditioned on time, so that its network is the same.
 
-Then all are fine-tuned alike on the complete official test set of `human_nontata_promoters`, divided 80/20 by common 24-mers: two rates
-chosen on validation with a seed of its own, three seeds, paired differences on the same test items. Either twin is also trained from scratch.
-The question is whether a diffusion model keeps what others learn: it does unless the interval of the difference excludes 0.
+Then all are fine-tuned in the same way on the complete official test set of `human_nontata_promoters`, divided 80/20 by shared 24-mers: two
+learning rates, chosen on validation with a separate seed; three seeds; paired differences on the same test items. Both networks are also trained
+from scratch. The question is whether diffusion pretraining preserves accuracy: it does unless the interval of the difference excludes 0.
 """
 
 import itertools
@@ -32,7 +32,7 @@ THEN = "mlm_mdlm"
 COMMAND = "python scripts/experiments/pretraining.py --data FOLDER --write genomic_benchmarks/results"
 FULL = {
     "tasks": {MAIN: TASKS[MAIN]},
-    "pretraining": {"mdlm": None},  # whose genome tells which items were seen
+    "pretraining": {"mdlm": None},  # its genome decides which items overlap the pretraining data
     "genome": ["data=fasta", "data/split=chr20", "data.path={data}/genomes/GRCh37_chr20.fa.gz"],
     "windows": ["data.length=512", "data.batch_size=16"],
     "sizes": {"caduceus": ["backbone.d_model=64", "backbone.n_layers=4"], "mamba": ["backbone.d_model=64", "backbone.n_layers=5"]},
@@ -75,28 +75,28 @@ class Objectives(Study):
         return {"rate": rate, **study.train(self.folder / "runs" / run, arguments)}
 
     def pretune(self, objective: str, rate: str) -> dict:
-        """A sixth of the tokens with one rate."""
+        """A sixth of the tokens with one learning rate."""
         return self.read_genome(f"pretune-{objective}-{rate}", objective, rate, self.size["tune_steps"])
 
     def pretraining_rate(self, objective: str) -> str:
-        """The rate with the lower validation loss."""
+        """The learning rate with the lower validation loss."""
         losses = {rate: self.kept[f"pretune-{objective}-{rate}"]["best_valid_nll"] for rate in self.size["pretraining_rates"]}
         return min(losses, key=losses.get)
 
     def pretrain(self, name: str) -> dict:
-        """All tokens with the better rate."""
+        """All tokens with the better learning rate."""
         return self.read_genome(name, name, self.pretraining_rate(name), self.size["steps"])
 
     def twice(self) -> dict:
-        """Half of the tokens as mlm, then as many others as mdlm."""
+        """Half of the tokens with mlm, then the same number of other tokens with mdlm."""
         half, first = self.size["steps"] // 2, f"{THEN}-first"
         before = self.read_genome(first, "mlm", self.pretraining_rate("mlm"), half)
-        more = f"init_from={self.folder / 'runs' / first}", "seed=2"  # another seed: not the same windows again
+        more = f"init_from={self.folder / 'runs' / first}", "seed=2"  # another seed gives other windows
         after = self.read_genome(THEN, "mdlm", self.pretraining_rate("mdlm"), half, *more)
         return {**after, "tokens": before["tokens"] + after["tokens"]}
 
     def table(self) -> str:
-        """What is finished."""
+        """The table of the finished pieces."""
         data, how = self.task(MAIN)
         title = {name: Titles.tuned(name) for name in self.networks}
         pairs = [(title["mdlm"], other) for name, other in title.items() if name not in ("mdlm", "scratch-mamba")]
@@ -117,8 +117,8 @@ class Objectives(Study):
         said = [[f"{d['a']} - {d['b']}", signed(d), f"{d['p_value']:.4f}", verdict(d)] for d in result["differences"]]
         train, test = len(data.train) + len(data.valid), len(data.test)
         sizes = f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."
-        text = ["# What pretraining is worth", f"`{COMMAND}`", f"`{MAIN}`: {sizes}", study.markdown(header, rows)]
-        text += [study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "what it says"], said)] if said else []
+        text = ["# Pretraining objectives compared", f"`{COMMAND}`", f"`{MAIN}`: {sizes}", study.markdown(header, rows)]
+        text += [study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "conclusion"], said)] if said else []
         return "\n\n".join([*text, self.tried(), f"{why(MAIN, train, test)} {SPENT}"])
 
     def untrained(self, name: str) -> str:
@@ -126,7 +126,7 @@ class Objectives(Study):
         return "scratch-mamba" if name == "ar" else "scratch"
 
     def tried(self) -> str:
-        """What was chosen among, on validation."""
+        """The learning rates tried, and their validation accuracy."""
         found = []
         for name in self.networks:
             if all(f"tune-{name}-{rate:g}" in self.kept for rate in self.size["rates"]):
@@ -135,7 +135,7 @@ class Objectives(Study):
 
 
 def verdict(difference: dict) -> str:
-    """Preservation with what it leaves open, the loss at the interval's lower end; better or worse only where the interval excludes 0."""
+    """Preserved to within the largest loss in the interval; better or worse only if the interval excludes 0."""
     if difference["low"] <= 0 <= difference["high"]:
         return f"preserved to within {-difference['low']:.3f}"
     return f"the first is {difference['verdict']}"

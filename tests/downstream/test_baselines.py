@@ -14,7 +14,7 @@ def counts(*sequences: str, both_strands: bool) -> list[dict[int, float]]:
     return [{int(code): row[code] for code in np.flatnonzero(row)} for row in table]
 
 
-def test_words_are_counted_within_rows_and_never_across_an_unknown_base():
+def test_kmers_are_counted_within_rows_and_never_across_an_unknown_base():
     # AA 0, AC 1, CG 6, GT 11; CA is 4
     assert counts("AACG", "GTNCA", "A", both_strands=False) == [{0: 1, 1: 1, 6: 1}, {11: 1, 4: 1}, {}]
 
@@ -23,7 +23,7 @@ def test_both_strands_share_one_count():
     assert counts("AAC", reverse_complement("AAC"), both_strands=True) == [{0: 1, 1: 1}] * 2
 
 
-def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
+def test_two_repeats_are_classified_and_permuted_labels_give_chance():
     random = np.random.default_rng(0)
 
     def items(number: int, permuted: bool) -> Items:
@@ -36,21 +36,21 @@ def test_two_repeats_are_told_apart_and_permuted_labels_are_not():
 
     def accuracy(permuted: bool) -> float:
         data = TaskData("t", ["a", "b"], items(60, permuted), items(20, permuted), items(300, permuted))
-        return float((KmerLogistic(DNA, k=3)(data).argmax(-1) == data.test.labels).float().mean())
+        return float((KmerLogistic(DNA, k=3).fit_predict(data).argmax(-1) == data.test.labels).float().mean())
 
     assert accuracy(permuted=False) == 1.0
     assert 0.35 < accuracy(permuted=True) < 0.65
 
 
-def test_log_probs_are_normalised_and_have_a_column_for_each_class():
+def test_log_probs_are_normalized_and_have_a_column_for_each_class():
     items = Items.from_sequences([DNA.encode(s) for s in ("AAAAAA", "CCCCCC", "ACACAC")] * 3, [0, 1, 2] * 3, DNA.vocab.pad_id)
-    log_probs = KmerLogistic(DNA, k=2)(TaskData("t", ["a", "b", "c"], items, items, items))
+    log_probs = KmerLogistic(DNA, k=2).fit_predict(TaskData("t", ["a", "b", "c"], items, items, items))
     assert log_probs.shape == (9, 3)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(9, dtype=log_probs.dtype))
 
 
 def drawn(number: int, seed: int) -> TaskData:
-    """Class 1 is longer and holds more G and C."""
+    """Class 1 is longer and has a higher GC content."""
     random = np.random.default_rng(seed)
 
     def items(count: int) -> Items:
@@ -62,21 +62,21 @@ def drawn(number: int, seed: int) -> TaskData:
     return TaskData("t", ["a", "b"], items(number), items(60), items(100))
 
 
-def test_length_composition_and_boosted_words_find_what_they_look_at():
+def test_length_gc_and_kmer_boosting_learn_their_features():
     data = drawn(200, 0)
     for model, least in ((LengthAlone(DNA), 1.0), (GCAlone(DNA), 0.95), (KmerBoosting(DNA, k=2, rounds=(20,)), 0.95)):
-        log_probs = model(data)
+        log_probs = model.fit_predict(data)
         assert (log_probs.argmax(-1) == data.test.labels).double().mean() >= least, type(model).__name__
         assert model.describe()["kind"] == type(model).__name__
         assert "bases" not in model.describe()
 
 
-def test_gc_is_counted_among_known_bases_inside_the_sequence():
+def test_gc_content_ignores_unknown_bases_and_padding():
     items = Items.from_sequences([DNA.encode(s) for s in ("GCAN", "AAAAAAAA", "NN")], [0, 1, 0], DNA.vocab.pad_id)
     assert np.allclose(GCAlone(DNA).features(items, False)[:, 0], [2 / 3, 0, 0.5])
 
 
-def test_boosting_sees_the_same_features_from_either_strand():
+def test_boosting_features_are_the_same_for_both_strands():
     forward = Items.from_sequences([DNA.encode("ACGGTTAC")], [0], DNA.vocab.pad_id)
     backward = Items.from_sequences([DNA.encode(reverse_complement("ACGGTTAC"))], [0], DNA.vocab.pad_id)
     model = KmerBoosting(DNA, k=3)

@@ -3,16 +3,17 @@ import copy
 import pytest
 import torch
 
-from dnadiff.downstream.grid import Grid
+from dnadiff.downstream.finetuning import ValidScore
+from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
 
 
 class Candidate:
-    """Of known worth on the validation items; says which one it is."""
+    """A model with a given validation score that predicts its own name."""
 
     def __init__(self, name: str, accuracy: float, loss: float) -> None:
-        self.name, self.score, self.found, self.fitted = name, (-1.0, 0.0), {}, []
-        self.worth = accuracy, -loss
+        self.name, self.valid_score, self.fit_info, self.fitted = name, ValidScore(-1.0, 0.0), {}, []
+        self.final_score = ValidScore(accuracy, -loss)
 
     def describe(self):
         return {"name": self.name}
@@ -22,7 +23,7 @@ class Candidate:
 
     def fit(self, data, seed, report):
         self.fitted.append(seed)
-        self.score, self.found = self.worth, {"best_epoch": 2}
+        self.valid_score, self.fit_info = self.final_score, {"best_epoch": 2}
         return self.name
 
     def predict(self, classifier, data):
@@ -34,26 +35,26 @@ def task() -> TaskData:
     return TaskData("toy", ["a", "b"], items, items, items)
 
 
-def test_the_best_on_validation_alone_sees_the_test_items():
+def test_only_the_best_candidate_on_validation_predicts_test_items():
     candidates = [Candidate("a", 0.7, 0.5), Candidate("b", 0.8, 0.6), Candidate("c", 0.8, 0.4), Candidate("d", 0.6, 0.1)]
-    grid = Grid([({"lr": number}, model) for number, model in enumerate(candidates)])
-    assert grid(task(), 5) == "c on test"
-    assert grid.found["chosen"] == {"lr": 2} and grid.found["best_epoch"] == 2
-    assert grid.found["tried"][1] == {"lr": 1, "valid_accuracy": 0.8, "valid_loss": 0.6}
+    grid = GridSearch([({"lr": number}, model) for number, model in enumerate(candidates)])
+    assert grid.fit_predict(task(), 5) == "c on test"
+    assert grid.fit_info["chosen"] == {"lr": 2} and grid.fit_info["best_epoch"] == 2
+    assert grid.fit_info["tried"][1] == {"lr": 1, "valid_accuracy": 0.8, "valid_loss": 0.6}
     assert [model.fitted for model in candidates] == [[5]] * 4
     assert grid.num_steps(task()) == 12
-    other = Grid([({"lr": 0}, copy.copy(candidates[0]))])
+    other = GridSearch([({"lr": 0}, copy.copy(candidates[0]))])
     assert grid.describe() != other.describe()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_seed_chooses_for_itself(seed):
-    class Moody(Candidate):
+    class SeedDependent(Candidate):
         def fit(self, data, seed, report):
             super().fit(data, seed, report)
-            self.score = (seed / 10, 0.0) if self.name == "a" else (0.15, 0.0)
+            self.valid_score = ValidScore(seed / 10, 0.0) if self.name == "a" else ValidScore(0.15, 0.0)
             return self.name
 
-    grid = Grid([({"name": name}, Moody(name, 0, 0)) for name in "ab"])
-    grid(task(), seed)
-    assert grid.found["chosen"] == {"name": {1: "b", 2: "a"}[seed]}
+    grid = GridSearch([({"name": name}, SeedDependent(name, 0, 0)) for name in "ab"])
+    grid.fit_predict(task(), seed)
+    assert grid.fit_info["chosen"] == {"name": {1: "b", 2: "a"}[seed]}

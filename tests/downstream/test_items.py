@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.items import Items, ShuffledBatches, batch, other_strand
+from dnadiff.downstream.items import Items, ShuffledBatches, make_batch, reverse_complement_rows
 
 DNA = DNATokenizer()
 
@@ -18,21 +18,21 @@ def test_items_are_padded_on_the_right():
     assert two.ids.dtype == torch.uint8
 
 
-def test_other_strand_reverses_within_the_length_and_keeps_the_padding_right():
+def test_reverse_complement_keeps_the_padding_on_the_right():
     two = items("AACGN", "TTG")
-    assert other_strand(two.ids, two.lengths, DNA.vocab).tolist() == [[11, 8, 9, 10, 10], [8, 7, 7, 4, 4]]
+    assert reverse_complement_rows(two.ids, two.lengths, DNA.vocab).tolist() == [[11, 8, 9, 10, 10], [8, 7, 7, 4, 4]]
 
 
-def test_a_batch_is_cut_to_its_longest_item_and_marks_padding_only_where_there_is_some():
+def test_a_batch_is_trimmed_and_has_a_mask_only_if_padded():
     three = items("ACGTACGT", "TTA", "GG")
-    short = batch(three, torch.tensor([1, 2]), DNA.vocab)
+    short = make_batch(three, torch.tensor([1, 2]), DNA.vocab)
     assert short.ids.tolist() == [[10, 10, 7], [9, 9, 4]]
     assert short.valid.tolist() == [[True, True, True], [True, True, False]]
     assert short.labels.tolist() == [1, 2]
-    assert batch(three, torch.tensor([0]), DNA.vocab).valid is None
+    assert make_batch(three, torch.tensor([0]), DNA.vocab).valid is None
 
 
-def test_an_epoch_shows_every_item_once_in_an_order_of_its_own():
+def test_an_epoch_has_every_item_once_in_its_own_order():
     many = Items.from_sequences([np.full(3, 7 + i % 4, np.uint8) for i in range(25)], list(range(25)), DNA.vocab.pad_id)
 
     def order(epoch: int) -> list[int]:
@@ -43,7 +43,7 @@ def test_an_epoch_shows_every_item_once_in_an_order_of_its_own():
     assert order(0) != order(1)
 
 
-def test_about_half_of_the_items_are_read_from_the_other_strand():
+def test_about_half_of_the_items_are_reverse_complemented():
     many = Items.from_sequences([DNA.encode("AAAC")] * 400, [0] * 400, DNA.vocab.pad_id)
     ids = torch.cat([b.ids for b in ShuffledBatches(many, 64, DNA.vocab, seed=0, epoch=0, both_strands=True)])
     forward = (ids == torch.tensor([7, 7, 7, 8])).all(1)
@@ -59,7 +59,7 @@ def test_batches_hold_items_of_similar_length_where_lengths_differ():
     assert sorted(torch.cat([b.labels for b in batches]).tolist()) == list(range(640))
     computed, plain = sum(b.ids.numel() for b in batches), 0
     for index in torch.randperm(640, generator=torch.Generator().manual_seed(0)).split(16):
-        plain += batch(many, index, DNA.vocab).ids.numel()
+        plain += make_batch(many, index, DNA.vocab).ids.numel()
     assert computed < 1.1 * int(many.lengths.sum()) < plain
     longest = [b.ids.shape[1] for b in batches]
     assert longest != sorted(longest)

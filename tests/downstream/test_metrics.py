@@ -3,7 +3,7 @@ import pytest
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
-from dnadiff.downstream.metrics import Scored, roc_curves, sign_flip, summary, values, worlds
+from dnadiff.downstream.metrics import ScoredPredictions, bootstrap_weights, compute_metrics, roc_curves, sign_flip_test, summarize
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -14,9 +14,9 @@ def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_metrics_are_those_of_scikit_learn_under_any_weights(num_classes):
+def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
     log_probs, labels = predictions(num_classes)
-    scored, probs = Scored(log_probs, labels), np.exp(log_probs)
+    scored, probs = ScoredPredictions(log_probs, labels), np.exp(log_probs)
     weights = np.stack([np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]).astype(float)
     for world, w in enumerate(weights):
         truth, score = (labels, probs[:, 1]) if num_classes == 2 else (np.eye(num_classes)[labels], probs)
@@ -32,72 +32,74 @@ def test_metrics_are_those_of_scikit_learn_under_any_weights(num_classes):
             assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9), metric.__name__
 
 
-def test_calibration_error_of_a_sure_model_is_its_error_rate():
+def test_calibration_error_of_a_confident_model_is_its_error_rate():
     log_probs = np.log(np.array([[1 - 1e-12, 1e-12]] * 10))
-    assert metrics.values(Scored(log_probs, np.array([0] * 7 + [1] * 3)))["calibration_error"] == pytest.approx(0.3)
+    assert metrics.compute_metrics(ScoredPredictions(log_probs, np.array([0] * 7 + [1] * 3)))["calibration_error"] == pytest.approx(0.3)
 
 
 def test_a_constant_model_is_at_chance():
-    found = metrics.values(Scored(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)))
+    found = metrics.compute_metrics(ScoredPredictions(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)))
     assert (found["accuracy"], found["mcc"], found["auroc"], found["auprc"]) == (0.5, 0.0, 0.5, 0.5)
 
 
 def test_the_interval_has_the_binomial_width_and_spread_is_max_minus_min():
-    def right(count: int) -> Scored:
-        return Scored(np.log(np.where(np.arange(400)[:, None] < count, [[0.9, 0.1]], [[0.1, 0.9]])), np.zeros(400, int))
+    def right(count: int) -> ScoredPredictions:
+        return ScoredPredictions(np.log(np.where(np.arange(400)[:, None] < count, [[0.9, 0.1]], [[0.1, 0.9]])), np.zeros(400, int))
 
-    found = metrics.summary([right(300)])["accuracy"]
+    found = metrics.summarize([right(300)])["accuracy"]
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 400), rel=0.15)
-    several = metrics.summary([right(280), right(320)], num_resamples=50)["accuracy"]
+    several = metrics.summarize([right(280), right(320)], num_resamples=50)["accuracy"]
     assert (several["value"], several["spread"]) == (pytest.approx(0.75), pytest.approx(0.1))
-    assert np.isnan(metrics.summary([right(300)], num_resamples=50)["auroc"]["low"])
+    assert np.isnan(metrics.summarize([right(300)], num_resamples=50)["auroc"]["low"])
 
 
 def test_confusion_has_true_classes_as_rows():
     log_probs = np.log([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8]])
-    assert metrics.confusion_matrix([Scored(log_probs, np.array([0, 0, 1]))]) == [[1, 1], [0, 1]]
+    assert metrics.confusion_matrix([ScoredPredictions(log_probs, np.array([0, 0, 1]))]) == [[1, 1], [0, 1]]
 
 
 def test_the_paired_test_agrees_with_mcnemar():
     first, second = np.ones((1, 100), bool), np.ones((1, 100), bool)
     first[0, :3], second[0, 3:17] = False, False  # 3 against 14 items: exact two-sided binomial p = 0.0127
-    assert metrics.sign_flip(first, second, num_flips=40_000) == pytest.approx(0.0127, abs=0.002)
-    assert metrics.sign_flip(first, first) == 1.0
+    assert metrics.sign_flip_test(first, second, num_flips=40_000) == pytest.approx(0.0127, abs=0.002)
+    assert metrics.sign_flip_test(first, first) == 1.0
 
 
-def test_worlds_draw_whole_groups_and_are_the_same_for_every_model():
+def test_bootstrap_draws_complete_groups_and_is_reproducible():
     groups = np.array([3, 3, 3, 9, 9, 5])
-    drawn = np.concatenate(list(worlds(6, 130, seed=1, groups=groups)))
+    drawn = np.concatenate(list(bootstrap_weights(6, 130, seed=1, groups=groups)))
     assert drawn.shape == (130, 6) and (drawn[:, 0] == drawn[:, 2]).all() and (drawn[:, 3] == drawn[:, 4]).all()
-    assert (drawn[:, [0, 3, 5]].sum(1) == 3).all() and (drawn == np.concatenate(list(worlds(6, 130, 1, groups)))).all()
-    alone = np.concatenate(list(worlds(6, 130, seed=1)))
-    assert (alone.sum(1) == 6).all() and (alone == np.concatenate(list(worlds(6, 130, 1, np.arange(6)[::-1].copy())))[:, ::-1]).all()
+    assert (drawn[:, [0, 3, 5]].sum(1) == 3).all() and (drawn == np.concatenate(list(bootstrap_weights(6, 130, 1, groups)))).all()
+    alone = np.concatenate(list(bootstrap_weights(6, 130, seed=1)))
+    assert (alone.sum(1) == 6).all() and (
+        alone == np.concatenate(list(bootstrap_weights(6, 130, 1, np.arange(6)[::-1].copy())))[:, ::-1]
+    ).all()
 
 
 def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
     draws = np.random.default_rng(0)
     labels = draws.integers(0, 2, 100)
     log_probs = np.log(draws.dirichlet([1, 1], 100))
-    once = summary([Scored(log_probs, labels)], 400)["accuracy"]
+    once = summarize([ScoredPredictions(log_probs, labels)], 400)["accuracy"]
     copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
-    grouped = summary([Scored(log_probs[copies], labels[copies])], 400, groups=groups)["accuracy"]
-    apart = summary([Scored(log_probs[copies], labels[copies])], 400)["accuracy"]
+    grouped = summarize([ScoredPredictions(log_probs[copies], labels[copies])], 400, groups=groups)["accuracy"]
+    apart = summarize([ScoredPredictions(log_probs[copies], labels[copies])], 400)["accuracy"]
     assert grouped["value"] == pytest.approx(once["value"])
     assert (grouped["low"], grouped["high"]) == pytest.approx((once["low"], once["high"]))
     assert apart["high"] - apart["low"] < 0.5 * (once["high"] - once["low"])
-    right = Scored(log_probs, labels).predicted == labels
+    right = ScoredPredictions(log_probs, labels).predicted == labels
     other = np.roll(right, 3)
-    assert sign_flip(right[None], other[None]) == pytest.approx(
-        sign_flip(right[copies][None], other[copies][None], groups=groups), abs=0.03
+    assert sign_flip_test(right[None], other[None]) == pytest.approx(
+        sign_flip_test(right[copies][None], other[copies][None], groups=groups), abs=0.03
     )
 
 
-def test_roc_curves_have_the_area_that_auroc_says():
+def test_area_under_roc_curves_equals_auroc():
     draws = np.random.default_rng(2)
     for classes in (2, 3):
-        scored = Scored(np.log(draws.dirichlet(np.ones(classes), 400)), draws.integers(0, classes, 400))
-        curves = roc_curves(scored, most=500)
+        scored = ScoredPredictions(np.log(draws.dirichlet(np.ones(classes), 400)), draws.integers(0, classes, 400))
+        curves = roc_curves(scored, max_points=500)
         assert len(curves) == (1 if classes == 2 else 3)
         areas = [np.trapezoid(curve["true"], curve["false"]) for curve in curves]
-        assert np.mean(areas) == pytest.approx(values(scored)["auroc"], abs=1e-4)
+        assert np.mean(areas) == pytest.approx(compute_metrics(scored)["auroc"], abs=1e-4)
         assert all(len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1 for curve in roc_curves(scored))

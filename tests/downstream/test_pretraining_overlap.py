@@ -13,7 +13,7 @@ def bases(number: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 4, number).astype(np.uint8)
 
 
-def test_an_item_is_inside_if_half_of_its_bases_lie_in_words_of_the_pretraining_on_either_strand():
+def test_an_item_is_inside_if_half_of_its_bases_are_in_pretraining_kmers():
     genome = bases(1000, 0)
     rows = [
         genome[100:160],
@@ -24,14 +24,14 @@ def test_an_item_is_inside_if_half_of_its_bases_lie_in_words_of_the_pretraining_
         genome[:10],  # shorter than a word
     ]
     items = Items.from_sequences([DNA.ids_from_bases(row) for row in rows], [0] * 6, DNA.vocab.pad_id)
-    shares = pretraining_overlap.seen_shares(items, KmerSet([genome], 24), DNA)
+    shares = pretraining_overlap.overlap_fractions(items, KmerSet([genome], 24), DNA)
     assert shares == pytest.approx([1, 1, 0, 40 / 60, 25 / 85, 0], abs=0.03)
-    parts = pretraining_overlap.subsets(items, KmerSet([genome], 24), DNA)
+    parts = pretraining_overlap.overlap_subsets(items, KmerSet([genome], 24), DNA)
     assert parts["inside pretraining"].tolist() == [True, True, False, True, False, False]
     assert (parts["outside pretraining"] == ~parts["inside pretraining"]).all()
 
 
-def test_the_words_are_those_of_the_training_part_of_a_run(tmp_path):
+def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
     genome = bases(4000, 4)
     letters = "".join("ACGT"[base] for base in genome)
     (tmp_path / "g.fa").write_text(f">a\n{letters}\n")
@@ -42,5 +42,5 @@ def test_the_words_are_those_of_the_training_part_of_a_run(tmp_path):
         "batch_size": 4,
         "split": {"_target_": "dnadiff.data.splits.FractionSplit", "test": [0.8, 0.9], "valid": [0.9, 1.0]},
     }
-    words = pretraining_overlap.pretraining_words({"data": data}, DNA)
+    words = pretraining_overlap.pretraining_kmers({"data": data}, DNA)
     assert words.covered(genome[:3200]).all() and not words.covered(genome[3250:]).any()

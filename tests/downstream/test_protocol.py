@@ -8,7 +8,7 @@ PAD = 4
 
 
 def items(first: int, count: int, grouped: bool = True) -> Items:
-    """Each item is its own number in four digits of base 4; two neighbours are one group."""
+    """Each item spells its number in base 4; two consecutive items are one group."""
     number = torch.arange(first, first + count)
     ids = torch.stack([number // 4**place % 4 + 7 for place in range(5)], 1).to(torch.uint8)
     return Items(ids, torch.full((count,), 5), number // 2 % 2, number // 2 if grouped else None)
@@ -22,8 +22,8 @@ def keys(of: Items) -> set[tuple[int, ...]]:
     return {tuple(row) for row in of.ids.tolist()}
 
 
-def test_the_papers_protocol_redraws_validation_from_the_official_training_set():
-    paper, whole = protocol.named("paper", PAD), data()
+def test_paper_split_draws_validation_from_the_official_training_set():
+    paper, whole = protocol.build_protocol("paper", PAD), data()
     (first,), (second,) = paper.rounds(whole, 1), paper.rounds(whole, 2)
     assert (len(first.data.train), len(first.data.valid), len(first.data.test)) == (180, 20, 40)
     assert keys(first.data.train) | keys(first.data.valid) == keys(whole.train) | keys(whole.valid)
@@ -33,8 +33,8 @@ def test_the_papers_protocol_redraws_validation_from_the_official_training_set()
     assert (paper.epochs, paper.warmup) == (10, 0.01)
 
 
-def test_k_folds_test_each_item_once_and_keep_groups_whole():
-    folds, whole = protocol.named("kfold", PAD), data()
+def test_k_folds_test_each_item_once_and_keep_groups_together():
+    folds, whole = protocol.build_protocol("kfold", PAD), data()
     every, rounds = folds.tested(whole), folds.rounds(whole, 1)
     assert sorted(torch.cat([r.tested for r in rounds]).tolist()) == list(range(240))
     for one in rounds:
@@ -44,25 +44,25 @@ def test_k_folds_test_each_item_once_and_keep_groups_whole():
         assert sum(map(len, (one.data.train, one.data.valid, one.data.test))) == 240
 
 
-def test_a_task_that_divides_overlapping_windows_itself_has_no_folds():
+def test_a_task_without_groups_has_no_folds():
     with pytest.raises(ValueError, match=r"leave task\.protocol at fixed"):
-        protocol.named("kfold", PAD).rounds(data(grouped=False), 1)
+        protocol.build_protocol("kfold", PAD).rounds(data(grouped=False), 1)
 
 
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
-        protocol.named("papers", PAD)
+        protocol.build_protocol("papers", PAD)
 
 
-def test_items_of_different_width_are_joined():
+def test_items_of_different_width_are_concatenated():
     wide = Items(torch.full((1, 7), 8, dtype=torch.uint8), torch.tensor([7]), torch.tensor([1]))
-    both = items(0, 1).joined(wide, PAD)
+    both = items(0, 1).concatenate(wide, PAD)
     assert both.ids.tolist() == [[7, 7, 7, 7, 7, PAD, PAD], [8] * 7]
     assert both.groups is None
 
 
 @pytest.mark.parametrize("word", ["paper", "kfold"])
-def test_a_division_that_leaves_nothing_of_a_class_to_learn_from_is_refused(word):
+def test_a_division_without_training_items_of_a_class_is_refused(word):
     rare = items(0, 40)
     rare = Items(rare.ids, rare.lengths, (torch.arange(40) < 2).long(), rare.groups)  # one group of the second class
     whole = TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 40))
@@ -70,12 +70,12 @@ def test_a_division_that_leaves_nothing_of_a_class_to_learn_from_is_refused(word
 
     def divide() -> None:
         for seed in range(200):
-            protocol.named(word, PAD).rounds(whole, seed)
+            protocol.build_protocol(word, PAD).rounds(whole, seed)
 
-    with pytest.raises(ValueError, match="leaves no item of class 'b' to learn from"):
+    with pytest.raises(ValueError, match="leaves no training item of class 'b'"):
         divide()
 
 
-def test_a_protocol_that_is_no_word_is_refused():
+def test_a_protocol_that_is_not_a_string_is_refused():
     with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
-        protocol.named(["paper"], PAD)
+        protocol.build_protocol(["paper"], PAD)

@@ -68,7 +68,7 @@ def test_a_folder_of_classes_is_read_and_classes_are_numbered_by_name(folder):
         ("test/ant/9.txt", "ACXT", r"9.txt: letter 'X' at position 3 is not a nucleotide"),
     ],
 )
-def test_a_bad_folder_gets_one_line(folder, path, content, message):
+def test_a_bad_folder_gets_a_one_line_error(folder, path, content, message):
     (folder / path).parent.mkdir(exist_ok=True)
     (folder / path).write_text(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -85,7 +85,7 @@ def test_a_folder_without_test_or_with_one_class_is_refused(folder, tmp_path):
         FolderTask(folder).load(DNA)
 
 
-def test_known_counts_that_differ_are_said(folder, caplog):
+def test_differences_from_known_counts_are_logged(folder, caplog):
     caplog.set_level(logging.WARNING, logger="dnadiff")
     logging.getLogger("dnadiff").propagate = True
     data = FolderTask(folder, expected={"train": 40, "test": 9}).load(DNA)
@@ -93,7 +93,7 @@ def test_known_counts_that_differ_are_said(folder, caplog):
     assert "8 test sequences, the complete task has 9" in caplog.text
 
 
-def test_max_length_cuts_and_counts(folder):
+def test_max_length_truncates_and_counts(folder):
     data = FolderTask(folder, max_length=11).load(DNA)
     assert data.max_length == 11
     assert data.notes["cut_to_max_length"] == sum(number % 3 == 2 for number in range(20)) * 2 + 2
@@ -117,8 +117,8 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
     with pytest.raises(ValueError, match=r"set task\.genome"):
         GenomicBenchmark(top, "toy").load(DNA)
     for line, message in (
-        ("1,chr20,390,412,+", "is no interval of its 400 bases"),
-        ("1,chr9,3,5,+", "line 2 lies on chr9.*task.skip_missing"),
+        ("1,chr20,390,412,+", "is not an interval within its 400 bases"),
+        ("1,chr9,3,5,+", "line 2 is on chr9.*task.skip_missing"),
         ("1,chr20,3,5,x", "strand 'x'"),
     ):
         (top / "test" / "a.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{line}\n".encode()))
@@ -174,7 +174,7 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
         CsvTask(path).load(DNA)
 
 
-def test_parquet_as_the_hub_keeps_it_is_read_like_the_table(tmp_path):
+def test_parquet_of_the_hub_is_read_like_a_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     random = np.random.default_rng(5)
@@ -200,7 +200,7 @@ def load(name: str, path: Path, *overrides: str):
     return build(settings, trust=None).load(DNA)
 
 
-def test_every_task_composes_and_says_whether_it_is_stranded():
+def test_every_task_composes_and_has_its_required_keys():
     names = sorted(p.stem for p in (config_dir() / "task").glob("*.yaml"))
     assert {"human_nontata_promoters", "tf_0", "uci_splice", "csv", "fasta", "ecoli_coding"} <= set(names)
     for name in names:
@@ -245,8 +245,8 @@ def test_intervals_on_grch38_are_the_sequences_of_the_tables(shared_data, tmp_pa
         table = Counter((row["split"], row["class"], row["sequence"]) for row in csv.DictReader(handle))
     cut = everything(data)
     whole = Counter({key: count for key, count in cut.items() if "N" not in key[2]})
-    assert not table - cut  # each row of the table comes out of its interval
-    assert sum(table.values()) / sum(whole.values()) > 0.9  # the table leaves out those not inside one aligned block
+    assert not table - cut  # each row of the table is the sequence of its interval
+    assert sum(table.values()) / sum(whole.values()) > 0.9  # the table lacks intervals that are not in one aligned block
 
 
 def test_a_quoted_header_does_not_hide_the_official_parts(tmp_path):
@@ -259,9 +259,9 @@ def test_a_quoted_header_does_not_hide_the_official_parts(tmp_path):
 
 def test_a_damaged_parquet_is_named(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    (tmp_path / "t.parquet").write_text("nothing of the kind")
+    (tmp_path / "t.parquet").write_text("not parquet")
     for task in (CsvTask(tmp_path / "t.parquet"), GenomicBenchmark(tmp_path / "t.parquet", "t")):
-        with pytest.raises(ValueError, match=r"t\.parquet is no parquet, or damaged"):
+        with pytest.raises(ValueError, match=r"t\.parquet is not a parquet file, or is damaged"):
             task.load(DNA)
 
 
@@ -275,7 +275,7 @@ def test_a_damaged_parquet_is_named(tmp_path):
         (None, "id,region,start,end,strand\n", r"a\.csv\.gz has a header and no rows"),
     ],
 )
-def test_bad_intervals_get_one_line(tmp_path, metadata, table, message):
+def test_bad_intervals_get_a_one_line_error(tmp_path, metadata, table, message):
     (tmp_path / "g.fa").write_text(f">20\n{random_letters(np.random.default_rng(1), 400)}\n")
     (tmp_path / "metadata.yaml").write_text(metadata or "classes:\n  a: {}\n  b: {}\n")
     good = "id,region,start,end,strand\n" + "".join(f"{i},chr20,{9 * i},{9 * i + 12},+\n" for i in range(10))
@@ -288,9 +288,9 @@ def test_bad_intervals_get_one_line(tmp_path, metadata, table, message):
     assert "\n" not in str(error.value) and "task.region" not in str(error.value)
 
 
-def test_a_path_without_files_or_with_parts_beside_files_is_refused():
+def test_a_path_without_files_or_with_parts_and_files_is_refused():
     for path in ({}, {"train": {}, "test": {}}):
         with pytest.raises(ValueError, match="path names no file"):
             FastaTask(path)
-    with pytest.raises(ValueError, match="path has parts beside files"):
+    with pytest.raises(ValueError, match="path mixes parts and files"):
         FastaTask({"train": {"a": "a.fa"}, "test": "b.fa"})

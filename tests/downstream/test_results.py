@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from dnadiff.data.cache import locked
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.baselines import KmerLogistic
+from dnadiff.downstream.finetuning import FineTunedModel
+from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.model import TaskModel
+from dnadiff.downstream.probe import NearestNeighbors
 from dnadiff.downstream.protocol import KFold, PaperSplit
-from dnadiff.downstream.results import ResultsFolder, append_row, digest_of
-from dnadiff.downstream.run import study
+from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest
+from dnadiff.downstream.study import run_study
 
 
 def data(fill: int = 7) -> TaskData:
@@ -21,8 +27,8 @@ def data(fill: int = 7) -> TaskData:
     return TaskData("toy task", ["a", "b"], items, items, items)
 
 
-class Counted:
-    """Right on every item but the first `seed`; remembers its calls."""
+class Counted(TaskModel):
+    """Correct on every item except the first `seed`; records its calls."""
 
     random = True
 
@@ -35,19 +41,19 @@ class Counted:
     def num_steps(self, task: TaskData) -> int:
         return 0
 
-    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+    def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         self.seeds.append(seed)
         self.sizes.append(len(task.test))
         right = torch.where(torch.arange(len(task.test)) < seed, 1 - task.test.labels, task.test.labels)
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
-def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
+def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
     first, again, other = Counted(), Counted(), Counted(setting=1)
-    one = study(data(), {"a model": first}, [1, 2], [], kept=folder)
-    two = study(data(), {"a model": again}, [1, 2, 3], [], kept=folder)
-    study(data(), {"a model": other}, [1], [], kept=folder)
+    one = run_study(data(), {"a model": first}, [1, 2], [], results=folder)
+    two = run_study(data(), {"a model": again}, [1, 2, 3], [], results=folder)
+    run_study(data(), {"a model": other}, [1], [], results=folder)
     assert (first.seeds, again.seeds, other.seeds) == ([1, 2], [3], [1])
     assert two["models"]["a model"]["per_seed"][:2] == one["models"]["a model"]["per_seed"] == pytest.approx([39 / 40, 38 / 40])
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
@@ -59,10 +65,10 @@ def test_a_finished_piece_is_not_run_again_and_a_changed_one_is(tmp_path):
     assert sorted(p.suffix for p in (tmp_path / "toy_task").iterdir()) == [".npz"] * 4
 
 
-def test_summaries_of_several_tasks_lie_side_by_side(tmp_path):
+def test_summaries_of_several_tasks_share_one_file(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    folder.summarise("x", {"accuracy": 0.5})
-    folder.summarise("y", {"accuracy": 0.6})
+    folder.write_summary("x", {"accuracy": 0.5})
+    folder.write_summary("y", {"accuracy": 0.6})
     assert json.loads((tmp_path / "results.json").read_text()) == {
         "x": {"checkpoint": "c", "accuracy": 0.5},
         "y": {"checkpoint": "c", "accuracy": 0.6},
@@ -71,8 +77,8 @@ def test_summaries_of_several_tasks_lie_side_by_side(tmp_path):
 
 def test_the_digest_changes_with_items_division_and_settings():
     about = {"seed": 1}
-    assert digest_of(data(), about) == digest_of(data(), dict(about))
-    assert len({digest_of(data(), about), digest_of(data(8), about), digest_of(data(), {"seed": 2})}) == 3
+    assert compute_digest(data(), about) == compute_digest(data(), dict(about))
+    assert len({compute_digest(data(), about), compute_digest(data(8), about), compute_digest(data(), {"seed": 2})}) == 3
 
 
 class Slow(Counted):
@@ -80,15 +86,15 @@ class Slow(Counted):
         super().__init__()
         self.log = log
 
-    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+    def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         with self.log.open("a") as file:
             file.write(f"{seed}\n")
         time.sleep(0.3)
-        return super().__call__(task, seed, report)
+        return super().fit_predict(task, seed, report)
 
 
 def work(folder: Path) -> None:
-    study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], kept=ResultsFolder(folder, {}, "1"))
+    run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, "1"))
 
 
 def test_two_processes_share_the_work(tmp_path):
@@ -102,7 +108,7 @@ def test_two_processes_share_the_work(tmp_path):
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
 
 
-def test_a_lock_is_held_by_one_and_freed_by_an_error(tmp_path):
+def test_a_lock_has_one_holder_and_is_released_by_an_error(tmp_path):
     path = tmp_path / "x.lock"
     with pytest.raises(RuntimeError), locked(path, wait=False) as mine:
         assert mine
@@ -119,27 +125,27 @@ def test_folds_are_pooled_into_one_result_over_all_items():
         Items(distinct[a:b], torch.full((b - a,), 4), torch.arange(a, b) % 2, torch.arange(a, b)) for a, b in ((0, 80), (80, 90), (90, 120))
     ]
     model = Counted()
-    result = study(TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4))
+    result = run_study(TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4))
     assert (result["task"]["tested"], result["task"]["protocol"]) == (120, "kfold")
     assert model.sizes == [24] * 10
     assert result["models"]["m"]["per_seed"] == pytest.approx([1 - 5 / 120, 1 - 10 / 120])
     assert np.sum(result["models"]["m"]["confusion"]) == 120
 
 
-def test_under_the_papers_protocol_every_seed_counts_also_for_a_model_without_chance():
+def test_paper_split_runs_every_seed_even_for_a_deterministic_model():
     model = Counted()
     model.random = False
-    result = study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
+    result = run_study(data(), {"m": model}, [1, 2, 3], [], protocol=PaperSplit(4))
     assert model.seeds == [1, 2, 3]
     assert result["models"]["m"]["metrics"]["accuracy"]["spread"] == pytest.approx(2 / 40)
 
 
-def test_what_was_found_is_kept_with_the_predictions(tmp_path):
+def test_fit_info_is_stored_with_the_predictions(tmp_path):
     model = Counted()
-    model.found = {"chosen": {"lr": 0.1}}
+    model.fit_info = {"chosen": {"lr": 0.1}}
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    first = study(data(), {"m": model}, [1], [], kept=folder)
-    again = study(data(), {"m": Counted()}, [1], [], kept=folder)
+    first = run_study(data(), {"m": model}, [1], [], results=folder)
+    again = run_study(data(), {"m": Counted()}, [1], [], results=folder)
     assert first["models"]["m"]["found"] == again["models"]["m"]["found"] == [[{"chosen": {"lr": 0.1}}]]
 
 
@@ -149,7 +155,7 @@ def hold(path: Path, ready) -> None:
         time.sleep(60)
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=hold, args=(tmp_path / "x.lock", ready))
@@ -163,7 +169,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         assert mine is True
 
 
-def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path):
+def test_a_table_with_other_columns_is_rewritten_with_all_columns(tmp_path):
     append_row(tmp_path / "t.csv", {"a": 1, "b": 2}, ("a", "b"))
     append_row(tmp_path / "t.csv", {"a": 3, "b": 4}, ("a", "b"))
     append_row(tmp_path / "t.csv", {"a": 5, "c": "x,y"}, ("a", "c"))
@@ -171,30 +177,41 @@ def test_a_table_with_other_columns_is_written_anew_with_those_of_both(tmp_path)
     assert (tmp_path / "t.csv").read_text() == 'a,b,c\n1,2,\n3,4,\n5,,"x,y"\n,6,\n'
 
 
-def test_a_piece_that_fails_leaves_no_lock(tmp_path):
+def test_a_failed_prediction_leaves_no_lock(tmp_path):
     class Broken(Counted):
-        def __call__(self, task, seed, report):
+        def fit_predict(self, task, seed, report):
             raise RuntimeError("once")
 
     folder = ResultsFolder(tmp_path, {}, "1")
     with pytest.raises(RuntimeError):
-        study(data(), {"m": Broken()}, [1], [], kept=folder)
+        run_study(data(), {"m": Broken()}, [1], [], results=folder)
     assert not list((tmp_path / "toy_task").iterdir())
 
 
-def test_a_prediction_whose_line_was_lost_gets_it_back_once(tmp_path):
+def test_a_missing_row_is_added_once(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
-    study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+    run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     path = tmp_path / "results.csv"
     whole = list(csv.DictReader(path.open()))
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last line
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last row was written
     for _ in range(2):
-        study(data(), {"m": Counted()}, [1, 2], [], kept=folder)
+        run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     again = list(csv.DictReader(path.open()))
     assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
 
 
-def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
+def test_a_row_is_not_appended_to_a_truncated_line(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3")
     append_row(tmp_path / "t.csv", {"a": 5, "b": 6}, ("a", "b"))
     assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n3\n5,6\n"
+
+
+def test_digests_use_the_class_names_of_earlier_versions():
+    model = FineTunedModel(lambda seed: None, 1e-3, {"step": 7})
+    settings = {"lr": 1e-3, "weight_decay": 0.1, "warmup": 0.05, "epochs": 1, "batch_size": 32, "patience": None}
+    assert model.describe() == {"kind": "Network", "step": 7, **settings}
+    assert GridSearch([({"lr": 1e-3}, model)]).describe() == {"kind": "Grid", "candidates": [model.describe()]}
+    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {"kind": "NearestNeighbours", "step": 7}
+    assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {"kind": "KmerLogistic", "k": 3, "strengths": (1.0,)}
+    about = {"model": "m", "seed": 1, "version": "1", "protocol": "fixed", "settings": model.describe()}
+    assert compute_digest(data(), about) == "2632d6ba7b60"

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from dnadiff.config import compose
-from dnadiff.downstream.suite import forms, present
+from dnadiff.downstream.suite import find_sources, find_tasks
 
 
 def table(path: Path, parts: str = "", rows: int = 2) -> Path:
-    """A small table; with `parts` (letters t and e) rows of train and test."""
+    """A small table; `parts` (letters t and e) are rows of train and test."""
     words = {"t": "train", "e": "test"}
     lines = ["sequence,label,split", *(f"ACGT,a,{words[p]}" for p in parts)] if parts else ["sequence,label", *["ACGT,a"] * rows]
     text = "\n".join(lines) + "\n"
@@ -21,51 +21,51 @@ def settings(folder: Path, *names: str) -> dict:
     return {name: {"name": name, "path": str(folder / name)} for name in names}
 
 
-def test_a_table_that_is_divided_comes_before_one_that_is_not_and_the_exact_name_before_both(tmp_path):
+def test_exact_names_come_first_then_divided_tables(tmp_path):
     test_alone = table(tmp_path / "ocr.official_test.csv.gz", "e" * 400)
     sample = table(tmp_path / "ocr.sample.csv", rows=500)
     divided = table(tmp_path / "ocr.chr20.csv.gz", "te")
     table(tmp_path / "ocr_other.csv", "te")
     (tmp_path / "ocr.notes.txt").write_text("no table")
-    found = forms(tmp_path, "ocr")
+    found = find_sources(tmp_path, "ocr")
     assert found[0] == divided and set(found) == {divided, sample, test_alone}
     exact = table(tmp_path / "ocr.csv")
-    assert forms(tmp_path, "ocr")[0] == exact
+    assert find_sources(tmp_path, "ocr")[0] == exact
 
 
 @pytest.mark.parametrize("place", ["ocr", "datasets/ocr", "Genomic_Benchmarks_ocr"])
 def test_a_folder_is_found_in_each_place_and_comes_before_tables(tmp_path, place):
     table(tmp_path / "ocr.csv")
     (tmp_path / place).mkdir(parents=True)
-    assert forms(tmp_path, "ocr") == [tmp_path / place]
+    assert find_sources(tmp_path, "ocr") == [tmp_path / place]
 
 
 def test_a_table_that_cannot_be_read_comes_last(tmp_path):
     (tmp_path / "ocr.broken.csv.gz").write_bytes(b"\x1f\x8b nothing" * 50)
     whole = table(tmp_path / "ocr.whole.csv", "te")
-    assert forms(tmp_path, "ocr")[0] == whole
+    assert find_sources(tmp_path, "ocr")[0] == whole
 
 
-def test_present_tasks_get_their_path_and_the_others_are_named(tmp_path, caplog):
+def test_tasks_with_data_get_their_path_and_the_others_are_logged(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="dnadiff")
     logging.getLogger("dnadiff").propagate = True
     own = table(tmp_path / "mine.csv")
     tasks = settings(tmp_path, "a", "b", "c") | {"d": {"name": "d", "path": str(own)}}
     table(tmp_path / "a.csv"), table(tmp_path / "a.more.csv")
     (tmp_path / "b").mkdir()
-    found = present(tasks)
+    found = find_tasks(tasks)
     assert {name: task["path"] for name, task in found.items()} == {
         "a": str(tmp_path / "a.csv"),
         "b": str(tmp_path / "b"),
         "d": str(own),
     }
     assert "no data for c" in caplog.text
-    assert "not used: a.more.csv (task.tasks.a.path=FILE takes another)" in caplog.text
+    assert "not used: a.more.csv (task.tasks.a.path=FILE selects another)" in caplog.text
     with pytest.raises(FileNotFoundError, match=r"holds none of x, y; set task\.path"):
-        present(settings(tmp_path, "x", "y"))
+        find_tasks(settings(tmp_path, "x", "y"))
 
 
-def test_without_a_path_the_tasks_lie_where_the_benchmarks_own_package_puts_them():
+def test_the_default_path_is_the_download_folder_of_the_benchmark_package():
     one = compose("finetune", ["checkpoint=x", "task=human_ocr_ensembl"])["task"]
     every = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks"])["task"]["tasks"]
     assert len(every) == 9 and one["path"] == every["human_ocr_ensembl"]["path"] == "~/.genomic_benchmarks/human_ocr_ensembl"
@@ -77,8 +77,8 @@ def test_a_human_genome_is_not_read_for_the_tasks_of_other_species():
     assert tasks["dummy_mouse_enhancers_ensembl"]["genome"] is None
 
 
-def test_all_tasks_at_hand_are_found(shared_data):
+def test_all_available_tasks_are_found(shared_data):
     tasks = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks", f"task.path={shared_data / 'benchmarks/genomic_benchmarks'}"])
-    found = {name: Path(task["path"]).name for name, task in present(tasks["task"]["tasks"]).items()}
+    found = {name: Path(task["path"]).name for name, task in find_tasks(tasks["task"]["tasks"]).items()}
     assert found["human_nontata_promoters"] == "human_nontata_promoters.chr20.csv.gz"
     assert found["human_ocr_ensembl"] == "human_ocr_ensembl.chr20.csv.gz" and "demo_human_or_worm" in found

@@ -7,9 +7,9 @@ import pytest
 from dnadiff.data.genome.regions import Region
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
-from dnadiff.downstream.protocol import named
+from dnadiff.downstream.protocol import build_protocol
 from dnadiff.downstream.table import CsvTask
-from dnadiff.downstream.tasks import RegionWindows, covered_bases, window_starts, word_centres
+from dnadiff.downstream.tasks import RegionWindows, covered_bases, kmer_centers, window_starts
 from dnadiff.kmers import KmerSet
 
 DNA = DNATokenizer()
@@ -34,18 +34,18 @@ def test_covered_bases_are_those_in_any_region_of_their_record():
     assert b.tolist() == [True, True, False, False]
 
 
-def test_windows_fill_each_run_from_its_middle():
+def test_windows_are_centered_in_each_run():
     assert window_starts(marked("..####.#####.."), 4, 4).tolist() == [2, 7]
     assert window_starts(marked("##########"), 4, 4).tolist() == [1, 5]
     assert window_starts(marked("##########"), 4, 3).tolist() == [0, 3, 6]
     assert window_starts(marked("###..###"), 4, 1).tolist() == []
 
 
-def test_a_stretch_without_a_centre_holds_no_word_of_the_set():
+def test_a_stretch_without_a_kmer_center_contains_no_kmer_of_the_set():
     random = np.random.default_rng(0)
     known, other = random.integers(0, 4, 60).astype(np.uint8), random.integers(0, 4, 300).astype(np.uint8)
     other[100:130] = known[10:40]
-    centres = word_centres(KmerSet([known], 24), other)
+    centres = kmer_centers(KmerSet([known], 24), other)
     assert np.flatnonzero(centres).tolist() == list(range(112, 119))
 
 
@@ -69,7 +69,7 @@ def load(toy: dict[str, str], **settings):
     return RegionWindows(toy["genome"], toy["regions"], split=RegionSplit(toy["split"]), **settings).load(DNA)
 
 
-def test_windows_lie_wholly_inside_or_wholly_outside_regions_of_their_part(toy):
+def test_windows_are_completely_inside_or_outside_regions_of_their_part(toy):
     data = load(toy)
     assert data.classes == ["inside", "outside"]
     assert data.counts() == {part: {"inside": n, "outside": n} for part, n in (("train", 17), ("valid", 3), ("test", 3))}
@@ -81,7 +81,7 @@ def test_windows_lie_wholly_inside_or_wholly_outside_regions_of_their_part(toy):
 
 
 @pytest.mark.parametrize("strand", ["+", "-"])
-def test_test_windows_that_share_a_word_with_the_training_part_fall_out_and_are_counted(toy, strand):
+def test_test_windows_that_share_a_kmer_with_training_are_excluded_and_counted(toy, strand):
     text = toy["sequence"]
     word = text[31:39] if strand == "+" else reverse_complement(text[31:39])
     text = text[:191] + word + text[199:]
@@ -98,7 +98,7 @@ def test_an_unknown_base_is_in_no_window(toy):
     assert all("N" not in s for s in sequences(load(toy).train))
 
 
-def test_no_more_training_windows_than_asked_and_the_same_ones_every_time(toy):
+def test_max_train_limits_training_windows_reproducibly(toy):
     first, second = load(toy, max_train=4), load(toy, max_train=4)
     assert first.counts()["train"] == {"inside": 4, "outside": 4}
     assert sequences(first.train) == sequences(second.train)
@@ -165,7 +165,7 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
     assert data.notes["test_sequences_also_in_training"] == 2
     folds = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split", protocol="kfold").load(DNA)
     assert folds.notes["test_sequences_also_in_training"] == 0
-    for one in named("kfold", DNA.vocab.pad_id).rounds(folds, 1):
+    for one in build_protocol("kfold", DNA.vocab.pad_id).rounds(folds, 1):
         learnt, tested = ({min(s, reverse_complement(s)) for s in sequences(i)} for i in (one.data.train, one.data.test))
         assert tested and not learnt & tested
 
@@ -184,13 +184,13 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
         ([[s, c] for s, c in some_rows()], {"split_column": "label"}, r"line 2 has 'b' in column 'label'; expected train, valid or test"),
     ],
 )
-def test_a_bad_table_gets_one_line_that_names_the_remedy(tmp_path, rows, settings, message):
+def test_a_bad_table_gets_a_one_line_error_with_the_fix(tmp_path, rows, settings, message):
     with pytest.raises(ValueError, match=message) as error:
         CsvTask(table(tmp_path / "t.csv", rows), **settings).load(DNA)
     assert "\n" not in str(error.value)
 
 
-def test_a_split_column_needs_test_rows_whose_classes_training_knows(tmp_path):
+def test_a_split_column_needs_test_rows_of_training_classes(tmp_path):
     rows = [[s, c, "train"] for s, c in some_rows()]
     with pytest.raises(ValueError, match="no test rows in column 'split'"):
         CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(DNA)
@@ -198,7 +198,7 @@ def test_a_split_column_needs_test_rows_whose_classes_training_knows(tmp_path):
         CsvTask(table(tmp_path / "t.csv", [*rows, ["ACGT", "z", "test"]], "sequence,label,split"), split_column="split").load(DNA)
 
 
-def test_a_missing_table_is_said_so(tmp_path):
+def test_a_missing_table_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         CsvTask(tmp_path / "none.csv").load(DNA)
 
@@ -206,32 +206,33 @@ def test_a_missing_table_is_said_so(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": "abc"}, "max_length is 'abc'; set task.max_length to a whole number, 1 or more"),
-        ({"max_length": 2.5}, "max_length is 2.5"),
-        ({"test_fraction": "foo"}, "test_fraction is 'foo'; set task.test_fraction to a share between 0 and 1"),
-        ({"valid_fraction": None}, "valid_fraction is None"),
-        ({"cluster_word": 40}, r"cluster_word is 40; set task.cluster_word to a whole number, 1\.\.31"),
-        ({"cluster_word": "abc"}, "cluster_word is 'abc'"),
-        ({"seed": "abc"}, "seed is 'abc'"),
-        ({"seed": -1}, "seed is -1"),
-        ({"stranded": "maybe"}, "stranded is 'maybe'; set task.stranded to true or false"),
-        ({"redivide": 1}, "redivide is 1"),
-        ({"name": ["a"]}, r"name is \['a'\]; set task.name to a name"),
-        ({"sequence_column": None}, "sequence_column is None"),
-        ({"delimiter": ";;"}, "delimiter is ';;'; set task.delimiter to one character"),
+        ({"max_length": "abc"}, "task.max_length 'abc' must be an integer of at least 1"),
+        ({"max_length": 2.5}, "task.max_length 2.5 must be"),
+        ({"test_fraction": "foo"}, "task.test_fraction 'foo' must be a number between 0 and 1"),
+        ({"test_fraction": 1}, "task.test_fraction 1 must be a number between 0 and 1"),
+        ({"valid_fraction": None}, "task.valid_fraction None must be"),
+        ({"cluster_word": 40}, "task.cluster_word 40 must be an integer from 1 to 31"),
+        ({"cluster_word": "abc"}, "task.cluster_word 'abc' must be"),
+        ({"seed": "abc"}, "task.seed 'abc' must be an integer of at least 0"),
+        ({"seed": -1}, "task.seed -1 must be"),
+        ({"stranded": "maybe"}, "task.stranded 'maybe' must be true or false"),
+        ({"redivide": 1}, "task.redivide 1 must be"),
+        ({"name": ["a"]}, r"task.name \['a'\] must be a name"),
+        ({"sequence_column": None}, "task.sequence_column None must be"),
+        ({"delimiter": ";;"}, "task.delimiter ';;' must be one character"),
     ],
 )
-def test_a_setting_of_the_wrong_kind_gets_one_line(tmp_path, settings, message):
+def test_a_setting_of_the_wrong_type_gets_a_one_line_error(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         CsvTask(table(tmp_path / "t.csv", some_rows()), **settings)
 
 
 @pytest.mark.parametrize("settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}])
-def test_a_setting_of_the_wrong_kind_gets_one_line_for_windows_too(toy, settings):
-    with pytest.raises(ValueError, match=rf"{next(iter(settings))} is .*; set task\."):
+def test_a_window_setting_of_the_wrong_type_gets_a_one_line_error(toy, settings):
+    with pytest.raises(ValueError, match=rf"task\.{next(iter(settings))} .* must be an integer"):
         load(toy, **settings)
 
 
-def test_a_number_names_a_column_and_a_task(tmp_path):
+def test_a_number_can_name_a_column_and_a_task(tmp_path):
     data = CsvTask(table(tmp_path / "t.csv", some_rows(), "sequence,5"), label_column=5, name=7).load(DNA)
     assert (data.name, data.classes) == ("7", ["a", "b"])

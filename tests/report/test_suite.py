@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.downstream.comparison import published
 from dnadiff.downstream.items import Items
+from dnadiff.downstream.published_results import published_accuracies
 from dnadiff.downstream.results import Prediction
-from dnadiff.downstream.run import compare
+from dnadiff.downstream.study import compare
 from dnadiff.report import classification, figures
 from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite
@@ -63,7 +63,7 @@ def test_a_network_that_nobody_published_stands_beside_no_other(tmp_path):
 
 
 def test_bars_of_published_numbers_are_told_apart_from_ours():
-    known = [row for row in published("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
+    known = [row for row in published_accuracies("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
     axes = figures.panel(classification.accuracy_bars, study("human_nontata_promoters", ["0", "1"]), known).axes[0]
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
     assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]

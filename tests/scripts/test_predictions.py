@@ -5,6 +5,7 @@ from predictions import Predictions, task_data
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.protocol import FixedSplit, PaperSplit
 
 
@@ -14,20 +15,20 @@ def data() -> TaskData:
     return TaskData("toy", ["a", "b"], items, items, items)
 
 
-class Right:
-    """Right on all but the first `seed` items."""
+class Right(TaskModel):
+    """Correct on all except the first `seed` items."""
 
-    random, found = True, {"chosen": "this"}
+    random, fit_info = True, {"chosen": "this"}
 
     def describe(self):
         return {"kind": "Right"}
 
-    def __call__(self, task, seed, report):
+    def fit_predict(self, task, seed, report):
         right = torch.where(torch.arange(40) < seed, 1 - task.test.labels, task.test.labels)
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
-def test_what_is_finished_is_compared_whoever_finished_it(tmp_path):
+def test_finished_predictions_are_compared(tmp_path):
     kept = Predictions(tmp_path)
     for name, seeds in (("good", (1, 2)), ("bad, worse", (20,))):
         for seed in seeds:
@@ -46,6 +47,6 @@ def test_what_is_finished_is_compared_whoever_finished_it(tmp_path):
     assert result["models"]["good"]["subsets"]["none"] == {"items": 0, "accuracy": None, "low": None, "high": None}
 
 
-def test_a_task_is_read_as_the_command_line_would():
+def test_a_task_is_read_as_by_the_command_line():
     task, how = task_data(["task=ecoli_coding", "task.max_train=20", "task.protocol=paper"], DNATokenizer())
     assert task.counts()["train"] == {"coding": 20, "noncoding": 20} and isinstance(how, PaperSplit)

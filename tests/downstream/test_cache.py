@@ -43,14 +43,14 @@ def same(one, other) -> bool:
     )
 
 
-def settled(monkeypatch):
-    """The change time of a new file is now: let the clock of the cache be a minute ahead."""
+def advance_clock(monkeypatch):
+    """A new file has just changed: set the clock of the cache one minute ahead."""
     now = time.time
-    monkeypatch.setattr("dnadiff.downstream.encoded.time.time", lambda: now() + 60)
+    monkeypatch.setattr("dnadiff.downstream.cache.time.time", lambda: now() + 60)
 
 
-def test_a_task_is_read_once_and_a_changed_file_again(table, monkeypatch):
-    settled(monkeypatch)
+def test_a_task_is_read_once_and_again_if_a_file_changes(table, monkeypatch):
+    advance_clock(monkeypatch)
     first = Counted(str(table)).load(DNA)
     again = Counted(str(table), seed=0).load(DNA)
     assert Counted.reads == 1 and same(first, again) and first.notes == again.notes
@@ -64,8 +64,8 @@ def test_a_task_is_read_once_and_a_changed_file_again(table, monkeypatch):
     assert not same(Counted(str(table)).load(DNA), first) and Counted.reads == 2
 
 
-def test_other_settings_of_the_reader_are_another_reading(table, monkeypatch):
-    settled(monkeypatch)
+def test_other_reader_settings_have_another_cache_entry(table, monkeypatch):
+    advance_clock(monkeypatch)
     table.write_text(table.read_text().replace("sequence,label", "sequence,label,other").replace("\n", ",x\n").replace("other,x", "other"))
     Counted(str(table)).load(DNA)
     with pytest.raises(ValueError, match="one class, 'x'"):
@@ -73,10 +73,10 @@ def test_other_settings_of_the_reader_are_another_reading(table, monkeypatch):
     assert Counted.reads == 2
 
 
-def test_a_file_that_has_just_changed_is_not_kept_and_a_damaged_cache_is_read_again(table, monkeypatch):
+def test_a_recently_changed_file_is_not_cached_and_a_damaged_entry_is_read_again(table, monkeypatch):
     Counted(str(table)).load(DNA)
     assert not list(cache_dir("tasks").iterdir())
-    settled(monkeypatch)
+    advance_clock(monkeypatch)
     first = Counted(str(table)).load(DNA)
     (kept,) = cache_dir("tasks").iterdir()
     content = bytearray(kept.read_bytes())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.run import mean_interval, rows_for_table, study
+from dnadiff.downstream.model import TaskModel
+from dnadiff.downstream.study import accuracy_interval, run_study, table_rows
 
 
 def data(number: int = 100) -> TaskData:
@@ -15,8 +16,8 @@ def data(number: int = 100) -> TaskData:
     return TaskData("toy", ["a", "b"], items, items, items, notes={"why": "a test"})
 
 
-class Oracle:
-    """Right on the first `right` items; seed s is right on s more."""
+class Oracle(TaskModel):
+    """Correct on the first `right` items; with seed s, on s more."""
 
     def __init__(self, right: int, random: bool = True) -> None:
         self.right, self.random, self.seeds = right, random, []
@@ -24,7 +25,7 @@ class Oracle:
     def num_steps(self, task: TaskData) -> int:
         return 0
 
-    def __call__(self, task: TaskData, seed: int, report) -> torch.Tensor:
+    def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         self.seeds.append(seed)
         labels = task.test.labels.clone()
         wrong = torch.arange(len(labels)) >= self.right + seed
@@ -34,7 +35,7 @@ class Oracle:
 def test_the_interval_of_one_seed_has_the_binomial_width():
     rows = np.zeros((1, 400), bool)
     rows[0, :300] = True
-    interval = mean_interval(rows)
+    interval = accuracy_interval(rows)
     assert interval.value == 0.75
     assert interval.se == pytest.approx(math.sqrt(0.75 * 0.25 / 400), rel=0.05)
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * interval.se, rel=0.1)
@@ -43,29 +44,29 @@ def test_the_interval_of_one_seed_has_the_binomial_width():
 def test_seeds_that_differ_widen_the_interval():
     rows = np.ones((4, 1000), bool)
     rows[:2, :500] = rows[2:, 500:] = False
-    alike = mean_interval(rows[:2])
+    alike = accuracy_interval(rows[:2])
     rows[2:] = True
-    assert mean_interval(rows).se > 3 * alike.se
+    assert accuracy_interval(rows).se > 3 * alike.se
 
 
-def test_a_model_differs_from_itself_by_exactly_nothing():
+def test_the_difference_of_a_model_from_itself_is_exactly_zero():
     rows = np.random.default_rng(0).random((1, 50)) < 0.7
-    assert mean_interval(rows, rows)[:] == (0, 0, 0, 0)
+    assert accuracy_interval(rows, rows)[:] == (0, 0, 0, 0)
 
 
 def test_differences_on_the_same_items_are_paired():
     rows = np.random.default_rng(0).random((1, 400)) < 0.5
     better = rows.copy()
     better[0, np.flatnonzero(~rows[0])[:20]] = True
-    paired = mean_interval(better, rows)
+    paired = accuracy_interval(better, rows)
     assert paired.value == pytest.approx(0.05)
     assert paired.low > 0
-    assert paired.se < mean_interval(rows).se
+    assert paired.se < accuracy_interval(rows).se
 
 
-def test_a_study_runs_every_seed_and_says_better_only_when_the_interval_excludes_zero():
+def test_a_study_runs_every_seed_and_better_means_that_the_interval_excludes_zero():
     models = {"good": Oracle(90), "fair": Oracle(60), "same": Oracle(89), "fixed": Oracle(70, random=False)}
-    result = study(data(), models, [1, 2, 3], [("good", "fair"), ("fair", "good"), ("good", "same"), ("good", "good")])
+    result = run_study(data(), models, [1, 2, 3], [("good", "fair"), ("fair", "good"), ("good", "same"), ("good", "good")])
     assert [m.seeds for m in models.values()] == [[1, 2, 3]] * 3 + [[1]]
     assert result["models"]["good"]["per_seed"] == pytest.approx([0.91, 0.92, 0.93])
     assert result["models"]["fixed"]["per_seed"] == pytest.approx([0.71])
@@ -77,32 +78,32 @@ def test_a_study_runs_every_seed_and_says_better_only_when_the_interval_excludes
 
 
 def test_the_tables_show_each_model_and_each_difference():
-    result = study(data(), {"good": Oracle(90), "fixed": Oracle(70, random=False)}, [0], [("good", "fixed")])
-    models, differences = rows_for_table(result)
+    result = run_study(data(), {"good": Oracle(90), "fixed": Oracle(70, random=False)}, [0], [("good", "fixed")])
+    models, differences = table_rows(result)
     assert models[0][:2] == ("good", "0.900")
     assert differences[0][:2] == ("good - fixed", "+0.200")
     assert differences[0][3] == "better"
 
 
-def test_an_interval_of_accuracy_stays_within_what_an_accuracy_can_be():
+def test_an_interval_of_accuracy_is_clipped_to_0_and_1():
     class Nearly(Oracle):
-        def __call__(self, task, seed, report):
+        def fit_predict(self, task, seed, report):
             labels = task.test.labels.clone()
             labels[: 6 * (seed - 1)] = 1 - labels[: 6 * (seed - 1)]
             return torch.nn.functional.one_hot(labels, 2).float()
 
-    few = study(data(20), {"m": Nearly(0)}, [1, 2], [])["models"]["m"]
+    few = run_study(data(20), {"m": Nearly(0)}, [1, 2], [])["models"]["m"]
     assert few["per_seed"] == pytest.approx([1, 0.7]) and 0 <= few["low"] < few["high"] == 1
-    low, high = mean_interval(np.array([[True] * 20, [False] * 6 + [True] * 14]))[2:]
-    assert high > 1 > low  # what the cut is for
+    low, high = accuracy_interval(np.array([[True] * 20, [False] * 6 + [True] * 14]))[2:]
+    assert high > 1 > low  # hence the clipping
 
 
-def test_what_a_model_found_out_stands_in_its_report():
+def test_fit_info_is_in_the_report_of_a_model():
     model = Oracle(90)
-    model.found = {"sequences_per_second": 120.0, "chosen": {"lr": 0.1}}
-    result = study(data(), {"m": model, "n": Oracle(80)}, [1, 2], [])
-    assert result["models"]["m"]["found"] == [[model.found]] * 2 and result["models"]["n"]["found"] == [[{}]] * 2
-    rows, _ = rows_for_table(result)
+    model.fit_info = {"sequences_per_second": 120.0, "chosen": {"lr": 0.1}}
+    result = run_study(data(), {"m": model, "n": Oracle(80)}, [1, 2], [])
+    assert result["models"]["m"]["found"] == [[model.fit_info]] * 2 and result["models"]["n"]["found"] == [[{}]] * 2
+    rows, _ = table_rows(result)
     assert [row[-1] for row in rows] == ["120", "-"]
 
 
@@ -113,13 +114,13 @@ def test_overlapping_items_widen_the_interval_of_a_difference():
     alone = Items(overlapping.ids, overlapping.lengths, labels)
 
     class Blocks(Oracle):
-        def __call__(self, task, seed, report):
+        def fit_predict(self, task, seed, report):
             wrong = (torch.arange(200) // 20) % 3 == self.right
             return torch.nn.functional.one_hot(torch.where(wrong, 1 - labels, labels), 2).float()
 
     widths = []
     for items in (alone, overlapping):
         task = TaskData("t", ["a", "b"], items, items, items)
-        (d,) = study(task, {"x": Blocks(0, False), "y": Blocks(1, False)}, [1], [("x", "y")])["differences"]
+        (d,) = run_study(task, {"x": Blocks(0, False), "y": Blocks(1, False)}, [1], [("x", "y")])["differences"]
         widths.append(d["high"] - d["low"])
     assert widths[1] > 3 * widths[0]

@@ -1,0 +1,134 @@
+"""Published accuracies on the tasks, for comparison; each comes with the number of training sequences behind it.
+
+The table is `genomic_benchmarks/published.csv`, which ships with the package.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dnadiff.config import Json
+from dnadiff.downstream.protocol import PROTOCOLS
+
+SUITE_HEADER = (
+    "task",
+    "train",
+    "tested",
+    "chance",
+    "model",
+    "accuracy",
+    "95 % interval",
+    "spread",
+    "MCC",
+    "AUROC",
+    "published",
+    "minus published",
+)
+_PUBLISHED_BASELINES = {"CNN": "CNN"}  # name in our study -> name in published.csv
+# class of network, class of objective -> name of the model in published.csv
+_PRETRAINED = {
+    ("Caduceus", "MDLM"): "Caduceus MDLM",
+    ("Caduceus", "MLM"): "Caduceus MLM",
+    ("CaduceusPS", "MLM"): "Caduceus-PS",
+    ("Mamba", "AR"): "Mamba AR",
+}
+
+
+class PublishedResult(NamedTuple):
+    """A published accuracy.
+
+    Attributes:
+        model: its name in the source.
+        accuracy: mean over seeds.
+        spread: max - min over seeds, if printed.
+        train: number of training sequences.
+        source: paper and table.
+    """
+
+    model: str
+    accuracy: float
+    spread: float | None
+    train: int
+    source: str
+
+
+def table_path() -> Path:
+    """The CSV file: inside the installed package, or next to it in a checkout.
+
+    Raises:
+        FileNotFoundError: if it is missing.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package, package.parent):
+        if (found := folder / "genomic_benchmarks" / "published.csv").is_file():
+            return found
+    raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing next to {package}; reinstall dnadiff")
+
+
+def published_accuracies(task: str) -> list[PublishedResult]:
+    """All published results on the task of that name; an empty list for your own task."""
+    with table_path().open(encoding="utf-8", newline="") as file:
+        return [
+            PublishedResult(
+                row["model"], float(row["accuracy"]), float(row["spread"]) if row["spread"] else None, int(row["train"]), row["source"]
+            )
+            for row in csv.DictReader(file)
+            if row["task"] == task
+        ]
+
+
+def published_model_of(backbone: str, objective: str) -> str | None:
+    """The published model with that network and pretraining objective, both given as class names; None if there is none."""
+    return _PRETRAINED.get((backbone, objective))
+
+
+def published_model_for(model: str, pretrained: str | None) -> str | None:
+    """The published model that corresponds to a model of our study; None if there is none.
+
+    Args:
+        model: name in the study.
+        pretrained: `published_model_of` the network that was fine-tuned.
+    """
+    return pretrained if model.startswith("fine-tuned") else _PUBLISHED_BASELINES.get(model)
+
+
+def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
+    """The published result that corresponds to a model of our study, if any; arguments as in `published_model_for`."""
+    name = published_model_for(model, pretrained)
+    return next((row for row in published_accuracies(task) if row.model == name), None)
+
+
+def num_training_sequences(result: Mapping[str, Json]) -> int:
+    """Sequences for training and validation of a study, which is what published numbers count as training."""
+    items = result["task"]["items"]
+    parts = items if PROTOCOLS[result["task"]["protocol"]].tests_all_items else ("train", "valid")
+    return sum(sum(items[part].values()) for part in parts)
+
+
+def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
+    """One row per task and model, under `SUITE_HEADER`; a published number always with its number of training sequences."""
+    rows: list[tuple[str, ...]] = []
+    for result in studies:
+        task = result["task"]
+        for name, m in result["models"].items():
+            known, accuracy = published_counterpart(task["name"], name, result.get("counterpart")), m["accuracy"]
+            rows.append(
+                (
+                    task["name"],
+                    f"{num_training_sequences(result):,}",
+                    f"{task['tested']:,}",
+                    f"{task['chance']:.3f}",
+                    name,
+                    f"{accuracy:.3f}",
+                    f"{m['low']:.3f} .. {m['high']:.3f}",
+                    f"{max(m['per_seed']) - min(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
+                    f"{m['metrics']['mcc']['value']:.3f}",
+                    f"{m['metrics']['auroc']['value']:.3f}",
+                    f"{known.model} {known.accuracy:.3f} ({known.train:,})" if known else "-",
+                    f"{accuracy - known.accuracy:+.3f}" if known else "-",
+                )
+            )
+    return rows
