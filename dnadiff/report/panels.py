@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnadiff.metrics.composition import Composition
-from dnadiff.metrics.sample_quality import WORDS, Judgement
+from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
 from dnadiff.report.results import BIT, GROUPS, Columns, chance_level, is_number, markov_models, progress, short_count, smoothed
 
 if TYPE_CHECKING:
@@ -118,23 +118,23 @@ def gc_content(axes: Axes, composition: Composition) -> None:
     legend_below(axes)
 
 
-def word_distances(axes: Axes, judgement: Judgement) -> None:
+def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
     """Jensen-Shannon divergence of words of each length; the band spans 95 % of random sets of real windows."""
-    found = [judgement[f"js_{k}"].distance for k in WORDS]
+    found = [quality[f"js_{k}"].distance for k in KMER_LENGTHS]
     samples, low, high = (np.array([getattr(d, name) for d in found]) for name in ("samples", "low", "high"))
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
-    axes.fill_between(WORDS, low, high, color=FAINT, alpha=0.55, lw=0, label="real against real, 95 %")
+    axes.fill_between(KMER_LENGTHS, low, high, color=FAINT, alpha=0.55, lw=0, label="real against real, 95 %")
     axes.errorbar(
-        WORDS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
+        KMER_LENGTHS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
     )
     axes.set(title="Words, distance from real windows", xlabel="bases in a word", ylabel="Jensen-Shannon, bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     legend_below(axes)
 
 
-def mutual_information(axes: Axes, judgement: Judgement) -> None:
+def mutual_information(axes: Axes, quality: SampleQuality) -> None:
     """Mutual information of two bases against their distance; the band spans 95 % of random sets of real windows."""
-    samples, (low, high) = judgement.information
+    samples, (low, high) = quality.information
     at = np.arange(1, len(samples) + 1)
     axes.fill_between(at, low, high, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
     axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
