@@ -26,7 +26,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         file.write(("\t".join(COLUMNS) + "\n").encode())
         file.writelines(f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found)
     content = memorization.summary(found)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),
         ("longest match, maximum", f"{content['longest']['max']} bases, in {content['longest']['record']}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     }
     content = about | quality.content()
     write_json(output, content)
-    overview = figures.overview([(kmer_divergences, (quality,)), (mutual_information, (quality,))])
+    overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
     picture = figures.save(overview, output.with_suffix(".png"))
     show(quality)
     print(f"files are in {output} and {picture}")
@@ -101,14 +102,16 @@ def held_out_windows(data: GenomeDataModule, part: str, length: int) -> list[np.
     Raises:
         ValueError: if the part is not held out, or too short.
     """
+    from dnadiff.metrics.memorization import dna_tokenizer
+
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
     if longest < length:
         problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
         raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
-    tiles = data.test_windows(part, length)
-    return [data.tokenizer.bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+    tiles, tokenizer = data.test_windows(part, length), dna_tokenizer(data)
+    return [tokenizer.bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
 
 
 def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
@@ -120,9 +123,7 @@ def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
     found = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
     found = [bases for bases in found if (bases == UNKNOWN).mean() <= MAX_UNKNOWN]
     if not found:
-        raise ValueError(
-            f"real has no window of {length:,} bases with at most {100 * MAX_UNKNOWN:g} % unknown bases; give longer records"
-        )
+        raise ValueError(f"real has no window of {length:,} bases with at most {100 * MAX_UNKNOWN:g} % unknown bases; give longer records")
     return found
 
 
@@ -139,7 +140,7 @@ def training_index(data: GenomeDataModule) -> TrainingIndex | None:
 
 def show(quality: SampleQuality) -> None:
     """Print the closing table and the warnings."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             m.name,
             m.unit,
@@ -152,9 +153,7 @@ def show(quality: SampleQuality) -> None:
         for m in quality.metrics
     ]
     print(table(rows, ("metric", "unit", "samples", "95 % interval", "real", "95 % of real sets", "the samples are")))
-    print(
-        f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows"
-    )
+    print(f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows")
     for line in quality.warnings():
         print(f"WARNING: {line}")
 

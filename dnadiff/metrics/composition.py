@@ -113,15 +113,14 @@ def compare(
         >>> [round(float(frequency), 3) for frequency in composition.sample_frequency]
         [0.292, 0.208]
     """
-    samples = [as_bases(sequence) for sequence in samples]
-    real = [as_bases(sequence) for sequence in real]
-    length = common_length(samples, real)
-    sample_counts, real_counts = kmer_counts(samples, k, both_strands), kmer_counts(real, k, both_strands)
-    sample_gc, real_gc = gc_content(samples, "samples"), gc_content(real, "real")
-    number = min(len(samples), len(real) // 2)
+    sample_bases, real_bases = ([as_bases(sequence) for sequence in sequences] for sequences in (samples, real))
+    length = common_length(sample_bases, real_bases)
+    sample_counts, real_counts = kmer_counts(sample_bases, k, both_strands), kmer_counts(real_bases, k, both_strands)
+    sample_gc, real_gc = gc_content(sample_bases, "samples"), gc_content(real_bases, "real")
+    number = min(len(sample_bases), len(real_bases) // 2)
     rng = np.random.default_rng(seed)
-    real_sets = [np.split(rng.permutation(len(real)), [number]) for _ in range(num_splits)]
-    sample_sets = [rng.permutation(len(samples))[:number] for _ in range(num_splits)]
+    real_sets = [np.split(rng.permutation(len(real_bases)), [number]) for _ in range(num_splits)]
+    sample_sets = [rng.permutation(len(sample_bases))[:number] for _ in range(num_splits)]
     sets = np.array([_frequencies(real_counts[chosen]) for chosen, _ in real_sets])
     shown, kmers = _labels(k, both_strands)
     low, high = np.quantile(sets, [0.025, 0.975], axis=0)[:, shown]
@@ -252,7 +251,13 @@ def _range(values: np.ndarray) -> tuple[float, float]:
 
 
 def bootstrap_interval(
-    statistic: Statistic, samples: np.ndarray, real: np.ndarray, center: float, num_resamples: int = 100, seed: int = 0, halves: bool = False
+    statistic: Statistic,
+    samples: np.ndarray,
+    real: np.ndarray,
+    center: float,
+    num_resamples: int = 100,
+    seed: int = 0,
+    halves: bool = False,
 ) -> tuple[float, float]:
     """95 % interval of a statistic of the samples, `center` +- t se, with the real windows fixed.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dnadiff.config import Json, build
 from dnadiff.data.genome.fasta import each_record
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MOST_WORDS, offline
 from dnadiff.metrics.composition import as_bases
@@ -137,13 +138,22 @@ def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     """
     data = dna_data(model, trust)
     if not fits_in_memory(data):
-        raise ValueError(f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory")
+        raise ValueError(
+            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"
+        )
     return data
+
+
+def dna_tokenizer(data: GenomeDataModule) -> DNATokenizer:
+    """The tokenizer of a genome, which gives bases for ids."""
+    assert isinstance(data.tokenizer, DNATokenizer)
+    return data.tokenizer
 
 
 def indexed(data: GenomeDataModule) -> TrainingIndex:
     """The index of the training part of a data module."""
-    return TrainingIndex([data.tokenizer.bases(ids) for ids in data.sequences("train")])
+    tokenizer = dna_tokenizer(data)
+    return TrainingIndex([tokenizer.bases(ids) for ids in data.sequences("train")])
 
 
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:

@@ -58,7 +58,9 @@ class QualityMetric:
     @property
     def verdict(self) -> str:
         """The samples compared with the baseline, in words."""
-        above, below = ("farther than real windows", TOO_SIMILAR) if self.is_distance else ("higher than real windows", "lower than real windows")
+        above, below = (
+            ("farther than real windows", TOO_SIMILAR) if self.is_distance else ("higher than real windows", "lower than real windows")
+        )
         return above if self.distance.above_baseline else below if self.distance.below_baseline else "as real windows"
 
     @property
@@ -250,12 +252,14 @@ class SampleQualityEvaluator:
 
         yield self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen)
         yield self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, match)
-        longest = distance(lambda a, b: float(a.max()), *match, self.sample_sets, self.real_sets)  # a maximum has no useful standard error
+        longest = distance(
+            lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets
+        )  # a maximum has no useful standard error
         yield QualityMetric("longest_match", "longest match with training, maximum", "bases", False, self._of_an_independent_set(longest))
 
     def _trained_models(self) -> Iterator[QualityMetric]:
         counts = [kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands) for windows in (self.samples, self.real)]
-        found = distance(discriminator_auroc, *counts, self.sample_sets[:_NUM_SLOW], self.real_sets[:_NUM_SLOW])
+        found = distance(discriminator_auroc, counts[0], counts[1], self.sample_sets[:_NUM_SLOW], self.real_sets[:_NUM_SLOW])
         scores, labels = cross_validated_scores(counts[0][self.sample_sets[0]], counts[1][self.real_sets[0][1]])
         # The replicates resample the scores: nothing is trained again.
         replicates = np.random.default_rng(self.seed).integers(self.number, size=(200, 2, self.number))

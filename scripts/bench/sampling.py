@@ -28,6 +28,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +294,7 @@ class Study:
         rows = [r for r in self.rows() if r["vocabulary"] == "dna"]
         if not rows:
             return None
-        panels = [(draw, ([r for r in rows if r["batch"] == batch], batch)) for batch in self.size["batches"]]
+        panels = [partial(draw, rows=[r for r in rows if r["batch"] == batch], batch=batch) for batch in self.size["batches"]]
         return figures.save(figures.overview(panels), path)
 
 
