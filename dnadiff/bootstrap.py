@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 UNDECIDED = "no interval, so no verdict"
-FEWEST = 5  # blocks from which a spread can be told
+MIN_BLOCKS = 5  # blocks from which a spread can be told
 
 
 class ConfidenceInterval(NamedTuple):
@@ -31,11 +31,11 @@ class ConfidenceInterval(NamedTuple):
 
 
 def blocks(num_items: int, block_size: int) -> np.ndarray:
-    """The block of each item, `(num_items,)`: consecutive runs of `used_size` items (the last may be shorter)."""
-    return np.arange(num_items) // used_size(num_items, block_size)
+    """The block of each item, `(num_items,)`: consecutive runs of `effective_block_size` items (the last may be shorter)."""
+    return np.arange(num_items) // effective_block_size(num_items, block_size)
 
 
-def used_size(num_items: int, block_size: int) -> int:
+def effective_block_size(num_items: int, block_size: int) -> int:
     """Items in a block: `block_size`, or fewer where that would leave fewer than 20 blocks, which know nothing of their own spread."""
     return max(1, min(block_size, num_items // 20))
 
@@ -69,7 +69,7 @@ def ratio(
     top, bottom = np.bincount(block, numerator), np.bincount(block, denominator)
     top, bottom = top[bottom > 0], bottom[bottom > 0]
     n = len(bottom)
-    if n < FEWEST:
+    if n < MIN_BLOCKS:
         return ConfidenceInterval(value, float("nan"), float("nan"), float("nan"))
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
     worlds = (counts @ top) / (counts @ bottom)

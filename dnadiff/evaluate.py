@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff import checks, commands
-from dnadiff.bootstrap import used_size, verdict
+from dnadiff.bootstrap import effective_block_size, verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -66,7 +66,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         "target_se": config["target_se"],
         "seed": config["seed"],
         "protocol": describe_protocol(config, result, about),
-        "block_size": used_size(len(tiles), config["block_size"]),
+        "block_size": effective_block_size(len(tiles), config["block_size"]),
         "se_total_note": dependence(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
@@ -239,7 +239,7 @@ def how(config: Mapping[str, Any], result: Any) -> str:
     """The estimate in words."""
     from dnadiff.likelihood.record import COUNT, EXACT
 
-    size = used_size(len(result.available), config["block_size"])
+    size = effective_block_size(len(result.available), config["block_size"])
     windows = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if config["conjoin"]:
         windows = f"both strands' probabilities averaged at every call; {windows}"
@@ -255,7 +255,7 @@ def dependence(tiles: Any, block_size: int) -> str | None:
     from itertools import pairwise
 
     near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
-    if used_size(len(tiles), block_size) > 1 or not near:
+    if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
     return "se_total may be too narrow: windows side by side are taken for independent (blocks of 1); evaluate more of them"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnadiff.bootstrap import FEWEST, blocks
+from dnadiff.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.likelihood import Likelihood
 from dnadiff.likelihood.code_length import best_sizes, code_length, lost_structure, uniform_sizes
 
@@ -118,7 +118,7 @@ class CurveSamples:
         The bootstrap of n blocks is too narrow by sqrt((n-1)/n), which is put right. `bias` is what the bins may do to the number.
         """
         n = len(np.unique(self.block))
-        return None if n < FEWEST or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        return None if n < MIN_BLOCKS or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
 def _edges(draws: np.ndarray) -> np.ndarray:
