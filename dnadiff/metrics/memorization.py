@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dnadiff.config import build
-from dnadiff.data.genome.fasta import each_record
+from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MOST_WORDS, offline
 
@@ -114,7 +114,7 @@ def of_file(path: str | Path, training: TrainingSequence) -> list[Match]:
     from dnadiff.metrics.composition import as_bases
 
     found = []
-    for record in each_record(path):
+    for record in iter_fasta(path):
         bases = as_bases(record.sequence)
         said = _DESIGNED.search(record.description)  # of a range that is none of this record's, whoever wrote it, nothing follows
         if said is not None and 1 <= int(said[1]) <= int(said[2]) <= len(bases):
