@@ -24,7 +24,7 @@ from dnadiff.config import compose, config_dir, with_current_choices
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them in malloc.h
 _LARGEST = 2**31 - 1
 Command = Callable[[dict[str, Any], Path, list[str]], None]
-LIST = {
+COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, beside Markov models",
     "zero_shot": "held-out likelihood on several sets of texts, in one table",
@@ -55,7 +55,7 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing, and the one line is ours
     if argv is not None:
         sys.argv = [f"dnadiff.{name}", *argv]
-    quieten()
+    configure_logging()
     sys.argv[1:] = with_current_choices(sys.argv[1:])
     overrides = [a for a in sys.argv[1:] if not a.startswith("-")]
     try:
@@ -87,7 +87,7 @@ def _main(name: str, function: Command) -> None:
     def main(config: Any) -> None:
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
-        quieten()
+        configure_logging()
         try:
             overrides = list(HydraConfig.get().overrides.task)
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -105,7 +105,7 @@ def _main(name: str, function: Command) -> None:
         raise caught[0]
 
 
-def quieten() -> None:
+def configure_logging() -> None:
     """Our own messages at INFO; of Lightning only what a user must act on."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
@@ -182,7 +182,7 @@ def _explain_config(error: Exception, name: str, overrides: Sequence[str]) -> st
 
 def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
     """What to say of a key or group that the command does not have, with the groups that were chosen."""
-    config = compose_beside(name, group_choices(overrides), resolve=False)
+    config = recompose(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
     known = list(flatten(config))
@@ -196,7 +196,7 @@ def group_choices(overrides: Sequence[str]) -> list[str]:
     return [o for o in overrides if (config_dir() / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir()]
 
 
-def compose_beside(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
+def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
     """The configuration of a command, from inside one."""
     from hydra.core.global_hydra import GlobalHydra
 
@@ -219,7 +219,7 @@ def refuse_unread(config: Mapping[str, Any], overrides: Sequence[str], name: str
         ValueError: naming the key and the nearest one that exists.
     """
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
-    if added and (unread := [key for key in added if key.partition(".")[0] not in compose_beside(name, [], resolve=False)]):
+    if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
         raise ValueError(unknown_key(unread[0], name, overrides))
 
 
@@ -233,7 +233,7 @@ def refuse_words(config: Mapping[str, Any], overrides: Sequence[str], name: str)
     keys = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in given]
     if not keys:
         return
-    before = dict(leaves(compose_beside(name, group_choices(overrides), resolve=False)))
+    before = dict(leaves(recompose(name, group_choices(overrides), resolve=False)))
     for key in keys:
         if isinstance(before.get(key), bool):
             raise ValueError(f"{key}={given[key]} is neither true nor false: say {key}=true or {key}=false")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.commands import LIST
+from dnadiff.commands import COMMANDS
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
@@ -122,7 +122,7 @@ def test_help_is_for_newcomers(cli, command):
 
 def test_every_command_is_installed_as_a_script():
     scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in LIST}
+    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS}
 
 
 def test_the_list_of_commands():
