@@ -29,7 +29,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
     from dnadiff.likelihood import Conjoined, both_strands, check_one_draw
-    from dnadiff.likelihood.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
+    from dnadiff.likelihood.held_out import Scores, Windows, fit_markov, markov_rows, token_groups, without_download
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
@@ -40,7 +40,9 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     if config["protocol"] == "mdlm" and not hasattr(loaded.denoiser, "next_log_probs"):
         check_one_draw(loaded.process.noise)
     check_strands(config, loaded.denoiser, is_dna)
-    data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
+    data = build(
+        config.get("data") or without_download(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"])
+    )
     data.expect(loaded.tokenizer)
     check_length(config["length"] or data.length, loaded.denoiser.backbone.max_length)
     data.prepare()
@@ -80,7 +82,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     output.parent.mkdir(parents=True, exist_ok=True)
     if scores is not None:
         scores.parent.mkdir(parents=True, exist_ok=True)
-        Scores.of(result, data, tiles).save(scores)
+        Scores.from_result(result, data, tiles).save(scores)
     write_json(output, content)
     return content | {"is_dna": is_dna}
 
@@ -100,18 +102,18 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
         own: the same data where they are evaluated anyway.
         trust: further packages whose classes its configuration may name.
     """
-    from dnadiff.likelihood.held_out import MOST_WORDS, offline
+    from dnadiff.likelihood.held_out import MAX_KMERS, without_download
 
     data = own
     if data is None:
         try:
-            data = build(offline(loaded.config["data"]), trust=("dnadiff", *trust))
+            data = build(without_download(loaded.config["data"]), trust=("dnadiff", *trust))
             data.prepare()
         except (ValueError, OSError) as error:
             log.info(f"novel and repeated bases are left out, for the data of the training run cannot be read: {error}")
             return None
     tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MOST_WORDS:
+    if tokens > MAX_KMERS:
         log.info(f"novel and repeated bases are left out: the training part has {tokens:,} bases, and their words would fill the memory")
         return None
     return data
@@ -267,7 +269,7 @@ def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
     curve, bit = result.curve(), math.log(2)
     return {
         "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
-        "code_length": code_curve.table(code_curve.CurveSamples.of(result, start), length),
+        "code_length": code_curve.code_length_table(code_curve.CurveSamples.from_estimates(result, start), length),
     }
 
 

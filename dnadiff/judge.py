@@ -79,12 +79,12 @@ def held_out_data(config: dict[str, Any]) -> Any:
         ValueError: if it is no model of DNA.
     """
     from dnadiff import checkpoint
-    from dnadiff.likelihood.held_out import offline
+    from dnadiff.likelihood.held_out import without_download
 
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are read as DNA, but {loaded.path} was trained on text; judge samples of a model of DNA")
-    data = build(offline(loaded.config["data"]), trust=("dnadiff", *config["trust"]))
+    data = build(without_download(loaded.config["data"]), trust=("dnadiff", *config["trust"]))
     data.prepare()
     return data
 
@@ -124,10 +124,10 @@ def cut(records: Sequence[Any], length: int) -> list[Any]:
 
 def training_text(data: Any) -> list[Any] | None:
     """The training part as bases; None with a message where it is too large to be searched."""
-    from dnadiff.likelihood.held_out import MOST_WORDS
+    from dnadiff.likelihood.held_out import MAX_KMERS
 
     tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MOST_WORDS // 4:
+    if tokens > MAX_KMERS // 4:
         log.info(f"copies of training are not looked for: its {tokens:,} bases would fill the memory")
         return None
     return [data.tokenizer.bases(ids) for ids in data.sequences("train")]

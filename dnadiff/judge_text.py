@@ -119,17 +119,16 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     """Samples of the model: (S, L) ids."""
     import numpy as np
 
-    from dnadiff.design.options import settled
+    from dnadiff.design.options import check_settings, resolved_sampler
     from dnadiff.design.request import Free
-    from dnadiff.sample import check_settings
 
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
     check_settings(config["sampler"])
     length = model.length if config["length"] is None else checks.integer("length", config["length"], 1)
-    config["sampler"] = settled(config["sampler"], model, length)
+    config["sampler"] = resolved_sampler(config["sampler"], model, length)
     request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
-    filler = model.filler(build(config["sampler"], trust=None), request)
+    filler = model.conditional_sampler(build(config["sampler"], trust=None), request)
     bar, rows = Progress(config["num_samples"], "sample"), []
     for batch in filler.batches(request, config["seed"], config["batch_size"]):
         rows += batch.tokens
@@ -200,13 +199,13 @@ def real_texts(judge: Any, config: Mapping[str, Any], lengths: Sequence[int]) ->
     """As many held-out texts of the judge's data, of the samples' median length; none, with a message, where they cannot be had."""
     import numpy as np
 
-    from dnadiff.likelihood.held_out import offline
+    from dnadiff.likelihood.held_out import without_download
 
     if judge.data is None:
         return []
     length = int(np.median(lengths))
     try:
-        data = build(offline(judge.data), trust=("dnadiff", *config["trust"]))
+        data = build(without_download(judge.data), trust=("dnadiff", *config["trust"]))
         data.expect(judge.tokenizer)
         data.prepare()
         tiles = data.test_windows("test", length)

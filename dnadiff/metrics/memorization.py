@@ -12,7 +12,7 @@ import numpy as np
 from dnadiff.config import build
 from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
-from dnadiff.likelihood.held_out import MOST_WORDS, offline
+from dnadiff.likelihood.held_out import MAX_KMERS, without_download
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _SEED = 11  # matches begin with a word of so many bases, looked up in a table of 4^11
@@ -96,10 +96,10 @@ def training_data(model: Any, trust: Sequence[str] = ()) -> Any:
     """
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"copies are looked for in DNA, and {model.path} was trained on text")
-    data = build(offline(model.config["data"]), trust=("dnadiff", *trust))
+    data = build(without_download(model.config["data"]), trust=("dnadiff", *trust))
     data.prepare()
     tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MOST_WORDS // 4:
+    if tokens > MAX_KMERS // 4:
         raise ValueError(f"copies: the training part of {data.name} has {tokens:,} bases, more than fit into memory as an index")
     return data
 

@@ -40,8 +40,8 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
         for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
     result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
-    samples = curve.CurveSamples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
-    rows = curve.table(samples, max(map(len, parts)), groups)["rows"]
+    samples = curve.CurveSamples.from_estimates(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
+    rows = curve.code_length_table(samples, max(map(len, parts)), groups)["rows"]
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 
