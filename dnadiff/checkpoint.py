@@ -56,7 +56,7 @@ def build_objective(config: Mapping[str, Any], process: AbsorbingProcess, trust:
     return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
 
 
-def settled(config: Mapping[str, Any], trust: Sequence[str] | None = (PACKAGE,)) -> dict[str, Any]:
+def resolved(config: Mapping[str, Any], trust: Sequence[str] | None = (PACKAGE,)) -> dict[str, Any]:
     """The configuration with `time_conditioning: null` replaced by the objective's own habit, for the backbone too."""
     told = config.get("time_conditioning")
     if told is None:
@@ -75,7 +75,7 @@ def build_denoiser(
     Raises:
         ValueError: if objective, backbone and time conditioning exclude each other.
     """
-    config = settled(config, trust)
+    config = resolved(config, trust)
     noise = build(config["noise"], trust=trust)
     backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import difflib
 import logging
-import math
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dnadiff.checks import integer
 from dnadiff.config import compose, config_dir, with_current_choices
 
 # glibc returns large arrays to the system when they are freed and asks for them again in the next step, page by page: 20,000 page
@@ -24,7 +24,7 @@ from dnadiff.config import compose, config_dir, with_current_choices
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them in malloc.h
 _LARGEST = 2**31 - 1
 Command = Callable[[dict[str, Any], Path, list[str]], None]
-LIST = {
+COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, beside Markov models",
     "zero_shot": "held-out likelihood on several sets of texts, in one table",
@@ -55,7 +55,7 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing, and the one line is ours
     if argv is not None:
         sys.argv = [f"dnadiff.{name}", *argv]
-    quieten()
+    configure_logging()
     sys.argv[1:] = with_current_choices(sys.argv[1:])
     overrides = [a for a in sys.argv[1:] if not a.startswith("-")]
     try:
@@ -87,7 +87,7 @@ def _main(name: str, function: Command) -> None:
     def main(config: Any) -> None:
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
-        quieten()
+        configure_logging()
         try:
             overrides = list(HydraConfig.get().overrides.task)
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -105,7 +105,7 @@ def _main(name: str, function: Command) -> None:
         raise caught[0]
 
 
-def quieten() -> None:
+def configure_logging() -> None:
     """Our own messages at INFO; of Lightning only what a user must act on."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
@@ -182,7 +182,7 @@ def _explain_config(error: Exception, name: str, overrides: Sequence[str]) -> st
 
 def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
     """What to say of a key or group that the command does not have, with the groups that were chosen."""
-    config = compose_beside(name, group_choices(overrides), resolve=False)
+    config = recompose(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
     known = list(flatten(config))
@@ -196,7 +196,7 @@ def group_choices(overrides: Sequence[str]) -> list[str]:
     return [o for o in overrides if (config_dir() / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir()]
 
 
-def compose_beside(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
+def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> dict[str, Any]:
     """The configuration of a command, from inside one."""
     from hydra.core.global_hydra import GlobalHydra
 
@@ -219,7 +219,7 @@ def refuse_unread(config: Mapping[str, Any], overrides: Sequence[str], name: str
         ValueError: naming the key and the nearest one that exists.
     """
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
-    if added and (unread := [key for key in added if key.partition(".")[0] not in compose_beside(name, [], resolve=False)]):
+    if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
         raise ValueError(unknown_key(unread[0], name, overrides))
 
 
@@ -233,7 +233,7 @@ def refuse_words(config: Mapping[str, Any], overrides: Sequence[str], name: str)
     keys = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in given]
     if not keys:
         return
-    before = dict(leaves(compose_beside(name, group_choices(overrides), resolve=False)))
+    before = dict(leaves(recompose(name, group_choices(overrides), resolve=False)))
     for key in keys:
         if isinstance(before.get(key), bool):
             raise ValueError(f"{key}={given[key]} is neither true nor false: say {key}=true or {key}=false")
@@ -246,18 +246,6 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + str(key), value
-
-
-def whole(key: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`; 1e3 is one.
-
-    Raises:
-        ValueError: naming the key.
-    """
-    number = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-    if not number or value != int(value) or value < least:
-        raise ValueError(f"{key} {value!r} must be a whole number of at least {least}")
-    return int(value)
 
 
 def pick_device(accelerator: str) -> str:
@@ -282,7 +270,7 @@ def check_window(window: int | None, loaded: Any) -> int:
     """
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
-    window = int(loaded.config["data"]["length"]) if window is None else whole("window", window, 1)
+    window = int(loaded.config["data"]["length"]) if window is None else integer("window", window)
     most = loaded.denoiser.backbone.max_length
     if most is not None and window > most:
         raise ValueError(f"window {window} is more than the {most} tokens that this network takes; set window to that or less")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.progress import Progress, table
 
 log = logging.getLogger("dnadiff")
@@ -29,8 +29,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         raise ValueError(
             f"output {output} ends in .gz, but a .dnd file is a code already and is not packed again; leave .gz out of its name"
         )
-    options = {key: commands.whole(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
-    threads = None if config["threads"] is None else commands.whole("threads", config["threads"], 1)
+    options = {key: checks.integer(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
+    threads = None if config["threads"] is None else checks.integer("threads", config["threads"], 1)
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)

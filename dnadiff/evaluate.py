@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
-from dnadiff.bootstrap import used_size, verdict
+from dnadiff import checks, commands
+from dnadiff.bootstrap import effective_block_size, verdict
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -29,7 +29,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
     from dnadiff.likelihood import Conjoined, both_strands, check_one_draw
-    from dnadiff.likelihood.held_out import Scores, Windows, fit_markov, markov_rows, offline, token_groups
+    from dnadiff.likelihood.held_out import Scores, Windows, fit_markov, markov_rows, token_groups, without_download
 
     output = check_output(config["output"] or run_dir / "evaluate.json", config["overwrite"])
     scores = check_output(config["windows"], config["overwrite"]) if config["windows"] else None
@@ -40,7 +40,9 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     if config["protocol"] == "mdlm" and not hasattr(loaded.denoiser, "next_log_probs"):
         check_one_draw(loaded.process.noise)
     check_strands(config, loaded.denoiser, is_dna)
-    data = build(config.get("data") or offline(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"]))
+    data = build(
+        config.get("data") or without_download(loaded.config["data"]), trust=None if config.get("data") else ("dnadiff", *config["trust"])
+    )
     data.expect(loaded.tokenizer)
     check_length(config["length"] or data.length, loaded.denoiser.backbone.max_length)
     data.prepare()
@@ -66,7 +68,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         "target_se": config["target_se"],
         "seed": config["seed"],
         "protocol": describe_protocol(config, result, about),
-        "block_size": used_size(len(tiles), config["block_size"]),
+        "block_size": effective_block_size(len(tiles), config["block_size"]),
         "se_total_note": dependence(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
@@ -80,7 +82,7 @@ def evaluated(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     output.parent.mkdir(parents=True, exist_ok=True)
     if scores is not None:
         scores.parent.mkdir(parents=True, exist_ok=True)
-        Scores.of(result, data, tiles).save(scores)
+        Scores.from_result(result, data, tiles).save(scores)
     write_json(output, content)
     return content | {"is_dna": is_dna}
 
@@ -100,18 +102,18 @@ def training_data(loaded: Any, own: Any | None, trust: Sequence[str]) -> Any | N
         own: the same data where they are evaluated anyway.
         trust: further packages whose classes its configuration may name.
     """
-    from dnadiff.likelihood.held_out import MOST_WORDS, offline
+    from dnadiff.likelihood.held_out import MAX_KMERS, without_download
 
     data = own
     if data is None:
         try:
-            data = build(offline(loaded.config["data"]), trust=("dnadiff", *trust))
+            data = build(without_download(loaded.config["data"]), trust=("dnadiff", *trust))
             data.prepare()
         except (ValueError, OSError) as error:
             log.info(f"novel and repeated bases are left out, for the data of the training run cannot be read: {error}")
             return None
     tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MOST_WORDS:
+    if tokens > MAX_KMERS:
         log.info(f"novel and repeated bases are left out: the training part has {tokens:,} bases, and their words would fill the memory")
         return None
     return data
@@ -125,9 +127,9 @@ def check(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     config = dict(config)
     for key, least in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1), ("seed", 0)):
-        config[key] = commands.whole(key, config[key], least)
+        config[key] = checks.integer(key, config[key], least)
     if config["length"] is not None:
-        config["length"] = commands.whole("length", config["length"], 1)
+        config["length"] = checks.integer("length", config["length"], 1)
     orders = config["orders"]
     if not isinstance(orders, list) or any(isinstance(k, bool) or k not in range(27) for k in orders):
         raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
@@ -239,7 +241,7 @@ def how(config: Mapping[str, Any], result: Any) -> str:
     """The estimate in words."""
     from dnadiff.likelihood.record import COUNT, EXACT
 
-    size = used_size(len(result.available), config["block_size"])
+    size = effective_block_size(len(result.available), config["block_size"])
     windows = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if config["conjoin"]:
         windows = f"both strands' probabilities averaged at every call; {windows}"
@@ -255,7 +257,7 @@ def dependence(tiles: Any, block_size: int) -> str | None:
     from itertools import pairwise
 
     near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
-    if used_size(len(tiles), block_size) > 1 or not near:
+    if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
     return "se_total may be too narrow: windows side by side are taken for independent (blocks of 1); evaluate more of them"
 
@@ -267,7 +269,7 @@ def curves(result: Any, start: Any, length: int) -> dict[str, Any]:
     curve, bit = result.curve(), math.log(2)
     return {
         "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
-        "code_length": code_curve.table(code_curve.CurveSamples.of(result, start), length),
+        "code_length": code_curve.code_length_table(code_curve.CurveSamples.from_estimates(result, start), length),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import Progress, duration, table
 
@@ -94,10 +94,10 @@ def check_settings(config: dict[str, Any]) -> None:
     if config["warmup"] is not None and not is_between(config["warmup"], 0, 1):
         raise ValueError(f"warmup {config['warmup']!r} must be a share of the steps from 0 to 1, or null")
     for key, least in (("seed", 0), ("seeds", 1), ("kmer", 1)):
-        config[key] = commands.whole(key, config[key], least)
+        config[key] = checks.integer(key, config[key], least)
     for key in ("epochs", "patience", "layer"):
-        config[key] = None if config[key] is None else commands.whole(key, config[key], 1)
-    config["batch_size"] = [commands.whole("batch_size", size, 1) for size in listed(config["batch_size"])]
+        config[key] = None if config[key] is None else checks.integer(key, config[key], 1)
+    config["batch_size"] = [checks.integer("batch_size", size, 1) for size in listed(config["batch_size"])]
     for key in ("lr", "lr_scratch"):
         config[key] = listed(config[key])
         for rate in config[key]:

@@ -93,7 +93,7 @@ def check_files(data: Any, lengths: Mapping[str, int]) -> None:
     if getattr(data.split, "bed", None):
         data.split(list(lengths), list(lengths.values()))
     if getattr(data, "blacklist", None) is not None:
-        read_bed(data.blacklist, lengths, partly=True)
+        read_bed(data.blacklist, lengths, skip_unknown=True)
 
 
 def windows(data: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import Progress, table
 
@@ -30,7 +30,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
     config |= {
-        key: commands.whole(key, config[key], least) for key, least in (("num_samples", 1), ("words", 1), ("batch_size", 1), ("seed", 0))
+        key: checks.integer(key, config[key], least) for key, least in (("num_samples", 1), ("words", 1), ("batch_size", 1), ("seed", 0))
     }
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
@@ -119,17 +119,16 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     """Samples of the model: (S, L) ids."""
     import numpy as np
 
-    from dnadiff.design.options import settled
+    from dnadiff.design.options import check_settings, resolved_sampler
     from dnadiff.design.request import Free
-    from dnadiff.sample import check_settings
 
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
     check_settings(config["sampler"])
-    length = model.length if config["length"] is None else commands.whole("length", config["length"], 1)
-    config["sampler"] = settled(config["sampler"], model, length)
+    length = model.length if config["length"] is None else checks.integer("length", config["length"], 1)
+    config["sampler"] = resolved_sampler(config["sampler"], model, length)
     request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
-    filler = model.filler(build(config["sampler"], trust=None), request)
+    filler = model.conditional_sampler(build(config["sampler"], trust=None), request)
     bar, rows = Progress(config["num_samples"], "sample"), []
     for batch in filler.batches(request, config["seed"], config["batch_size"]):
         rows += batch.tokens
@@ -200,13 +199,13 @@ def real_texts(judge: Any, config: Mapping[str, Any], lengths: Sequence[int]) ->
     """As many held-out texts of the judge's data, of the samples' median length; none, with a message, where they cannot be had."""
     import numpy as np
 
-    from dnadiff.likelihood.held_out import offline
+    from dnadiff.likelihood.held_out import without_download
 
     if judge.data is None:
         return []
     length = int(np.median(lengths))
     try:
-        data = build(offline(judge.data), trust=("dnadiff", *config["trust"]))
+        data = build(without_download(judge.data), trust=("dnadiff", *config["trust"]))
         data.expect(judge.tokenizer)
         data.prepare()
         tiles = data.test_windows("test", length)
@@ -222,7 +221,7 @@ def stretches(config: Mapping[str, Any], model: Any, length: int) -> list[int]:
     sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = max(1, model.length // 4) if stride is None else commands.whole("stride", stride, 1)
+    stride = max(1, model.length // 4) if stride is None else checks.integer("stride", stride, 1)
     return list(range(0, length, stride))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dnadiff import checkpoint, likelihood
 from dnadiff.denoiser import Guided
 from dnadiff.design import gc_tilt
-from dnadiff.design.generate import Design, Filler
+from dnadiff.design.generate import ConditionalSampler, Design
 from dnadiff.design.request import Request, Templates, check_request, from_text, opened, window_around
 from dnadiff.draws import hash64
 from dnadiff.likelihood.stored_curve import StoredCurve
@@ -38,7 +38,7 @@ class Model:
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
-        self.stored = StoredCurve(self.path, self.step)
+        self.stored_curve = StoredCurve(self.path, self.step)
 
     @property
     def length(self) -> int:
@@ -172,15 +172,15 @@ class Model:
             raise ValueError(f"batch_size {batch_size!r} must be at least 1, and a whole number")
         if not isinstance(num_draws, Integral) or num_draws < 0 or num_draws % 2:  # before hours of sampling, not behind them
             raise ValueError(f"num_draws {num_draws!r} must be even: two draws a stratum give the Monte-Carlo error; 0 leaves bounds out")
-        filler = self.filler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+        filler = self.conditional_sampler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
         if num_draws and too_long:
             raise ValueError(
                 f"num_draws {num_draws}: bounds are of whole sequences, and {request.lengths[1]} tokens are more than the {most} that "
                 "this network takes; set num_draws=0"
             )
         if gc is not None:
-            filler = filler.tilted(gc_tilt.fit(filler, request, gc_tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
-        designs, done, none = [], 0, None if filler.weighs(request) is None else 0.0
+            filler = filler.with_tilt(gc_tilt.fit(filler, request, gc_tilt.check(gc, request, self.tokenizer), seed, batch_size).tilt)
+        designs, done, none = [], 0, None if filler.has_weights(request) is None else 0.0
         for batch in filler.batches(request, seed, batch_size):
             numbers = range(done, done + len(batch.targets))
             bounds = filler.bounds(batch, numbers, num_draws, seed) if num_draws else [None] * len(numbers)
@@ -192,7 +192,9 @@ class Model:
             done += len(numbers)
         return designs
 
-    def filler(self, sampler: Sampler, request: Request, label: str | Sequence[str] | None = None, guidance: float = 1.0) -> Filler:
+    def conditional_sampler(
+        self, sampler: Sampler, request: Request, label: str | Sequence[str] | None = None, guidance: float = 1.0
+    ) -> ConditionalSampler:
         """What fills the request with this model; what cannot be is refused before anything is computed.
 
         Raises:
@@ -201,7 +203,7 @@ class Model:
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
         denoiser, told = self.conditioned(label, guidance)
-        return Filler(denoiser, self.process, self.tokenizer, sampler, told)
+        return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, told)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
         """The sampler as it fits this model (its window); what it cannot do is refused before anything is computed.
@@ -218,7 +220,7 @@ class Model:
 
     def default_sampler(self, length: int) -> Sampler:
         """Random groups, or left to right for an autoregressive model."""
-        return Autoregressive() if getattr(self.denoiser, "causal", False) else Grouped(**self.stored.groups(length))
+        return Autoregressive() if getattr(self.denoiser, "causal", False) else Grouped(**self.stored_curve.groups(length))
 
     def conditioned(self, label: str | Sequence[str] | None, guidance: float = 1.0) -> tuple[nn.Module, Tensor | None]:
         """The denoiser, guided if asked, and the labels `(1, C)` that it is to be told.

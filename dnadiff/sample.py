@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.design import options
 from dnadiff.progress import Progress, duration, table
@@ -21,12 +21,12 @@ log = logging.getLogger("dnadiff")
 
 def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff.design.output import ResumableOutput, beside, discard
+    from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete
     from dnadiff.model import load
 
     check_numbers(config)
-    check_settings(config["sampler"])
+    options.check_settings(config["sampler"])
     model = load(config["checkpoint"], commands.pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
     output = Path(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt")).expanduser()
@@ -36,13 +36,13 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
     model.conditioned(config["label"], config["guidance"])
     request = options.request(config, model)
     low, high = request.lengths
-    settings = options.settled(config["sampler"], model, high, low)
-    filler = model.filler(build(settings, trust=None), request, config["label"], config["guidance"])
+    settings = options.resolved_sampler(config["sampler"], model, high, low)
+    filler = model.conditional_sampler(build(settings, trust=None), request, config["label"], config["guidance"])
     if config["gc"] is not None:
         from dnadiff.design import gc_tilt
 
         config["gc"] = gc_tilt.check(config["gc"], request, model.tokenizer)
-        filler = filler.tilted(1.0)  # how much is calibrated when everything else is known to be possible
+        filler = filler.with_tilt(1.0)  # how much is calibrated when everything else is known to be possible
     weighed = options.check_weights(config, filler, request, is_dna)
     training = options.training(config, model)
     kept = options.depends_on(config, model, request, settings)
@@ -51,7 +51,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
         print(f"{output} is complete already{looked}")
         return output
-    if config["resume"] and not beside(output, "journal").is_file():
+    if config["resume"] and not temporary_path(output, "journal").is_file():
         log.info(f"{output}: there is nothing to go on with; a new file begins")
     stream = ResumableOutput(output, kept, config["resume"], config["overwrite"])
     fill(config, model, request, filler, stream, weighed)
@@ -63,7 +63,7 @@ def check_numbers(config: dict[str, Any]) -> None:
     """Whole numbers, whatever the notation, and words that must be known; raises ValueError naming the key."""
     for key, least in (("num_samples", 1), ("batch_size", 1), ("seed", 0), ("proposals", 1)):
         if config[key] is not None:
-            config[key] = commands.whole(key, config[key], least)
+            config[key] = checks.integer(key, config[key], least)
     for key in ("resample", "copies", "resume", "overwrite"):
         if not isinstance(config[key], bool):  # a word such as no would count as true
             raise ValueError(f"{key} {config[key]!r} must be true or false")
@@ -129,7 +129,7 @@ def tilted(config: Mapping[str, Any], request: Any, filler: Any, totals: dict[st
         found = gc_tilt.fit(filler, request, config["gc"], config["seed"], config["batch_size"])
         totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
         log.info(f"gc: the pilot comes to {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
-    return filler.tilted(totals["tilt"]["log_odds"])
+    return filler.with_tilt(totals["tilt"]["log_odds"])
 
 
 def writer(output: Path, filler: Any, how: Mapping[str, Any], weighed: bool) -> Any:
@@ -242,22 +242,6 @@ def described(sampler: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(how.get("label"), list):
         how["label"] = ",".join(map(str, how["label"]))
     return how | {"seed": config["seed"]}
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse impossible settings of the sampler before a model is loaded.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if "none" in (settings.get("noise_removal"), (settings.get("sampler") or {}).get("noise_removal")):
-        raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot hold; choose sample or argmax")
-    build(without_sizes(settings), trust=None)
-
-
-def without_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A sampler's settings less the sizes of groups, which may wait for the model's h(n)."""
-    return {key: without_sizes(value) if isinstance(value, Mapping) else value for key, value in settings.items() if key != "sizes"}
 
 
 def check_suffix(output: Path, is_dna: bool) -> None:

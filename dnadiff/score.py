@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.progress import Progress, table
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
@@ -26,7 +26,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"])
     batch_size, num_draws, seed = (
-        commands.whole(key, config[key], least) for key, least in (("batch_size", 1), ("num_draws", 2), ("seed", 0))
+        checks.integer(key, config[key], least) for key, least in (("batch_size", 1), ("num_draws", 2), ("seed", 0))
     )
     if num_draws % 2:
         raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws a stratum give the Monte-Carlo error")

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from dnadiff import commands
+from dnadiff import checks, commands
 from dnadiff.config import build
 from dnadiff.progress import duration, table
-from dnadiff.training.resume import adopt, clear, holds_run, reached, resumable, start_weights
+from dnadiff.training.resume import clear, holds_run, resumable, resume_step, start_weights, use_initial_network
 
 PRECISIONS = ("highest", "high", "medium")
 NARROW = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -30,14 +30,14 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     from dnadiff import checkpoint
     from dnadiff.data.files import write_json
 
-    config["seed"] = commands.whole("seed", config["seed"], 0)
-    config["data"] = {key: anchored(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
+    config["seed"] = checks.integer("seed", config["seed"], 0)
+    config["data"] = {key: absolute_paths(value) if key in ("path", "blacklist") else value for key, value in config["data"].items()}
     if isinstance(split := config["data"].get("split"), dict) and "bed" in split:
-        config["data"]["split"] = {**split, "bed": anchored(split["bed"])}
+        config["data"]["split"] = {**split, "bed": absolute_paths(split["bed"])}
     initial = start_weights(config["init_from"], config["trust"]) if config["init_from"] else None
     if initial is not None:
-        config = adopt(config, initial.config, overrides)
-    config = checkpoint.settled(config, trust=None)
+        config = use_initial_network(config, initial.config, overrides)
+    config = checkpoint.resolved(config, trust=None)
     start_from = resumable(config, run_dir) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
@@ -47,7 +47,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         )
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
-    fits(config)
+    check_compatible(config)
     data = build(config["data"], trust=None)
     if initial is not None and initial.tokenizer is not None:
         data.expect(initial.tokenizer)
@@ -58,8 +58,8 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
-    step = reached(start_from, config, data) if start_from is not None else 0
-    rehearse(module, data)
+    step = resume_step(start_from, config, data) if start_from is not None else 0
+    sanity_check(module, data)
 
     parameters = sum(p.numel() for p in module.denoiser.parameters())
     if trainer.is_global_zero:  # of several processes one writes the run folder and speaks
@@ -77,19 +77,19 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     return finish(trainer, module, config, run_dir, parameters) if trainer.is_global_zero else {}
 
 
-def anchored(path: Any) -> Any:
+def absolute_paths(path: Any) -> Any:
     """Absolute file names, so that a run can be evaluated from any folder; what is no existing file is left as it is."""
     if isinstance(path, Mapping):
-        return {key: anchored(value) for key, value in path.items()}
+        return {key: absolute_paths(value) for key, value in path.items()}
     if isinstance(path, list):
-        return [anchored(value) for value in path]
+        return [absolute_paths(value) for value in path]
     known = (
         isinstance(path, str) and path.strip() and (Path(path).expanduser().exists() or glob.has_magic(path))
     )  # '' would be the folder one is in
     return str(Path(path).expanduser().absolute()) if known else path
 
 
-def fits(config: Mapping[str, Any]) -> None:
+def check_compatible(config: Mapping[str, Any]) -> None:
     """Refuse an objective, a backbone and a schedule that exclude each other, before any data is read.
 
     All are built once with a stand-in alphabet and without memory for weights, so that what their constructors refuse is refused here.
@@ -158,7 +158,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, data: Any) -> tuple[Any, 
     return trainer, module
 
 
-def rehearse(module: Any, data: Any) -> None:
+def sanity_check(module: Any, data: Any) -> None:
     """One short forward pass and one optimizer, so that what cannot work fails before anything is written.
 
     Raises:
@@ -183,7 +183,7 @@ def validation_interval(trainer: Mapping[str, Any]) -> int:
     """Batches between validations: near `val_check_interval` steps, and such that the last one falls within one interval's rounding
     of the end of the run: 7 steps with 2 validations have them after 3 and 6."""
     for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
-        commands.whole(f"trainer.{key}", trainer[key], 1)
+        checks.integer(f"trainer.{key}", trainer[key], 1)
     steps = trainer["max_steps"]
     times = max(1, round(steps / trainer["val_check_interval"]))
     return max(1, steps // times) * trainer["accumulate_grad_batches"]

@@ -72,7 +72,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 def settings(config: Mapping[str, Any], name: str, trained_on: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of `evaluate` for one set: windows as long as in training and laid out as there, as in MDLM's code."""
-    one = commands.compose_beside("evaluate", [f"data={name}"])
+    one = commands.recompose("evaluate", [f"data={name}"])
     one |= {key: config[key] for key in PASSED} | {"orders": [], "output": None, "overwrite": config["overwrite"]}
     one["part"] = PUBLISHED.get(name, "test") if config["part"] == "published" else config["part"]
     one["data"] |= {key: trained_on[key] for key in LAYOUT if key in trained_on and key in one["data"]}

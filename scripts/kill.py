@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from dnadiff.commands import quieten
+from dnadiff.commands import configure_logging
 from dnadiff.config import compose
 from dnadiff.train import run
 from dnadiff.training.module import DiffusionModule
@@ -54,7 +54,7 @@ def train(folder: Path, arguments: list[str], step: int | None = None, delay: fl
         DiffusionModule.training_step = counted
         overrides = [*SMALL, *arguments, *how]
         with (folder.parent / f"{folder.name}.log").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            quieten()
+            configure_logging()
             run(compose("train", overrides), folder, overrides)
         status = 0
     finally:

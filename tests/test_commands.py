@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.commands import LIST
+from dnadiff.commands import COMMANDS
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
@@ -23,7 +23,7 @@ WRONG_TRAINING = {
     "data=fasta data.path=protein.fa": "is not a nucleotide",
     "data=fasta data.path=short.fa": "shorter than the window",
     "data=text": "data.path is missing",
-    "trainer.max_steps=few": "trainer.max_steps 'few' must be a whole number",
+    "trainer.max_steps=few": "trainer.max_steps 'few' must be an integer",
     "objective.weighting=elbo": "choose one of nelbo, cross_entropy",
     "backbone.scan=fastest": "unknown scan 'fastest'",
     "backbone/size=119x4": "backbone/size=119x4 does not exist; did you mean 118x4?; known: 118x4, 256x16, 256x4, 256x8, 64x4",
@@ -31,7 +31,7 @@ WRONG_TRAINING = {
     "data=text data.path=book.txt data.length=8 backbone=caduceus_ps": "this vocabulary has no complement",
     "data.length=0": "set data.length to 1 or more",
     "init_from=nowhere": "checkpoint nowhere does not exist",
-    "seed=abc": "seed 'abc' must be a whole number",
+    "seed=abc": "seed 'abc' must be an integer",
     "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
@@ -87,12 +87,12 @@ def other_files(tmp_path, trained):
     [
         ("sample", ["checkpoint={run}", "output=old.fa"], "old.fa exists; set overwrite=true"),
         ("sample", ["checkpoint={run}", "output=x.txt"], "this model writes .fa"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be a whole number of at least 1"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be an integer of at least 1"),
         ("sample", ["checkpoint={run}", "output=x.fa", "length=40", "sampler.num_groups=64"], "num_groups 64 is larger than the length 40"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "num_samples=few"], "num_samples 'few' must be a whole number"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "seed=x"], "seed 'x' must be a whole number"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "num_samples=few"], "num_samples 'few' must be an integer"),
+        ("sample", ["checkpoint={run}", "output=x.fa", "seed=x"], "seed 'x' must be an integer"),
         ("finetune", ["checkpoint={run}", "kmer=14"], "set kmer to 8 or less"),
-        ("finetune", ["checkpoint={run}", "seeds=0"], "seeds 0 must be a whole number of at least 1"),
+        ("finetune", ["checkpoint={run}", "seeds=0"], "seeds 0 must be an integer of at least 1"),
         ("sample", ["checkpoint={run}", "sampler=grouped2"], "did you mean grouped?"),
         ("sample", ["checkpoint=cut.ckpt"], "is damaged or truncated"),
         ("sample", [], "checkpoint is missing: give checkpoint=..."),
@@ -122,7 +122,7 @@ def test_help_is_for_newcomers(cli, command):
 
 def test_every_command_is_installed_as_a_script():
     scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in LIST}
+    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS}
 
 
 def test_the_list_of_commands():

@@ -207,10 +207,10 @@ def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
         ("ACGT\n", [], "x.fa is not FASTA"),
         (">a\nACGT\n>b\nACEF\n", [], "record 2 (b): letter 'E' at position 3 is not a nucleotide"),
         (">a\r\nACGT\n", [], "mixes two kinds of line ends"),
-        (PLAIN, ["num_groups=0"], "num_groups 0 must be a whole number of at least 1"),
+        (PLAIN, ["num_groups=0"], "num_groups 0 must be an integer of at least 1"),
         (PLAIN, ["output=x.dnd.gz"], "output x.dnd.gz ends in .gz"),
         ("\ufeff", [], "x.fa is empty"),
-        (PLAIN, ["window=0"], "window 0 must be a whole number of at least 1"),
+        (PLAIN, ["window=0"], "window 0 must be an integer of at least 1"),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(cli, small, tmp_path, text, args, message):

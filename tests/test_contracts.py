@@ -14,7 +14,7 @@ from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
-from dnadiff.train import fits
+from dnadiff.train import check_compatible
 
 TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}
 
@@ -113,9 +113,9 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     causal = {k: locate(config[k]["_target_"], None).causal for k in ("objective", "backbone")}
     if causal["objective"] != causal["backbone"]:
         with pytest.raises(ValueError, match="does not fit backbone"):
-            fits(config)
+            check_compatible(config)
         return
-    fits(config)
+    check_compatible(config)
     denoiser, process = build_denoiser(config, TOKENIZERS["dna"], trust=None)
     objective = build_objective(config, process, trust=None)
     x0 = torch.randint(7, 11, (4, 32))

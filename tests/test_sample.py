@@ -78,19 +78,19 @@ def test_best_sizes_that_save_nothing_on_other_windows_are_not_taken(cli, copy, 
         args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "sampler.sizes=optimal", *more]
         status, _, err = cli("sample", *args, "output=a.fa")
         assert status == 0 and "best sizes save nothing on windows they were not chosen on" in err and steps(tmp_path / "a.fa") == calls
-    assert dnadiff.load(copy, "cpu").stored.groups(64, 5, "optimal") == {"num_groups": 5, "sizes": None}
+    assert dnadiff.load(copy, "cpu").stored_curve.groups(64, 5, "optimal") == {"num_groups": 5, "sizes": None}
 
 
 @pytest.mark.parametrize("other", [{"step": 31}, {"checkpoint": "last.ckpt"}])
 def test_a_curve_of_another_checkpoint_is_not_used(other, copy):
     stored(copy, **other)
-    assert dnadiff.load(copy, "cpu").stored.curve(64) is None
+    assert dnadiff.load(copy, "cpu").stored_curve.curve(64) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"step": 30, "checkpoint": "best.ckpt"}, "code_length": null}'])
 def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
     (copy / "evaluate.json").write_text(content)
-    assert dnadiff.load(copy, "cpu").stored.groups(64) == {"num_groups": None, "sizes": None}
+    assert dnadiff.load(copy, "cpu").stored_curve.groups(64) == {"num_groups": None, "sizes": None}
 
 
 @pytest.fixture(scope="module")

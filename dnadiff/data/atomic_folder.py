@@ -28,7 +28,7 @@ Fill = Callable[[Path], tuple[dict[str, Any], dict[str, int]]]
 log = logging.getLogger("dnadiff")
 
 
-def shelve(folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed") -> None:
+def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed") -> None:
     """See to it that `folder` holds what `fill` writes.
 
     Args:

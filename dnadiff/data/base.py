@@ -19,7 +19,7 @@ from dnadiff.data.genome.sources import paths_of
 from dnadiff.data.loader import Batches, TrainLoader
 from dnadiff.data.splits import DefaultSplit, Interval, Split, split_hash
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.windows import DrawnWindows, TiledWindows, TrainWindows
+from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows
 from dnadiff.vocab import Vocab
 
 
@@ -107,7 +107,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         if self._names is not None:
             return
         names, self._records, self._tokenizer = self.read()
-        self._intervals = self.lay_out(names, [len(r) for r in self._records])
+        self._intervals = self.split_records(names, [len(r) for r in self._records])
         self._names = names
         try:
             self.train_windows()
@@ -130,7 +130,7 @@ class SequenceDataModule(lightning.LightningDataModule):
                     return
         raise ValueError("the training part holds no letter to learn from: every one is unknown (N)")
 
-    def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
+    def split_records(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
         """The intervals of each part."""
         return self.split(names, lengths)
 
@@ -176,10 +176,10 @@ class SequenceDataModule(lightning.LightningDataModule):
         """Token ids of each interval of a part: arrays `(end - start,)`."""
         return [self.records[i.record][i.start : i.end] for i in self._part(split)]
 
-    def train_windows(self) -> DrawnWindows:
+    def train_windows(self) -> RandomWindows:
         """The training windows as a dataset."""
         intervals = self._part("train")
-        return TrainWindows(self.records, intervals, self.length, self._epoch_size(), self.vocab, self.seed, self.augment_rc)
+        return UniformWindows(self.records, intervals, self.length, self._epoch_size(), self.vocab, self.seed, self.augment_rc)
 
     def train_batches(self) -> Batches:
         """The training windows as the loader reads them."""
@@ -194,14 +194,14 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader:
         """Batches of random windows; resumable at any batch."""
-        rank, world_size, progress = self.place_in_training()
+        rank, world_size, progress = self.rank_and_progress()
         self._loader = TrainLoader(self.train_batches(), self.batch_size, self.num_workers, rank, world_size, progress, self.start_method)
         if self._resume is not None:
             self._loader.load_state_dict(self._resume)
             self._resume = None
         return self._loader
 
-    def place_in_training(self) -> tuple[int, int, Callable[[], tuple[int, float]] | None]:
+    def rank_and_progress(self) -> tuple[int, int, Callable[[], tuple[int, float]] | None]:
         """The number of this process, that of all, and how many batches of the epoch training has finished and how many there are."""
         trainer = self.trainer
         if trainer is None:

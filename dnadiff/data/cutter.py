@@ -23,7 +23,7 @@ _KEPT = 6  # large results that are remembered
 Records = Sequence[Any]  # anything whose [record][start:end] is an array of token ids
 
 
-class Letters:
+class TokenTable:
     """Which ids count, and the other strand, for arrays of ids of any shape.
 
     Args:
@@ -40,17 +40,17 @@ class Letters:
                 f"complement {vocab.complement} is not a mirror image of the emitted ids; number complementary letters from both ends"
             )
 
-    def count(self, ids: NDArray[Any]) -> NDArray[np.uint8]:
+    def is_emitted(self, ids: NDArray[Any]) -> NDArray[np.uint8]:
         """1 where an id can be emitted, else 0."""
         if self.table is not None:
             return self.table[ids]
         return ((ids - self.low) <= self.span).view(np.uint8)  # unsigned: what is below `low` is far above
 
-    def other_strand(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def reverse_complement(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The reverse complements of rows `(B, L)`."""
         ids = _backwards(ids)
         mirrored = np.uint8(self.mirror) - ids
-        return ids ^ ((ids ^ mirrored) * self.count(ids))
+        return ids ^ ((ids ^ mirrored) * self.is_emitted(ids))
 
 
 class Cutter:
@@ -64,7 +64,7 @@ class Cutter:
     """
 
     def __init__(self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0) -> None:
-        self.records, self.length, self.letters, self.soft_weight = records, length, Letters(vocab), soft_weight
+        self.records, self.length, self.letters, self.soft_weight = records, length, TokenTable(vocab), soft_weight
         self._layout: RecordLayout | None = None
         self._taken_from: dict[int, Take] = {}
         self._buffers: list[NDArray[Any]] = []
@@ -72,7 +72,7 @@ class Cutter:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_layout": None, "_taken_from": {}, "_buffers": []}  # another process maps the files itself
 
-    def bare(self, record: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[Any]:
+    def raw(self, record: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[Any]:
         """The bytes of windows as they lie, case included: `(B, L)`."""
         if self._layout is None:
             self._layout = _layout(self.records)
@@ -108,17 +108,17 @@ class Cutter:
     def _some(
         self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        ids = self.bare(record, start)
+        ids = self.raw(record, start)
         has_case = self._layout.has_case
         soft = ids >= SOFT_MASKED if has_case and self.soft_weight != 1 else None
         if has_case:
             ids &= TOKEN
         rows = np.flatnonzero(reverse) if reverse is not None else ()
         if len(rows):
-            ids[rows] = self.letters.other_strand(ids[rows])
+            ids[rows] = self.letters.reverse_complement(ids[rows])
             if soft is not None:
                 soft[rows] = soft[rows, ::-1]
-        weight = self.letters.count(ids)
+        weight = self.letters.is_emitted(ids)
         if soft is not None:
             weight = weight * ~soft if self.soft_weight == 0 else np.where(soft, np.float32(self.soft_weight), np.float32(1)) * weight
         return ids, weight

@@ -25,7 +25,7 @@ class Labels(NamedTuple):
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
+    def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
         """From the labels of each record; None if there is none at all."""
         names = sorted({label for many in labels for label in many})
         column = {label: number for number, label in enumerate(names)}

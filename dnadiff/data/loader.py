@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Batches(Protocol):
-    """What a loader reads: `DrawnWindows`, `ShortSequences`. Its size is rounded up to whole batches by the loader."""
+    """What a loader reads: `RandomWindows`, `ShortSequences`. Its size is rounded up to whole batches by the loader."""
 
     size: int
 

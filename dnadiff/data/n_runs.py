@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Ranges = NDArray[np.int64]  # (K, 2): first, and one past the last
 
 
-class UnknownRuns:
+class NRuns:
     """Runs of N in records that lie one after the other.
 
     Args:
@@ -29,7 +29,7 @@ class UnknownRuns:
         self._total = np.concatenate([[0], np.cumsum(self.ends - self.starts)])
 
     @classmethod
-    def of_records(cls, records: Sequence[NDArray[Any]], unknown: int) -> UnknownRuns:
+    def from_records(cls, records: Sequence[NDArray[Any]], unknown: int) -> NRuns:
         """The runs of the id `unknown` in arrays of ids."""
         runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
         for ids in records:
@@ -78,6 +78,6 @@ def _joined(first: NDArray[np.int64], after: NDArray[np.int64]) -> Ranges:
     return np.stack([first[new], after[np.concatenate([new[1:], [True]])]], axis=1)
 
 
-def most_unknown(share: float, length: int) -> int:
+def max_n_count(share: float, length: int) -> int:
     """How many N a window may hold when more than `share` of it is too much."""
     return int(np.floor(share * length + 1e-9))

@@ -66,7 +66,7 @@ class FractionSplit:
                 parts[part].append(Interval(record, start, end))
                 edge = end
             parts["train"].append(Interval(record, edge, length))
-        return without_empty(parts)
+        return drop_empty(parts)
 
     def describe(self) -> str:
         """The policy in a few words."""
@@ -135,7 +135,7 @@ class RegionSplit:
                 raise ValueError(f"{self.bed}: the fourth column is {region.name!r}; expected train, valid or test")
             parts[region.name].append(Interval(number_of[region.chrom], region.start, region.end))
         parts = {part: _merged(intervals) for part, intervals in parts.items()}
-        if clash := overlap(parts):
+        if clash := first_overlap(parts):
             (part, a), (other, b) = clash
             raise ValueError(
                 f"{self.bed}: {part} {names[a.record]}:{a.start}-{a.end} overlaps {other} {names[b.record]}:{b.start}-{b.end}; "
@@ -193,7 +193,7 @@ class DefaultSplit:
         return f"default (whole records of up to {100 * self.share:g} % each for test and validation, or else a fraction of each record)"
 
 
-def overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
+def first_overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
     """The first two intervals of different parts that share a token, or None."""
     rows = sorted((interval, part) for part, intervals in parts.items() for interval in intervals)
     furthest: dict[str, Interval] = {}  # of each part, the interval seen so far that ends last
@@ -213,7 +213,7 @@ def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:12]
 
 
-def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
+def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """What is left of each interval when the bases of others are taken away (a blacklist)."""
     holes: dict[int, list[Interval]] = {}
     for hole in _merged(removed):
@@ -231,7 +231,7 @@ def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[
     return [interval for interval in left if interval.end > interval.start]
 
 
-def without_empty(parts: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
+def drop_empty(parts: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
     """The parts without intervals of no length."""
     return {part: [i for i in intervals if i.end > i.start] for part, intervals in parts.items()}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.n_runs import UnknownRuns
+from dnadiff.data.n_runs import NRuns
 from dnadiff.data.splits import Interval
 
 
@@ -50,12 +50,12 @@ class Tiling:
         start = np.minimum(regular, self._end[place] - self.length)
         return self._record[place], start, regular - start
 
-    def with_few(self, unknown: UnknownRuns, most: int) -> NDArray[np.integer]:
+    def with_few_n(self, n_runs: NRuns, most: int) -> NDArray[np.integer]:
         """The numbers of the tiles with at most so many N."""
         kept = []
         for first in range(0, len(self), 1 << 20):
             number = np.arange(first, min(first + (1 << 20), len(self)))
             record, start, _ = self.at(number)
-            few = unknown.count(record, start, start + self.length) <= most
+            few = n_runs.count(record, start, start + self.length) <= most
             kept.append(number[few].astype(np.uint32 if len(self) < 2**32 else np.int64))
         return np.concatenate(kept)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from dnadiff.data.cutter import Cutter, Records
 from dnadiff.data.labels import Labels
-from dnadiff.data.n_runs import UnknownRuns, most_unknown
+from dnadiff.data.n_runs import NRuns, max_n_count
 from dnadiff.data.shuffle import bits, shuffled
 from dnadiff.data.splits import Interval
 from dnadiff.data.tiles import Tile, Tiling
@@ -28,7 +28,7 @@ from dnadiff.vocab import Vocab
 _AHEAD = 4096  # places worked out at once
 
 
-class DrawnWindows(Dataset):
+class RandomWindows(Dataset):
     """Training windows: number i of epoch e is a function of (seed, e, i), whoever asks for it.
 
     Index with i for the epoch set by `set_epoch`, or with (e, i). An item is a dict: `ids (L,)` token ids, `weight (L,)`
@@ -62,7 +62,7 @@ class DrawnWindows(Dataset):
         vocab: Vocab,
         seed: int,
         augment_rc: bool = False,
-        unknown: UnknownRuns | None = None,
+        n_runs: NRuns | None = None,
         max_n: float = 1.0,
         soft_weight: float = 1.0,
         labels: Labels | None = None,
@@ -75,13 +75,13 @@ class DrawnWindows(Dataset):
         self.epoch = 0
         self._cut = cut or Cutter(records, length, vocab, soft_weight)
         self._ahead: tuple[tuple[int, int], Any] | None = None
-        self.num_starts = self._lay_out(unknown if max_n < 1 else None, most_unknown(max_n, length))
+        self.num_starts = self._lay_out(n_runs if max_n < 1 else None, max_n_count(max_n, length))
         if not self.num_starts:
             raise ValueError(f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more")
         self.size = size or self.num_starts
 
     @abstractmethod
-    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+    def _lay_out(self, n_runs: NRuns | None, most: int) -> int:
         """Work out which windows there are, and say how many."""
 
     @abstractmethod
@@ -134,17 +134,17 @@ class DrawnWindows(Dataset):
         return {name: row[0] for name, row in self.batch(int(epoch), int(index), 1).items()} | {"index": index}
 
 
-class TrainWindows(DrawnWindows):
+class UniformWindows(RandomWindows):
     """Random windows whose start is uniform over all starts that the intervals and `max_n` allow.
 
-    Arguments and items: see `DrawnWindows`. An epoch may hold a window twice, and not every base.
+    Arguments and items: see `RandomWindows`. An epoch may hold a window twice, and not every base.
     """
 
-    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+    def _lay_out(self, n_runs: NRuns | None, most: int) -> int:
         records, ranges = [], [np.empty((0, 2), np.int64)]
         for record, start, end in self.intervals:
             whole = np.array([[start, end - self.length + 1]])
-            part = whole if unknown is None else unknown.allowed(record, start, end, self.length, most)
+            part = whole if n_runs is None else n_runs.allowed(record, start, end, self.length, most)
             records.append(np.full(len(part), record))
             ranges.append(part)
         first, after = np.concatenate(ranges).T
@@ -159,15 +159,15 @@ class TrainWindows(DrawnWindows):
         return self._record[place], number + self._shift[place]
 
 
-class IntervalWindows(DrawnWindows):
+class IntervalWindows(RandomWindows):
     """Each tile of each interval once an epoch, in random order: what published loaders do with a BED of windows.
 
-    Arguments and items: see `DrawnWindows`; indices beyond the number of tiles begin another random order.
+    Arguments and items: see `RandomWindows`; indices beyond the number of tiles begin another random order.
     """
 
-    def _lay_out(self, unknown: UnknownRuns | None, most: int) -> int:
+    def _lay_out(self, n_runs: NRuns | None, most: int) -> int:
         self._tiling = Tiling(self.intervals, self.length)
-        self._kept = None if unknown is None else self._tiling.with_few(unknown, most)
+        self._kept = None if n_runs is None else self._tiling.with_few_n(n_runs, most)
         return len(self._tiling) if self._kept is None else len(self._kept)
 
     def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -185,7 +185,7 @@ class TiledWindows(Dataset):
 
     The last tile of an interval is shifted inwards rather than shortened; what it shares with the tile before gets
     weight 0. Intervals shorter than a window cannot be tiled and are left out: `skipped` lists them. So are tiles with more
-    N than `max_n` allows: `left_out` says how many. Items are as in `DrawnWindows`, with `index` the place in `tiles`.
+    N than `max_n` allows: `left_out` says how many. Items are as in `RandomWindows`, with `index` the place in `tiles`.
 
     Args:
         records: token ids of each record.
@@ -208,7 +208,7 @@ class TiledWindows(Dataset):
         intervals: Sequence[Interval],
         length: int,
         vocab: Vocab,
-        unknown: UnknownRuns | None = None,
+        n_runs: NRuns | None = None,
         max_n: float = 1.0,
         labels: Labels | None = None,
     ) -> None:
@@ -216,8 +216,8 @@ class TiledWindows(Dataset):
         self.intervals = _long_enough(intervals, length)
         self.skipped = [i for i in intervals if i.end - i.start < length]
         tiling = Tiling(self.intervals, length)
-        filtered = unknown is not None and max_n < 1
-        number = tiling.with_few(unknown, most_unknown(max_n, length)).astype(np.int64) if filtered else np.arange(len(tiling))
+        filtered = n_runs is not None and max_n < 1
+        number = tiling.with_few_n(n_runs, max_n_count(max_n, length)).astype(np.int64) if filtered else np.arange(len(tiling))
         self.left_out = len(tiling) - len(number)
         if not len(number):
             raise ValueError(f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more")

@@ -27,7 +27,7 @@ def check(gc: object, request: Request, tokenizer: Any) -> float:
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0
-    for target in request.some():
+    for target in request.evenly_spaced():
         start, end = target.designed
         least, most = gc_bounds(target.pattern.codes[start:end])
         low, high, total = low + least, high + most, total + end - start
@@ -50,7 +50,7 @@ def fit(filler: Any, request: Request, gc: float, seed: int, batch_size: int) ->
     """The tilt that gives a pilot of at least 32 samples of the request the mean `gc`; all tries share their noise.
 
     Args:
-        filler: a `dnadiff.design.generate.Filler`.
+        filler: a `dnadiff.design.generate.ConditionalSampler`.
         request: samples are taken evenly from it.
         gc: as `check` gave it back.
         seed: the pilot's noise is its own.
@@ -64,7 +64,7 @@ def fit(filler: Any, request: Request, gc: float, seed: int, batch_size: int) ->
 
     def mean(tilt: float) -> float:
         nonlocal calls
-        filled = [filler.tilted(tilt).fill(numbered[at : at + batch_size], hash64(seed, "pilot")) for at in range(0, size, batch_size)]
+        filled = [filler.with_tilt(tilt).fill(numbered[at : at + batch_size], hash64(seed, "pilot")) for at in range(0, size, batch_size)]
         calls += sum(batch.nfe for batch in filled)
         counts = [filler.gc(batch) for batch in filled]
         return sum(gc for gc, _ in counts) / sum(known for _, known in counts)

@@ -19,7 +19,7 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler
 
 
-class Filled(NamedTuple):
+class SampleBatch(NamedTuple):
     """A batch of samples.
 
     Attributes:
@@ -41,7 +41,7 @@ class Design(str):
     """A sample as a string.
 
     Attributes:
-        log_prob: a lower bound on log p of what was generated given what was fixed, nats (`Filler.bounds`); None if not asked for.
+        log_prob: a lower bound on log p of what was generated given what was fixed, nats (`ConditionalSampler.bounds`); None if not asked for.
         log_weight: its log importance weight, nats; 0 where the law needs none, None where the sampler allows none.
     """
 
@@ -55,7 +55,7 @@ class Design(str):
         return design
 
 
-class Filler:
+class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
     Args:
@@ -80,16 +80,16 @@ class Filler:
         self.allowed = torch.from_numpy(allowed_letters(tokenizer))
         self.tilt = tilt
 
-    def tilted(self, tilt: float) -> Filler:
+    def with_tilt(self, tilt: float) -> ConditionalSampler:
         """The same with another tilt."""
-        return Filler(self.denoiser, self.process, self.tokenizer, self.sampler, self.told, tilt)
+        return ConditionalSampler(self.denoiser, self.process, self.tokenizer, self.sampler, self.told, tilt)
 
-    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[Filled]:
+    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
         """The samples from number `first` on, never more than a batch of them in memory; sample i depends on (seed, i)."""
         for start in range(first, len(request), batch_size):
             yield self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
 
-    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> Filled:
+    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> SampleBatch:
         """One batch: targets with the numbers that their noise is keyed by. Shorter ones are padded; in windows each length goes alone."""
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
@@ -102,12 +102,14 @@ class Filler:
             for place, i in enumerate(part):
                 tokens[i], weight[i] = x[place, : lengths[i]], log_weight[place]
             nfe, rows = nfe + done.nfe, rows + done.rows
-        return Filled(targets, tokens, nfe, rows, weight if self.sampler.supports_weights else None)
+        return SampleBatch(targets, tokens, nfe, rows, weight if self.sampler.supports_weights else None)
 
-    def weighs(self, request: Request) -> bool | None:
+    def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have weights that are not all alike; None if they would need them and the sampler allows none."""
         # Of free sequences the length says where motifs overlap, and so whether a letter is left partial.
-        looked_at = request.some() if request.num_groups == 1 else (request[group * request.each] for group in range(request.num_groups))
+        looked_at = (
+            request.evenly_spaced() if request.num_groups == 1 else (request[group * request.each] for group in range(request.num_groups))
+        )
         bent = self.tilt != 0 or any(map(self._bent, looked_at))
         return None if bent and not self.sampler.supports_weights else bent
 
@@ -154,13 +156,13 @@ class Filler:
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
         return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
 
-    def gc(self, filled: Filled) -> tuple[int, int]:
+    def gc(self, filled: SampleBatch) -> tuple[int, int]:
         """How many letters of what was designed are G or C, and how many are known at all."""
         ends = [target.designed for target in filled.targets]
         bases = np.concatenate([self.tokenizer.bases(tokens[start:end]) for tokens, (start, end) in zip(filled.tokens, ends)])
         return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
 
-    def bounds(self, filled: Filled, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
+    def bounds(self, filled: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
         """A lower bound on log p of what was generated given what was fixed, in nats: (B,), by Monte Carlo with `num_draws` calls each.
 
         For an autoregressive model log p itself, of everything from the first generated token on. Constraints on letters do not
@@ -200,7 +202,7 @@ def effective_size(log_weight: NDArray[np.float64]) -> float:
     return float(w.sum() ** 2 / (w**2).sum())
 
 
-def resampled(log_weight: NDArray[np.float64], count: int, uniform: float) -> NDArray[np.int64]:
+def systematic_resample(log_weight: NDArray[np.float64], count: int, uniform: float) -> NDArray[np.int64]:
     """Numbers (count,) of samples taken in proportion to their weights, ascending: systematic resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())
     ends = np.cumsum(w / w.sum())

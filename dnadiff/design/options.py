@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dnadiff import commands
+from dnadiff import checks
+from dnadiff.config import build
 
 log = logging.getLogger("dnadiff")
 
@@ -77,13 +78,13 @@ def length_range(length: Any, default: int) -> tuple[int, int]:
         if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
             raise ValueError(f"length {length!r} cannot be read; write a number, or SHORTEST:LONGEST such as 200:1000")
         return int(low), int(high)
-    length = commands.whole("length", length, 1)
+    length = checks.integer("length", length, 1)
     return length, length
 
 
 def check_weights(config: Mapping[str, Any], filler: Any, request: Any, is_dna: bool) -> bool:
     """Whether samples have weights; refuses resampling where there are none, and says where a law is not what it may seem."""
-    weighed = filler.weighs(request)
+    weighed = filler.has_weights(request)
     if config["resample"] and not (weighed and is_dna):
         if weighed is None:
             raise ValueError(
@@ -100,7 +101,7 @@ def check_weights(config: Mapping[str, Any], filler: Any, request: Any, is_dna: 
         )
     if weighed is None:
         log.info("this sampler's draws have no importance weights: constraints hold, and the law is not corrected (docs/designing.md)")
-    if any(map(filler.late, request.some())):
+    if any(map(filler.late, request.evenly_spaced())):
         log.warning("an autoregressive model does not see what is given to the right of a mask; weights make up for it (docs/designing.md)")
     return bool(weighed)
 
@@ -128,7 +129,7 @@ def is_file(name: Any) -> bool:
     return isinstance(name, (str, Path)) and (str(name).startswith("bundled:") or Path(str(name)).expanduser().is_file())
 
 
-def settled(settings: Mapping[str, Any], model: Any, length: int, shortest: int | None = None) -> dict[str, Any]:
+def resolved_sampler(settings: Mapping[str, Any], model: Any, length: int, shortest: int | None = None) -> dict[str, Any]:
     """A sampler's settings with what only the model can say: its window, and groups from its h(n).
 
     Groups are those for `length` tokens, and at most as many as the shortest sequence has tokens.
@@ -138,14 +139,14 @@ def settled(settings: Mapping[str, Any], model: Any, length: int, shortest: int 
     """
     settings = dict(settings)
     if "window" in settings:
-        settings["window"] = model.length if settings["window"] is None else commands.whole("sampler.window", settings["window"], 1)
+        settings["window"] = model.length if settings["window"] is None else checks.integer("sampler.window", settings["window"], 1)
         inside = [None if n is None else min(settings["window"], n) for n in (length, shortest)]
-        settings["sampler"] = settled(settings["sampler"], model, *inside)
+        settings["sampler"] = resolved_sampler(settings["sampler"], model, *inside)
     if "sizes" in settings:
-        chosen = model.stored.groups(length, settings["num_groups"], settings["sizes"])
+        chosen = model.stored_curve.groups(length, settings["num_groups"], settings["sizes"])
         if settings["num_groups"] is None and settings["sizes"] in (None, "optimal") and chosen != {"num_groups": None, "sizes": None}:
             kind = "groups of best sizes" if chosen["sizes"] else "equal groups"
-            measured = model.stored.measured_length()
+            measured = model.stored_curve.measured_length()
             assumed = "" if measured == length else f" of {measured} tokens, if h(n) depends on the visible share alone"
             log.info(
                 f"{chosen['num_groups'] or len(chosen['sizes'])} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"
@@ -161,3 +162,19 @@ def training(config: Mapping[str, Any], model: Any) -> Any:
     from dnadiff.metrics import memorization
 
     return memorization.training_data(model, config["trust"]) if config["copies"] else None
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse impossible settings of the sampler before a model is loaded.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if "none" in (settings.get("noise_removal"), (settings.get("sampler") or {}).get("noise_removal")):
+        raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot hold; choose sample or argmax")
+    build(without_sizes(settings), trust=None)
+
+
+def without_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A sampler's settings less the sizes of groups, which may wait for the model's h(n)."""
+    return {key: without_sizes(value) if isinstance(value, Mapping) else value for key, value in settings.items() if key != "sizes"}

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from dnadiff.data.files import atomic_write, check_output
 
 
-def beside(output: Path, kind: str) -> Path:
+def temporary_path(output: Path, kind: str) -> Path:
     """Where the beginning (`part`) or the journal of a file lies."""
     return output.with_name(f".{output.name}.{kind}")
 
@@ -30,8 +30,8 @@ def beside(output: Path, kind: str) -> Path:
 def discard(output: Path) -> None:
     """Remove beginning and journal, and what processes that were killed left of files about to appear: nothing is left to go on with."""
     for kind in ("part", "journal"):
-        beside(output, kind).unlink(missing_ok=True)
-    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", beside(output, "journal").name))
+        temporary_path(output, kind).unlink(missing_ok=True)
+    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", temporary_path(output, "journal").name))
     unfinished = re.compile(rf"\.({names})\.[0-9a-f]{{32}}\.part")  # as `atomic_write` calls them
     for path in output.parent.iterdir():
         if unfinished.fullmatch(path.name):
@@ -58,7 +58,7 @@ class ResumableOutput:
 
     def __init__(self, output: Path, settings: Mapping[str, Any], resume: bool = False, overwrite: bool = False) -> None:
         self.output, self.settings = output, json.loads(json.dumps(settings))
-        self.part, self.journal = beside(output, "part"), beside(output, "journal")
+        self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.notes, self.complete = 0, 0, {}, False
         self._file: BinaryIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
@@ -137,9 +137,9 @@ def read_journal(output: Path) -> dict[str, Any]:
         ValueError: if it is damaged.
     """
     try:
-        return json.loads(beside(output, "journal").read_text(encoding="utf-8"))
+        return json.loads(temporary_path(output, "journal").read_text(encoding="utf-8"))
     except ValueError:
-        raise ValueError(f"{beside(output, 'journal')} is damaged; begin anew: overwrite=true, without resume") from None
+        raise ValueError(f"{temporary_path(output, 'journal')} is damaged; begin anew: overwrite=true, without resume") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dnadiff import __version__
 from dnadiff.data.files import atomic_write
-from dnadiff.design.generate import effective_size, resampled
+from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import opened, sha256
 from dnadiff.draws import hash64
 
@@ -65,7 +65,7 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     """
     log_weight = weights(source, output.suffix == ".gz")
     uniforms = [(hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)]
-    taken = [resampled(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
+    taken = [systematic_resample(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
     times = np.concatenate([np.bincount(rows, minlength=each) for rows in taken])
     number = gc = known = 0
     with opened(source, output.suffix == ".gz") as file, atomic_write(output, overwrite=True) as target:

@@ -56,7 +56,7 @@ class Request(ABC):
     def lengths(self) -> tuple[int, int]:
         """Tokens in the shortest and in the longest sample."""
 
-    def some(self, most: int = 256) -> list[Target]:
+    def evenly_spaced(self, most: int = 256) -> list[Target]:
         """Samples spread evenly over the request."""
         return [self[i] for i in np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()]
 

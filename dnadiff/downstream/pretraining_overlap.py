@@ -13,7 +13,7 @@ import numpy as np
 from dnadiff.config import PACKAGE, build
 from dnadiff.downstream.items import Items
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood.held_out import MOST_WORDS, NOVELTY, offline
+from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY, without_download
 
 SEEN_FROM = 0.5  # share of an item's bases that lie in words of the training part, from which on the item counts as seen
 
@@ -31,12 +31,12 @@ def pretraining_words(config: Mapping[str, Any], tokenizer: Any, trust: Sequence
         FileNotFoundError: if they are no longer there.
         ValueError: if they were downloaded, are no genome, or have too many words to keep.
     """
-    data = build(offline(config["data"]), trust=(PACKAGE, *trust))
+    data = build(without_download(config["data"]), trust=(PACKAGE, *trust))
     data.prepare()
     size = sum(interval.end - interval.start for interval in data.intervals["train"])
-    if size > MOST_WORDS:
+    if size > MAX_KMERS:
         raise ValueError(
-            f"the pretraining part has {size:,} bases, more than the {MOST_WORDS:,} whose words fit; set pretraining_overlap=false"
+            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose words fit; set pretraining_overlap=false"
         )
     return KmerSet([tokenizer.bases(ids) for ids in data.sequences("train")], k)
 

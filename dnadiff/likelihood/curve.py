@@ -1,6 +1,6 @@
 """h(n), the mean cross-entropy of a masked token when n random others are visible: fitted to measurements, with its errors.
 
-`table` is what `evaluate` reports of it: the price of K network calls (`dnadiff.likelihood.code_length`).
+`code_length_table` is what `evaluate` reports of it: the price of K network calls (`dnadiff.likelihood.code_length`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnadiff.bootstrap import FEWEST, blocks
+from dnadiff.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.likelihood import Likelihood
 from dnadiff.likelihood.code_length import best_sizes, code_length, lost_structure, uniform_sizes
 
@@ -21,7 +21,7 @@ APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for 
 
 
 def stored_points(length: int) -> np.ndarray:
-    """The n at which a `table` holds h: near both ends, where it may be steep, nearly all, and ever wider apart away from them."""
+    """The n at which a `code_length_table` holds h: near both ends, where it may be steep, nearly all, and ever wider apart away from them."""
     near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1
     return np.unique([*near, *(length - 1 - near)])
 
@@ -45,7 +45,7 @@ class CurveSamples:
     block: np.ndarray
 
     @classmethod
-    def of(cls, result: Likelihood, start: Likelihood) -> CurveSamples:
+    def from_estimates(cls, result: Likelihood, start: Likelihood) -> CurveSamples:
         """From estimates in count form and from `likelihood.all_masked` of the same sequences."""
         used = result.available > 0
         available = result.available[used]
@@ -90,7 +90,7 @@ class CurveSamples:
         h[1:] = h[1:] * (rest / now) if now > 0 else rest / (length - 1)
         return h
 
-    def worlds(self, length: int, num_resamples: int = 100, seed: int = 0) -> np.ndarray:
+    def bootstrap_replicates(self, length: int, num_resamples: int = 100, seed: int = 0) -> np.ndarray:
         """Fits to resampled blocks of sequences, `(num_resamples, length)`: their spread is the error of the fit."""
         num_blocks = int(self.block.max()) + 1
         counts = np.random.default_rng(seed).multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), size=num_resamples)
@@ -113,12 +113,12 @@ class CurveSamples:
         return gains
 
     def error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
-        """Standard error of a number from its `values` in the `worlds`; None where fewer than 5 blocks cannot tell.
+        """Standard error of a number from its `values` in the `bootstrap_replicates`; None where fewer than 5 blocks cannot tell.
 
         The bootstrap of n blocks is too narrow by sqrt((n-1)/n), which is put right. `bias` is what the bins may do to the number.
         """
         n = len(np.unique(self.block))
-        return None if n < FEWEST or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        return None if n < MIN_BLOCKS or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
 def _edges(draws: np.ndarray) -> np.ndarray:
@@ -165,7 +165,7 @@ def _non_increasing(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.repeat([p[0] for p in pools], [int(p[2]) for p in pools])
 
 
-def table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GROUPS) -> dict[str, Any]:
+def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GROUPS) -> dict[str, Any]:
     """The code length for each number of groups, uniform and optimal, in bits per token with standard errors; ready for JSON.
 
     Args:
@@ -173,7 +173,7 @@ def table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GR
         length: L, tokens in a sequence.
         num_groups: values of K; those above L are left out.
     """
-    h, rough, worlds = samples.fit(length), samples.fit(length, coarse=True), samples.worlds(length)
+    h, rough, bootstrap_replicates = samples.fit(length), samples.fit(length, coarse=True), samples.bootstrap_replicates(length)
     several = [k for k in num_groups if k <= length]
     best, gains = best_sizes(h, several), samples.gains(length, several)
     bit = length * math.log(2)
@@ -183,8 +183,8 @@ def table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GR
         uniform = uniform_sizes(length, k)
         sizes_of = {"uniform": uniform, "optimal": best[k] if gains[k] < 0 else uniform}
         for name, sizes in sizes_of.items():
-            totals = np.array([code_length(w, sizes) for w in worlds])
-            lost = np.array([lost_structure(w, t) for w, t in zip(worlds, totals)])
+            totals = np.array([code_length(w, sizes) for w in bootstrap_replicates])
+            lost = np.array([lost_structure(w, t) for w, t in zip(bootstrap_replicates, totals)])
             nats, roughly = code_length(h, sizes), code_length(rough, sizes)
             share, rough_share = lost_structure(h, nats), lost_structure(rough, roughly)
             bias, share_bias = (nats - roughly) / bit / 3, (share - rough_share) / 3  # bins twice as large err four times as much
@@ -208,7 +208,7 @@ def table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GR
         "h": {
             "visible": at.tolist(),
             "bits": (h[at] / math.log(2)).tolist(),
-            "se": [samples.error(worlds[:, n] / math.log(2)) for n in at.tolist()],
+            "se": [samples.error(bootstrap_replicates[:, n] / math.log(2)) for n in at.tolist()],
         },
         "rows": rows,
     }

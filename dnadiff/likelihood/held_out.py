@@ -18,10 +18,10 @@ from dnadiff.likelihood import Likelihood, WindowBatch
 from dnadiff.markov.model import BackoffMarkov
 
 NOVELTY = 24  # a base is repeated if it lies in a word of so many bases of the training part, on either strand
-MOST_WORDS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
+MAX_KMERS = 500_000_000  # bases of a training part whose 24-mers are kept: 8 GB while the set is built
 
 
-def offline(data: Mapping[str, Any]) -> dict[str, Any]:
+def without_download(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data of a run without its leave to download: a checkpoint must not make this machine fetch anything.
 
     Raises:
@@ -108,10 +108,10 @@ class Scores:
     data: str
 
     @classmethod
-    def of(cls, result: Likelihood, data: Any, tiles: Any) -> Scores:
+    def from_result(cls, result: Likelihood, data: Any, tiles: Any) -> Scores:
         """Those of an evaluated network."""
         nats = {name: result.per_sequence(name) for name in result.tokens}
-        return cls(places(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
+        return cls(window_positions(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
@@ -142,7 +142,7 @@ class Scores:
         return ratio(self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
 
 
-def places(tiles: Any) -> np.ndarray:
+def window_positions(tiles: Any) -> np.ndarray:
     """Record, start and length of each window, `(S, 3)`."""
     return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
 

@@ -62,7 +62,7 @@ def differences(config: Mapping[str, Any], other: Mapping[str, Any], free: Seque
     return [k for k in keys if not any(k == f or k.startswith(f + ".") for f in free)]
 
 
-def reached(start_from: Path, config: Mapping[str, Any], data: Any) -> int:
+def resume_step(start_from: Path, config: Mapping[str, Any], data: Any) -> int:
     """The step of the checkpoint to resume.
 
     Raises:
@@ -98,7 +98,7 @@ def clear(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
 
 
-def adopt(config: dict[str, Any], initial: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def use_initial_network(config: dict[str, Any], initial: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration with the network found under `init_from`, computed as this command line says.
 
     Raises:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from adaptive_markov import adaptive_log_probs, untrained
 
 from dnadiff import checkpoint, compress, decompress, likelihood
 from dnadiff.config import build, compose
@@ -39,8 +40,8 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
         for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
     result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
-    samples = curve.CurveSamples.of(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
-    rows = curve.table(samples, max(map(len, parts)), groups)["rows"]
+    samples = curve.CurveSamples.from_estimates(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
+    rows = curve.code_length_table(samples, max(map(len, parts)), groups)["rows"]
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 
@@ -98,11 +99,10 @@ def main() -> None:
     add("letters alone, xz -9e", 8 * xz(letters.encode()))
     add("2 bits a base, then xz -9e", 8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()))
     to_bases = loaded.tokenizer.bases
-    untrained = BackoffMarkov.untrained(args.order, 16)
-    add(f"Markov order {args.order}, adaptive from nothing", -np.nansum(untrained.adaptive_log_probs(x)) / math.log(2))
+    add(f"Markov order {args.order}, adaptive, untrained", -np.nansum(adaptive_log_probs(untrained(args.order, 16), x)) / math.log(2))
     fitted = BackoffMarkov.fit([to_bases(np.array(s)) for s in data.sequences("train")], args.order)
     tuned = fitted.tuned([to_bases(np.array(s)) for s in data.sequences("valid")], sweeps=4)
-    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(tuned.adaptive_log_probs(x)) / math.log(2))
+    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(adaptive_log_probs(tuned, x)) / math.log(2))
     add("2 bits a base", 2.0 * len(ids))
     head = (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both ways")
     print(table(rows, head))

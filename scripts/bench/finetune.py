@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.commands import quieten
+from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.finetuning import Network
 from dnadiff.downstream.items import Items, TaskData
@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.length, options.sequences, options.size = 50, 64, "16x1"
-    quieten()
+    configure_logging()
     width, layers = map(int, options.size.split("x"))
     rows, waits, vocab = [], [], DNATokenizer().vocab
     for name, mixed in ((f"all of {options.length}", False), (f"{options.length // 5} to {options.length}", True)):

@@ -72,11 +72,11 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
 
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.splits import Interval
-    from dnadiff.data.windows import TrainWindows
+    from dnadiff.data.windows import UniformWindows
 
     genome = Genome.open(fasta)
     intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
-    windows = TrainWindows(genome.records, intervals, length, 1 << 30, genome.tokenizer.vocab, 0, True, genome.unknown_runs, 0.1)
+    windows = UniformWindows(genome.records, intervals, length, 1 << 30, genome.tokenizer.vocab, 0, True, genome.n_runs, 0.1)
     reader, names = pyfaidx.Fasta(str(fasta)), genome.names
     table = np.full(256, 11, np.uint8)
     table[np.frombuffer(b"ACGTacgt", np.uint8)] = [7, 8, 9, 10] * 2
@@ -93,12 +93,12 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
     def by_table(text: str) -> np.ndarray:
         return table[np.frombuffer(text.encode(), np.uint8)]
 
-    for place, row in zip(places[0], windows._cut.bare(*ahead[0])):
+    for place, row in zip(places[0], windows._cut.raw(*ahead[0])):
         assert np.array_equal(by_table(letters(*place)), row & 127)
     return {
         "pyfaidx + Python map": (lambda: slow(lambda text: [ID.get(c, 11) for c in text.upper()]), batch_size),
         "pyfaidx + NumPy table": (lambda: slow(by_table), batch_size),
-        "bare cut": (lambda: windows._cut.bare(*ahead[next(turn) % len(ahead)]), batch_size),
+        "bare cut": (lambda: windows._cut.raw(*ahead[next(turn) % len(ahead)]), batch_size),
         "ours complete": (lambda: windows.batch(0, next(turn) * batch_size, batch_size), batch_size),
     }
 

@@ -152,7 +152,7 @@ class Study:
         batches = [likelihood.WindowBatch(i, {"all": w}) for i, w in zip(ids.split(16), weight.split(16))]
         result = likelihood.estimate(found.denoiser, found.process, batches, self.size["num_draws"])
         start = likelihood.all_masked(found.denoiser, found.process, batches)
-        samples = curve.CurveSamples.of(result, start)
+        samples = curve.CurveSamples.from_estimates(result, start)
         half = np.arange(len(samples.tokens)) % 2
         chooses, h = (samples.fit(length, (half == i).astype(float)) for i in range(2))
         exact = likelihood.chain_rule(twin.denoiser, batches)

@@ -27,7 +27,7 @@ from predictions import Predictions, task_data
 
 from dnadiff import checkpoint
 from dnadiff.backbone.base import Backbone
-from dnadiff.commands import quieten
+from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import baselines, pretraining_overlap
 from dnadiff.downstream.cnn import PublishedCNN
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with genomes/ and benchmarks/ (default: %(default)s)")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write the tables there, such as genomic_benchmarks/results")
     options = parser.parse_args()
-    quieten()
+    configure_logging()
     it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL, options.data)
     study.work(it.pieces, it.kept, options)
     if options.list:

@@ -27,7 +27,7 @@ import study
 
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import build, compose
-from dnadiff.likelihood.held_out import Scores, fit_markov, markov_nats, places, token_groups
+from dnadiff.likelihood.held_out import Scores, fit_markov, markov_nats, token_groups, window_positions
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {
@@ -144,7 +144,7 @@ class Study:
         for order, model, nats in markov_nats(data, tiles, fit_markov(data, self.size["orders"]), "test"):
             sums = {name: (nats * mask).sum(1) for name, mask in groups.items()}
             tokens = {name: mask.sum(1) for name, mask in groups.items()}
-            scores = Scores(places(tiles), sums, tokens, BLOCK, about["split_hash"])
+            scores = Scores(window_positions(tiles), sums, tokens, BLOCK, about["split_hash"])
             self.runs.mkdir(parents=True, exist_ok=True)
             scores.save(self.runs / f"markov-{order}.npz")
             bits = {name: scores.mean(name).value / math.log(2) for name in groups if tokens[name].any()}

@@ -31,12 +31,12 @@ import torch
 import dnadiff
 from dnadiff.bootstrap import blocks, ratio
 from dnadiff.config import build
-from dnadiff.design.generate import Filler
+from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import Templates
 from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import hash64
 from dnadiff.kmers import UNKNOWN, reverse_complement
-from dnadiff.likelihood.held_out import fit_markov, offline
+from dnadiff.likelihood.held_out import fit_markov, without_download
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.sampler.grouped import Grouped
 
@@ -169,7 +169,7 @@ def designs(model: Any, windows: np.ndarray, masks: np.ndarray, each: int) -> np
         (str(i), Pattern(np.where(mask, model.tokenizer.vocab.mask_id, row), codes, nothing))
         for i, (row, mask) in enumerate(zip(ids, masks))
     ]
-    filler = Filler(model.denoiser, model.process, model.tokenizer, Grouped())
+    filler = ConditionalSampler(model.denoiser, model.process, model.tokenizer, Grouped())
     drawn = [row for batch in filler.batches(Templates(patterns, each, model.tokenizer.vocab.mask_id), 1, 16) for row in batch.tokens]
     return (np.stack(drawn).reshape(len(ids), each, -1) == ids[:, None]).mean(1)
 
@@ -197,7 +197,7 @@ class Study:
             if self.runs[genome] is None:
                 study.train(run, self.size["train"])
             model = dnadiff.load(run)
-            data = build(offline(model.config["data"]))
+            data = build(without_download(model.config["data"]))
             data.prepare()
             tiles = data.test_windows("test")
             whole = (

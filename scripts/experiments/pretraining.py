@@ -19,7 +19,7 @@ import study
 from downstream import MAIN, TASKS, Study
 from downstream_tables import SPENT, Titles, kept_together, number, seeds, signed, why, with_interval
 
-from dnadiff.commands import quieten
+from dnadiff.commands import configure_logging
 
 CADUCEUS, MAMBA = ["backbone=caduceus"], ["backbone=mamba"]
 OBJECTIVES = {
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with genomes/ and benchmarks/ (default: %(default)s)")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write the table there, such as genomic_benchmarks/results")
     options = parser.parse_args()
-    quieten()
+    configure_logging()
     it = Objectives(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL, options.data)
     study.work(it.pieces, it.kept, options)
     if options.list:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data import cutter as module
-from dnadiff.data.cutter import Cutter, Letters
+from dnadiff.data.cutter import Cutter, TokenTable
 from dnadiff.data.genome.fasta import Record
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
@@ -59,7 +59,7 @@ def test_a_cutter_travels_without_the_bytes(tmp_path):
 def test_letters_of_any_alphabet():
     text = CharTokenizer("".join(map(chr, range(60, 400))))
     ids = np.array([[0, 1, 2, 300]], dtype=np.uint16)
-    assert Letters(text.vocab).count(ids).tolist() == [[0, 0, 1, 1]]
-    assert Letters(Vocab(5, 0, 0, (0, 2))).count(ids % 5).tolist() == [[0, 1, 0, 0]]  # with gaps
+    assert TokenTable(text.vocab).is_emitted(ids).tolist() == [[0, 0, 1, 1]]
+    assert TokenTable(Vocab(5, 0, 0, (0, 2))).is_emitted(ids % 5).tolist() == [[0, 1, 0, 0]]  # with gaps
     with pytest.raises(ValueError, match="not a mirror image"):
-        Letters(Vocab(5, 0, 0, (0,), (0, 2, 1, 4, 3)))
+        TokenTable(Vocab(5, 0, 0, (0,), (0, 2, 1, 4, 3)))

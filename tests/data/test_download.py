@@ -142,7 +142,7 @@ def test_names_that_could_meet_other_files_are_refused(name):
 
 def test_a_checkpoint_may_not_reach_out_to_the_network():
     from dnadiff.config import build
-    from dnadiff.likelihood.held_out import offline
+    from dnadiff.likelihood.held_out import without_download
 
     data = {
         "_target_": "dnadiff.data.genome.datamodule.GenomeDataModule",
@@ -152,5 +152,5 @@ def test_a_checkpoint_may_not_reach_out_to_the_network():
     with pytest.raises(ValueError, match="refused to build"):
         build(data)
     with pytest.raises(ValueError, match="name them again, as in data=hg38"):
-        offline(data)
-    assert "download" not in offline(data | {"path": "x.fa"})
+        without_download(data)
+    assert "download" not in without_download(data | {"path": "x.fa"})

@@ -9,20 +9,20 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.loader import TrainLoader
 from dnadiff.data.splits import Interval
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import TrainWindows
+from dnadiff.data.windows import UniformWindows
 
 DNA = DNATokenizer()
 
 
 def loader(size=20, batch_size=4, **options):
     records = [DNA.encode("ACGTTGCANGATC" * 30)]
-    return TrainLoader(TrainWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3), batch_size, **options)
+    return TrainLoader(UniformWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3), batch_size, **options)
 
 
 def from_file(path, length, num_workers=0, start_method=None, size=60, **options):
     genome = Genome.open(path)
     intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
-    windows = TrainWindows(genome.records, intervals, length, size, DNA.vocab, 3, True, genome.unknown_runs, 0.1, **options)
+    windows = UniformWindows(genome.records, intervals, length, size, DNA.vocab, 3, True, genome.n_runs, 0.1, **options)
     return TrainLoader(windows, 4, num_workers, start_method=start_method)
 
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.n_runs import UnknownRuns, most_unknown
+from dnadiff.data.n_runs import NRuns, max_n_count
 
 RECORDS = st.lists(st.text("AN", min_size=1, max_size=60), min_size=1, max_size=4)
 
 
 def runs_of(texts):
-    return UnknownRuns.of_records([np.frombuffer(t.encode(), np.uint8) for t in texts], ord("N"))
+    return NRuns.from_records([np.frombuffer(t.encode(), np.uint8) for t in texts], ord("N"))
 
 
 @settings(max_examples=300)
@@ -36,4 +36,4 @@ def test_counts_are_those_of_the_letters(texts):
 
 @pytest.mark.parametrize(("share", "length", "most"), [(0.1, 1024, 102), (0.1, 10, 1), (0.29, 100, 29), (0.0, 50, 0), (0.7, 10, 7)])
 def test_a_share_is_a_number_of_bases(share, length, most):
-    assert most_unknown(share, length) == most
+    assert max_n_count(share, length) == most

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, overlap, split_hash, without
+from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, first_overlap, split_hash, subtract
 
 
 def size(intervals):
@@ -26,7 +26,7 @@ def test_every_base_is_in_exactly_one_part(lengths, split):
     parts = split([f"r{i}" for i in range(len(lengths))], lengths)
     covered = sorted((i.record, p) for intervals in parts.values() for i in intervals for p in range(i.start, i.end))
     assert covered == [(r, p) for r, length in enumerate(lengths) for p in range(length)]
-    assert overlap(parts) is None
+    assert first_overlap(parts) is None
 
 
 def test_whole_records_by_name():
@@ -103,7 +103,7 @@ def test_a_blacklist_takes_away_its_bases_and_no_others(shapes, removed):
     intervals, holes = ([Interval(r, a, a + n) for r, a, n in many] for many in (shapes, removed))
     gone = {(i.record, p) for i in holes for p in range(i.start, i.end)}
     for interval in intervals:
-        left = without([interval], holes)
+        left = subtract([interval], holes)
         kept = [(i.record, p) for i in left for p in range(i.start, i.end)]
         assert kept == [(interval.record, p) for p in range(interval.start, interval.end) if (interval.record, p) not in gone]
         assert all(b.start > a.end for a, b in itertools.pairwise(left))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.labels import Labels
-from dnadiff.data.n_runs import UnknownRuns
+from dnadiff.data.n_runs import NRuns
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.windows import IntervalWindows, Tile, TiledWindows, TrainWindows
+from dnadiff.data.windows import IntervalWindows, Tile, TiledWindows, UniformWindows
 
 DNA = DNATokenizer()
 
@@ -21,7 +21,7 @@ def random_records(*lengths, letters=b"ACGTN"):
 
 
 def train(records, intervals, length=8, size=1000, **options):
-    return TrainWindows(records, intervals, length, size, DNA.vocab, seed=1, **options)
+    return UniformWindows(records, intervals, length, size, DNA.vocab, seed=1, **options)
 
 
 def test_an_item_is_ids_weight_and_index():
@@ -37,7 +37,7 @@ def test_a_window_depends_on_seed_epoch_and_index_alone():
     windows.set_epoch(3)
     assert torch.equal(windows[7]["ids"], train(records, intervals, size=50)[3, 7]["ids"])
     assert windows.place(3, 7) == windows.place(3, 7) != windows.place(4, 7)
-    assert TrainWindows(records, intervals, 8, 10, DNA.vocab, seed=2).place(3, 7) != windows.place(3, 7)
+    assert UniformWindows(records, intervals, 8, 10, DNA.vocab, seed=2).place(3, 7) != windows.place(3, 7)
 
 
 def test_starts_are_uniform_over_everything_that_is_allowed():
@@ -62,8 +62,8 @@ def test_half_of_the_windows_come_from_the_other_strand():
 def test_text_has_no_other_strand():
     text = CharTokenizer("ab")
     with pytest.raises(ValueError, match=r"augment_rc is true, .* set data\.augment_rc=false"):
-        TrainWindows([text.encode("abab")], [Interval(0, 0, 4)], 2, 1, text.vocab, 0, augment_rc=True)
-    item = TrainWindows([text.encode("abab")], [Interval(0, 0, 4)], 4, 1, text.vocab, 0)[0]
+        UniformWindows([text.encode("abab")], [Interval(0, 0, 4)], 2, 1, text.vocab, 0, augment_rc=True)
+    item = UniformWindows([text.encode("abab")], [Interval(0, 0, 4)], 4, 1, text.vocab, 0)[0]
     assert text.decode(item["ids"]) == "abab" and item["weight"].tolist() == [1] * 4
 
 
@@ -120,12 +120,12 @@ def test_a_genome_shorter_than_the_window_is_refused(make):
         make(random_records(20), [])
 
 
-def with_n(max_n, kind=TrainWindows, length=8, **options):
+def with_n(max_n, kind=UniformWindows, length=8, **options):
     records = [DNA.encode("ACGT" * 5 + "N" * 11 + "ACGT" * 5), DNA.encode("N" * 9 + "A")]
     intervals = [Interval(0, 0, 51), Interval(1, 0, 10)]
     where = (records, intervals, length) if kind is TiledWindows else (records, intervals, length, 400)
     seed = () if kind is TiledWindows else (0,)
-    return kind(*where, DNA.vocab, *seed, unknown=UnknownRuns.of_records(records, 11), max_n=max_n, **options)
+    return kind(*where, DNA.vocab, *seed, n_runs=NRuns.from_records(records, 11), max_n=max_n, **options)
 
 
 @pytest.mark.parametrize("max_n", [0.0, 0.25, 0.5, 1.0])
@@ -139,7 +139,7 @@ def test_windows_with_too_many_n_are_never_drawn_and_all_others_are(max_n):
 
 
 def test_nothing_but_n_is_refused():
-    for kind in (TrainWindows, TiledWindows, IntervalWindows):
+    for kind in (UniformWindows, TiledWindows, IntervalWindows):
         with pytest.raises(ValueError, match=r"every window of 30 tokens holds more than 5 % N; set data\.max_n to more"):
             with_n(0.05, kind, length=30)
 
@@ -153,7 +153,7 @@ def test_tiles_with_too_many_n_are_left_out_and_counted():
 def test_every_tile_comes_once_an_epoch_in_another_order():
     windows = with_n(0.25, IntervalWindows)
     windows = IntervalWindows(
-        windows.records, windows.intervals, 8, None, DNA.vocab, 0, unknown=UnknownRuns.of_records(windows.records, 11), max_n=0.25
+        windows.records, windows.intervals, 8, None, DNA.vocab, 0, n_runs=NRuns.from_records(windows.records, 11), max_n=0.25
     )
     tiles = {(t.record, t.start) for t in with_n(0.25, TiledWindows).tiles}
     orders = [[windows.place(epoch, i)[:2] for i in range(len(windows))] for epoch in range(6)]
@@ -163,7 +163,7 @@ def test_every_tile_comes_once_an_epoch_in_another_order():
     assert sorted(beyond) == sorted(tiles)
 
 
-@pytest.mark.parametrize("kind", [TrainWindows, IntervalWindows])
+@pytest.mark.parametrize("kind", [UniformWindows, IntervalWindows])
 def test_a_batch_is_its_windows(kind):
     records = random_records(5000, 300, 90)
     windows = kind(records, [Interval(0, 100, 4900), Interval(1, 0, 300), Interval(2, 3, 90)], 32, 5000, DNA.vocab, 3, augment_rc=True)
@@ -188,7 +188,7 @@ def test_any_length_from_16_to_a_million(length):
 
 
 def test_labels_travel_and_are_withheld_now_and_then():
-    labels = Labels.of([["yeast"], ["human", "class=x"]], dropout=0.1)
+    labels = Labels.from_names([["yeast"], ["human", "class=x"]], dropout=0.1)
     assert labels.names == ["class=x", "human", "yeast"] and labels.rows.tolist() == [[0, 0, 1], [1, 1, 0]]
     windows = train(random_records(40, 40), [Interval(0, 0, 40), Interval(1, 0, 40)], size=5000, labels=labels)
     batch = windows.batch(0, 0, 5000)
@@ -198,4 +198,4 @@ def test_labels_travel_and_are_withheld_now_and_then():
     assert torch.equal(batch["cond"][told], torch.from_numpy(labels.rows)[record[told].long()])
     assert torch.equal(windows[0, 7]["cond"], batch["cond"][7])
     tiles = TiledWindows(random_records(40, 40), [Interval(1, 0, 40)], 8, DNA.vocab, labels=labels)
-    assert tiles[0]["cond"].tolist() == [1, 1, 0] and Labels.of([[], []]) is None
+    assert tiles[0]["cond"].tolist() == [1, 1, 0] and Labels.from_names([[], []]) is None

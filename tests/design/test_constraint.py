@@ -8,7 +8,7 @@ import torch
 from dnadiff.backbone.base import State
 from dnadiff.config import build, compose, config_dir
 from dnadiff.design.constraint import Constrained
-from dnadiff.design.generate import effective_size, resampled
+from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score
@@ -98,7 +98,7 @@ def test_constraints_always_hold_and_weights_correct_the_law(name, tilt, toy):
 
 def test_resampling_has_the_law(toy):
     _, tokens, log_weight = draw("first_hitting", toy, 20_000)
-    chosen = tokens[torch.from_numpy(resampled(log_weight.numpy(), 5000, 0.3))]
+    chosen = tokens[torch.from_numpy(systematic_resample(log_weight.numpy(), 5000, 0.3))]
     target = kept(toy) / kept(toy).sum()
     assert (
         total_variation(chosen, torch.ones(5000).double(), target)

@@ -18,7 +18,7 @@ from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
-from dnadiff.design.output import ResumableOutput, beside, discard
+from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.request import Infill
 from dnadiff.design.template import CODES
 from dnadiff.metrics import memorization
@@ -155,7 +155,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(cli, trained, tmp_path):
     assert cli("sample", *args, f"output=whole_{name}")[0] == 0
     run = [sys.executable, "-m", "dnadiff.sample", *args, "output=" + name]
     process = subprocess.Popen(run, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    journal, end = beside(tmp_path / name, "journal"), time.monotonic() + 120
+    journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None and not journal.is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -208,9 +208,9 @@ def test_a_beginning_is_gone_on_with_by_its_own_settings_alone(cli, trained, tmp
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     assert sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir()) == begun
     assert sample("resume=true")[0] == 0 and len(read_fasta(tmp_path / "a.fa")) == 4
-    beside(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
+    temporary_path(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
     status, out, _ = sample("resume=true")
-    assert status == 0 and "is complete already" in out and not beside(tmp_path / "a.fa", "journal").exists()
+    assert status == 0 and "is complete already" in out and not temporary_path(tmp_path / "a.fa", "journal").exists()
 
 
 def test_resampling_and_gc_go_on_too(cli, trained, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser, Guided
-from dnadiff.design.generate import Filler, effective_size, resampled
+from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
 from dnadiff.design.request import Free, Templates, window_around
 from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
 from dnadiff.noise import LogLinear
@@ -61,7 +61,7 @@ def filler(name, backbone, tilt=0.0, guidance=None, sedd=False):
     denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd)
     told = None if guidance is None else torch.tensor([[0.0, 1.0]])
     denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)
-    return Filler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), told, tilt)
+    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), told, tilt)
 
 
 def keeps(letters, text):
@@ -98,30 +98,30 @@ def test_lengths_motifs_and_noise_belong_to_the_sample(name):
 
 
 def test_text_templates_are_kept():
-    made = Filler(network("dit", 0, TEXT), AbsorbingProcess(TEXT.vocab, LogLinear(1e-3)), TEXT, sampler_of("grouped"))
+    made = ConditionalSampler(network("dit", 0, TEXT), AbsorbingProcess(TEXT.vocab, LogLinear(1e-3)), TEXT, sampler_of("grouped"))
     request = Templates([("t", text_pattern(TEXT, "ab[MASK*4]c"))], 3, 0)
     (batch,) = made.batches(request, 1, 4)
     assert all(
         s.startswith("ab") and s.endswith("c") and len(s) == 7 for s in (made.text(t, x) for t, x in zip(batch.targets, batch.tokens))
     )
-    assert made.weighs(request) is False
+    assert made.has_weights(request) is False
 
 
 def test_which_samples_have_weights():
     partly, wholly = (Templates([("t", dna_pattern(DNA, 4, t))], 1, 3) for t in ("ANRC", "ANNC"))
-    assert filler("grouped", "dit").weighs(partly) is True and filler("grouped", "dit").weighs(wholly) is False
-    assert filler("grouped", "dit", 1.0).weighs(wholly) is True and filler("low_confidence", "dit").weighs(partly) is None
-    assert filler("ar", "mamba").weighs(wholly) is True and filler("low_confidence", "dit").weighs(wholly) is False
+    assert filler("grouped", "dit").has_weights(partly) is True and filler("grouped", "dit").has_weights(wholly) is False
+    assert filler("grouped", "dit", 1.0).has_weights(wholly) is True and filler("low_confidence", "dit").has_weights(partly) is None
+    assert filler("ar", "mamba").has_weights(wholly) is True and filler("low_confidence", "dit").has_weights(wholly) is False
     # a motif that only at some lengths stands on a letter of the prompt that it completes
     lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
     seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
-    assert filler("grouped", "dit").weighs(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
+    assert filler("grouped", "dit").has_weights(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
     cold = filler("grouped", "dit")
     cold.sampler.temperature = 0.5
-    assert cold.weighs(partly) is None
+    assert cold.has_weights(partly) is None
     likeliest = filler("ancestral", "dit")
     likeliest.sampler.noise_removal = "argmax"
-    assert likeliest.weighs(partly) is None and filler("ancestral", "dit").weighs(partly) is True
+    assert likeliest.has_weights(partly) is None and filler("ancestral", "dit").has_weights(partly) is True
 
 
 def test_bounds_are_of_what_was_generated_given_the_rest():
@@ -141,8 +141,11 @@ def test_bounds_are_of_what_was_generated_given_the_rest():
 def test_effective_size_and_systematic_resampling():
     assert effective_size(np.zeros(5)) == pytest.approx(5) and effective_size(np.array([0.0, -800, -900])) == pytest.approx(1)
     weight = np.log([0.5, 0.25, 0.25])
-    assert resampled(weight, 4, 0.5).tolist() == [0, 0, 1, 2] and resampled(weight - 1e3, 8, 0.01).tolist() == [0] * 4 + [1] * 2 + [2] * 2
-    assert resampled(np.array([-np.inf, 0.0]), 3, 0.9999).tolist() == [1, 1, 1]
+    assert (
+        systematic_resample(weight, 4, 0.5).tolist() == [0, 0, 1, 2]
+        and systematic_resample(weight - 1e3, 8, 0.01).tolist() == [0] * 4 + [1] * 2 + [2] * 2
+    )
+    assert systematic_resample(np.array([-np.inf, 0.0]), 3, 0.9999).tolist() == [1, 1, 1]
 
 
 def test_windows_around_an_interval():

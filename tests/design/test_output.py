@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dnadiff.design.output import ResumableOutput, beside, discard, sha256
+from dnadiff.design.output import ResumableOutput, discard, sha256, temporary_path
 
 BATCHES = [b"one\n" * 20, b"two\n", b"three\n" * 50]
 
@@ -25,7 +25,7 @@ def test_a_stopped_file_goes_on_to_the_same_bytes(name, tmp_path):
     discard(whole.output)
     stopped = write(tmp_path / f"b{name}", BATCHES[:1])
     stopped.close()
-    with beside(tmp_path / f"b{name}", "part").open("ab") as file:
+    with temporary_path(tmp_path / f"b{name}", "part").open("ab") as file:
         file.write(b"half a batch that no journal")  # the process died while it wrote
     assert not (tmp_path / f"b{name}").exists()
     resumed = ResumableOutput(tmp_path / f"b{name}", {"of": "x", "seed": 1}, resume=True)
@@ -53,13 +53,13 @@ def test_what_is_begun_is_neither_lost_nor_mixed(tmp_path):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
     with pytest.raises(ValueError, match=r"was begun with seed=1, not 2; go on with the same"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
-    (short := beside(tmp_path / "a", "part")).write_bytes(b"on")
+    (short := temporary_path(tmp_path / "a", "part")).write_bytes(b"on")
     with pytest.raises(ValueError, match=r"missing or shorter than its journal says"):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"}, resume=True)
     anew = ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, overwrite=True)
     anew.append(b"new", 1)
     assert anew.done == 1 and short.read_bytes() == b"new"
-    beside(tmp_path / "a", "journal").write_text("{")
+    temporary_path(tmp_path / "a", "journal").write_text("{")
     with pytest.raises(ValueError, match=r"journal is damaged"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
 
@@ -79,7 +79,7 @@ def test_an_existing_file_is_not_replaced(tmp_path):
             ResumableOutput(tmp_path / "a", {}, resume=resume)
     write(tmp_path / "a", BATCHES[:1], overwrite=True)
     assert (tmp_path / "a").read_text() == "mine"  # until the new one is complete
-    assert json.loads(beside(tmp_path / "a", "journal").read_text())["done"] == 1
+    assert json.loads(temporary_path(tmp_path / "a", "journal").read_text())["done"] == 1
     assert sha256(tmp_path / "a")[:8] == "9c3a05ba" or len(sha256(tmp_path / "a")) == 64
 
 
@@ -95,6 +95,6 @@ def test_a_full_disk_loses_the_batch_alone(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             stream.append(BATCHES[1], 1)
     stream.close()
-    assert not (tmp_path / "a").exists() and beside(tmp_path / "a", "part").stat().st_size > stream.bytes
+    assert not (tmp_path / "a").exists() and temporary_path(tmp_path / "a", "part").stat().st_size > stream.bytes
     write(tmp_path / "a", BATCHES[1:], resume=True).finish()
     assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()

@@ -150,12 +150,12 @@ def samples(toy, oracle, process):
     index = torch.multinomial(toy.joint, 4000, replacement=True, generator=torch.Generator().manual_seed(1))
     batches = [(toy.sequences[index], {"all": torch.ones(4000, 3, dtype=torch.bool)})]
     result = likelihood.estimate(oracle, process, batches, num_draws=6, block_size=1)
-    return curve.CurveSamples.of(result, likelihood.all_masked(oracle, process, batches))
+    return curve.CurveSamples.from_estimates(result, likelihood.all_masked(oracle, process, batches))
 
 
 def test_the_table_agrees_with_enumeration_within_its_error(toy, oracle, process, samples):
     h = exact_h(oracle, toy, process)
-    table = curve.table(samples, 3)
+    table = curve.code_length_table(samples, 3)
     assert [row["groups"] for row in table["rows"]] == [1, 2]
     for row, sizes in zip(table["rows"], ([3], [2, 1])):
         expected = code_length.code_length(h, sizes) / 3 / math.log(2)
@@ -190,7 +190,7 @@ def test_a_curve_that_rises_is_neither_capped_nor_levelled():
     # A network on data unlike its own does worse with more context; capped at h(0) the table said 2.03 bits for 2.43.
     true = 1.4 + 0.6 * np.arange(64) / 64
     samples = measured(true, 400)
-    table = curve.table(samples, 64)
+    table = curve.code_length_table(samples, 64)
     bits = {row["groups"]: row["uniform"]["bits"] for row in table["rows"]}
     nelbo = samples.nats.mean() / math.log(2)
     assert table["nelbo_bits"] == pytest.approx(nelbo, rel=1e-12) and bits[64] == pytest.approx(nelbo, rel=1e-12)
@@ -208,21 +208,21 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
     deviations = []
     for seed in range(12):
         samples = measured(true, 1000, seed=seed)
-        h, rough, worlds = samples.fit(512), samples.fit(512, coarse=True), samples.worlds(512, 40)
+        h, rough, bootstrap_replicates = samples.fit(512), samples.fit(512, coarse=True), samples.bootstrap_replicates(512, 40)
         for groups in (16, 64, 256):
             sizes = code_length.uniform_sizes(512, groups)
             found, bias = code_length.code_length(h, sizes), (code_length.code_length(h, sizes) - code_length.code_length(rough, sizes)) / 3
-            error = samples.error(np.array([code_length.code_length(w, sizes) for w in worlds]), bias)
+            error = samples.error(np.array([code_length.code_length(w, sizes) for w in bootstrap_replicates]), bias)
             deviations.append((found - code_length.code_length(true, sizes)) / error)
     assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.5 and np.abs(deviations).max() < 4.5
 
 
 def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
     # Chosen and judged on one flat, noisy curve they would always seem to save something.
-    flat = [curve.table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
+    flat = [curve.code_length_table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
     gain = np.array([row["optimal"]["bits"] - row["uniform"]["bits"] for row in flat])
     assert (gain <= 0).all() and gain.mean() > -0.01
-    steep = curve.table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
+    steep = curve.code_length_table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
     assert steep["optimal"]["bits"] < steep["uniform"]["bits"] - 0.02
 
 

@@ -92,6 +92,6 @@ def test_runs_of_before_go_on_loading(trained, tmp_path):
 
 def test_null_means_the_objectives_own_habit_for_the_network_too():
     for objective, told in (("mdlm", False), ("sedd", True)):
-        config = checkpoint.settled(compose("train", [f"objective={objective}"]))
+        config = checkpoint.resolved(compose("train", [f"objective={objective}"]))
         assert config["time_conditioning"] is told and config["backbone"]["time_conditioning"] is told
-    assert checkpoint.settled(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"]["time_conditioning"] is False
+    assert checkpoint.resolved(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"]["time_conditioning"] is False

@@ -19,7 +19,7 @@ from dnadiff.likelihood import code_length
 from dnadiff.noise import LogLinear
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
-from dnadiff.train import fits
+from dnadiff.train import check_compatible
 from dnadiff.vocab import Vocab
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -189,7 +189,7 @@ def test_every_model_of_the_text_study_composes_and_fits():
     study = script("experiments/text_objectives")
     for arguments in (*study.MODELS.values(), *study.ABLATIONS.values()):
         config = compose("train", [*arguments, *study.FULL["size"], "data=text", "data.path=book.txt"])
-        fits(config)
+        check_compatible(config)
         assert config["backbone"]["dropout"] == 0 and (config["backbone"]["d_model"], config["backbone"]["n_layers"]) == (128, 4)
     switches = [compose("train", study.ABLATIONS[f"T1000-{n}"])["objective"] for n in ("zero_masking", "carry-over", "neither")]
     assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [(True, False), (False, True), (False, False)]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dnadiff.data.genome.regions import read_bed
-from dnadiff.data.splits import PARTS, Interval, without_empty
+from dnadiff.data.splits import PARTS, Interval, drop_empty
 from dnadiff.data.tiles import Tiling
 
 
@@ -53,7 +53,7 @@ class BlockSplit:
                 start += self.guard if before and PARTS.index(part) < PARTS.index(before) else 0
                 end -= self.guard if after and PARTS.index(part) < PARTS.index(after) else 0
                 parts[part].append(Interval(record, start, end))
-        return without_empty(parts)
+        return drop_empty(parts)
 
     def describe(self) -> str:
         """The policy in a few words."""

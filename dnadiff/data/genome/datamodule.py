@@ -12,12 +12,12 @@ from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.regions import read_bed
 from dnadiff.data.labels import Labels
-from dnadiff.data.splits import Interval, Split, without
+from dnadiff.data.splits import Interval, Split, subtract
 from dnadiff.data.text.datamodule import TextDataModule  # noqa: F401 - runs of earlier versions name it here
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import DrawnWindows, IntervalWindows, TiledWindows, TrainWindows
+from dnadiff.data.windows import IntervalWindows, RandomWindows, TiledWindows, UniformWindows
 
-WINDOWS = {"uniform": TrainWindows, "intervals": IntervalWindows}
+WINDOWS = {"uniform": UniformWindows, "intervals": IntervalWindows}
 log = logging.getLogger("dnadiff")
 
 
@@ -113,10 +113,10 @@ class GenomeDataModule(SequenceDataModule):
     def read(self) -> tuple[list[str], Sequence[Any], DNATokenizer]:
         """Names and token ids of the records."""
         self._genome = self.open()
-        self._labels = Labels.of([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
+        self._labels = Labels.from_names([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
         return self._genome.names, self._genome.records, self._genome.tokenizer
 
-    def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
+    def split_records(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
         """The split without the blacklist."""
         parts = self.split(names, lengths)
         if hasattr(self.split, "leak"):
@@ -130,11 +130,11 @@ class GenomeDataModule(SequenceDataModule):
         if self.blacklist is None:
             return parts
         number = {name: each for each, name in enumerate(names)}
-        regions = read_bed(self.blacklist, dict(zip(names, lengths)), partly=True)
+        regions = read_bed(self.blacklist, dict(zip(names, lengths)), skip_unknown=True)
         holes = [Interval(number[r.chrom], r.start, r.end) for r in regions]
-        return {part: without(intervals, holes) for part, intervals in parts.items()}
+        return {part: subtract(intervals, holes) for part, intervals in parts.items()}
 
-    def train_windows(self) -> DrawnWindows:
+    def train_windows(self) -> RandomWindows:
         """The training windows as a dataset."""
         size = self.epoch_size or (None if self._windows is IntervalWindows else self._epoch_size())
         return self._windows(
@@ -145,7 +145,7 @@ class GenomeDataModule(SequenceDataModule):
             self.vocab,
             self.seed,
             self.augment_rc,
-            self._genome.unknown_runs if self.max_n < 1 else None,
+            self._genome.n_runs if self.max_n < 1 else None,
             self.max_n,
             self.soft_weight,
             self._labels,
@@ -154,7 +154,7 @@ class GenomeDataModule(SequenceDataModule):
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """See `SequenceDataModule.test_windows`; tiles with more N than `max_n` are left out."""
         length = self.length if length is None else length
-        unknown = self.genome.unknown_runs if self.max_n < 1 else None
+        unknown = self.genome.n_runs if self.max_n < 1 else None
         return TiledWindows(self.records, self._part(split), length, self.vocab, unknown, self.max_n, self._labels)
 
     def describe(self) -> dict[str, Any]:

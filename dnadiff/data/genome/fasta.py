@@ -32,11 +32,11 @@ class Record(NamedTuple):
 
 
 def read_fasta(path: str | Path) -> list[Record]:
-    """All records of a FASTA file; see `each_record`."""
-    return list(each_record(path))
+    """All records of a FASTA file; see `iter_fasta`."""
+    return list(iter_fasta(path))
 
 
-def each_record(path: str | Path) -> Iterator[Record]:
+def iter_fasta(path: str | Path) -> Iterator[Record]:
     """The records of a FASTA file as they are read, one in memory at a time: wrapped or not, LF or CRLF, blank lines anywhere.
 
     Raises:

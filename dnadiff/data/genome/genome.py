@@ -20,7 +20,7 @@ from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN, UNKNOWN, PackedFile, 
 from dnadiff.data.genome.records import GenomeRecords
 from dnadiff.data.genome.regions import check_names
 from dnadiff.data.genome.sources import Source, as_sources
-from dnadiff.data.n_runs import UnknownRuns
+from dnadiff.data.n_runs import NRuns
 from dnadiff.data.tokenizer import DNATokenizer, letters
 
 
@@ -121,7 +121,7 @@ class Genome:
         return whole.hexdigest()
 
     @cached_property
-    def unknown_runs(self) -> UnknownRuns:
+    def n_runs(self) -> NRuns:
         """Where N stands."""
         runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
         for number, row in enumerate(self.rows):
@@ -133,10 +133,10 @@ class Genome:
                     low, high = np.searchsorted(file.runs[:, 0], file.offsets[at : at + 2])
                     runs.append(file.runs[low:high] - file.offsets[at] + total)
                 else:
-                    one = UnknownRuns.of_records([place & TOKEN], UNKNOWN)
+                    one = NRuns.from_records([place & TOKEN], UNKNOWN)
                     runs.append(np.stack([one.starts, one.ends], axis=1) + total)
             total += row["length"]
-        return UnknownRuns(np.concatenate(runs), offsets)
+        return NRuns(np.concatenate(runs), offsets)
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
         """Token ids of `[start, end)` on a strand: `(end - start,)` uint8; "-" is the reverse complement, "." is "+".

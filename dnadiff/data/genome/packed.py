@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.atomic_folder import crc_of, read_index, shelve
+from dnadiff.data.atomic_folder import crc_of, ensure_folder, read_index
 from dnadiff.data.cache import cache_dir, content_hash, megabytes
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
@@ -74,7 +74,7 @@ def pack(path: str | Path) -> PackedFile:
     digest = content_hash(source)
     folder = cache_dir("genomes") / digest[:32]
     need = f"{path} needs about a byte a base"
-    shelve(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, need)
+    ensure_folder(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, need)
     return PackedFile(folder)
 
 

@@ -38,20 +38,20 @@ class Region(NamedTuple):
     strand: str = "."
 
 
-def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, partly: bool = False) -> list[Region]:
+def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False) -> list[Region]:
     """Read a BED file of three or more columns, plain or gzip-compressed, in its own order.
 
     Args:
         path: the file.
         lengths: record name to length; if given, regions must lie inside these records.
-        partly: leave out rows of other records with a warning that names them, as long as some row is of these, and as long
+        skip_unknown: leave out rows of other records with a warning that names them, as long as some row is of these, and as long
             as it is not `chr1` against `1`.
 
     Raises:
         ValueError: naming file and line, if a row has fewer than three columns, positions that are no numbers, an end
             that is not after the start, a strand other than "+", "-" and ".", or leaves the records in `lengths`.
     """
-    return _read(path, _bed_rows, _bed_region, lengths, partly)
+    return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
 
 
 def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
@@ -133,10 +133,10 @@ def zero_based(first: int, last: int) -> tuple[int, int]:
     return first - 1, last
 
 
-def check_names(wanted: Iterable[str], known: Collection[str], where: str, partly: bool = False) -> None:
+def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False) -> None:
     """Refuse names that no record has, listing both sets and noticing `chr1` where the records say `1`, or the reverse.
 
-    With `partly` some may be unknown, which is said in a warning; all of them may not, nor may `chr1` against `1`.
+    With `skip_unknown` some may be unknown, which is said in a warning; all of them may not, nor may `chr1` against `1`.
 
     Raises:
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
@@ -152,7 +152,7 @@ def check_names(wanted: Iterable[str], known: Collection[str], where: str, partl
         message += " (one side writes 'chr1' where the other writes '1': rename one)"
     elif found:
         message += f"; found were {_listing(found)}"
-        if partly:
+        if skip_unknown:
             log.warning(f"{message}; rows of other records are left out")
             return
     raise ValueError(message)
@@ -208,7 +208,7 @@ def _read(
     rows: Callable[[Iterable[str]], Rows],
     parse: Callable[[list[str]], Region | None],
     lengths: Mapping[str, int] | None,
-    partly: bool = False,
+    skip_unknown: bool = False,
 ) -> list[Region]:
     regions, line_of_chrom = [], {}
     with open_text(path) as handle:
@@ -227,8 +227,8 @@ def _read(
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
-        check_names(line_of_chrom, lengths, where, partly)
-    return [r for r in regions if r.chrom in lengths] if partly and lengths is not None else regions
+        check_names(line_of_chrom, lengths, where, skip_unknown)
+    return [r for r in regions if r.chrom in lengths] if skip_unknown and lengths is not None else regions
 
 
 def _check(region: Region, lengths: Mapping[str, int] | None) -> None:

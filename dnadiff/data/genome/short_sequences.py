@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dnadiff.data.base import SequenceDataModule, check_share, expect_dna
-from dnadiff.data.cutter import Letters
+from dnadiff.data.cutter import TokenTable
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.labels import Labels
 from dnadiff.data.shuffle import bits
@@ -54,7 +54,7 @@ class ShortSequences:
         labels: Labels | None = None,
     ) -> None:
         self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
-        self.vocab, self.letters, self.augment_rc, self.labels = vocab, Letters(vocab), augment_rc, labels
+        self.vocab, self.letters, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
         lengths = np.array([len(records[r]) for r in self.chosen.tolist()])
         self.padded = np.minimum(-(-lengths // step) * step, longest or lengths.max())
         _, sizes = np.unique(self.padded, return_counts=True)
@@ -86,9 +86,9 @@ class ShortSequences:
         valid = np.zeros(ids.shape, dtype=bool)
         for number, (row, other) in enumerate(zip(rows.tolist(), reverse.tolist())):
             sequence = np.array(self.records[int(self.chosen[row])])
-            ids[number, : len(sequence)] = self.letters.other_strand(sequence[None])[0] if other else sequence
+            ids[number, : len(sequence)] = self.letters.reverse_complement(sequence[None])[0] if other else sequence
             valid[number, : len(sequence)] = True
-        weight = self.letters.count(ids) * ~repeated[index][:, None]
+        weight = self.letters.is_emitted(ids) * ~repeated[index][:, None]
         arrays = {"ids": ids, "weight": weight, "valid": valid, "index": index}
         if self.labels is not None:
             arrays["cond"] = self.labels.drawn(hash64(self.seed, "label", epoch), self.chosen[rows], index)
@@ -192,11 +192,11 @@ class ShortSequenceDataModule(SequenceDataModule):
                 f"record {longest['name']} has {longest['length']} bases, more than length {self.length}; set data.length={longest['length']}, "
                 f"or use data=fasta, which cuts windows"
             )
-        self._labels = Labels.of([self._labels_of(row) for row in genome.rows], self.label_dropout)
+        self._labels = Labels.from_names([self._labels_of(row) for row in genome.rows], self.label_dropout)
         self._sequences, self._digest = genome.records, genome.digest
         return genome.names, PaddedRecords(genome.records, self.length, genome.tokenizer.vocab.pad_id), genome.tokenizer
 
-    def lay_out(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
+    def split_records(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
         """Whole sequences; without a `split`, by their letters."""
         if self._given_split is not None:
             parts = self._given_split(names, lengths)
@@ -207,7 +207,7 @@ class ShortSequenceDataModule(SequenceDataModule):
             return parts
         parts = {part: [] for part in PARTS}
         for number, length in enumerate(lengths):
-            share = content_share(np.array(self._sequences[number]))
+            share = content_fraction(np.array(self._sequences[number]))
             parts["train" if share < 0.8 else "valid" if share < 0.9 else "test"].append(Interval(number, 0, length))
         return parts
 
@@ -243,8 +243,8 @@ class ShortSequenceDataModule(SequenceDataModule):
         return found
 
 
-def content_share(ids: NDArray[np.uint8]) -> float:
+def content_fraction(ids: NDArray[np.uint8]) -> float:
     """A number in [0, 1) that depends on the letters alone and is the same for both strands."""
-    other = Letters(DNATokenizer().vocab).other_strand(ids[None])[0]
+    other = TokenTable(DNATokenizer().vocab).reverse_complement(ids[None])[0]
     digest = hashlib.blake2b(min(ids.tobytes(), other.tobytes()), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

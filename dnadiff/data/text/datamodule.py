@@ -26,9 +26,9 @@ from dnadiff.data.text.special_tokens import Specials
 from dnadiff.data.text.streaming import StreamLoader
 from dnadiff.data.text.tokenized import Tokens, encoded, name_of, tokenised
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import IntervalWindows, TrainWindows
+from dnadiff.data.windows import IntervalWindows, UniformWindows
 
-WINDOWS = {"uniform": TrainWindows, "blocks": IntervalWindows}
+WINDOWS = {"uniform": UniformWindows, "blocks": IntervalWindows}
 _MANY = 100  # documents from which a split holds out whole ones
 
 
@@ -281,7 +281,7 @@ class TextDataModule(SequenceDataModule):
         self.prepare()
         _, documents = self._source_of("train")
         encode = partial(encoded, self._tokenizer, self.detokenizer, self._eos_of("train"))
-        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.place_in_training())
+        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.rank_and_progress())
 
     def _padded(self, part: str, length: int, size: int | None = None) -> PaddedDocuments:
         numbers = [np.arange(i.start, i.end) for i in self.documents_of(part)]

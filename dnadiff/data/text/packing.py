@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from dnadiff.data.cutter import Cutter, Letters
+from dnadiff.data.cutter import Cutter, TokenTable
 from dnadiff.data.genome.records import RecordLayout
 from dnadiff.data.shuffle import shuffled
 from dnadiff.data.splits import Interval
@@ -124,7 +124,7 @@ class PaddedDocuments:
                 "line, data.documents=line"
             )
         self.tokens, self.documents, self.length, self.ends, self.seed = tokens, documents, length, ends, int(seed)
-        self.pad_id, self.letters, self.size = vocab.pad_id, Letters(vocab), size or len(documents)
+        self.pad_id, self.letters, self.size = vocab.pad_id, TokenTable(vocab), size or len(documents)
 
     @property
     def num_cut(self) -> int:
@@ -147,7 +147,7 @@ class PaddedDocuments:
                 ids[row, end] = self.ends.eos
                 end += 1
             valid[row, :end] = True
-        return {"ids": ids, "weight": self.letters.count(ids) & valid, "valid": valid}
+        return {"ids": ids, "weight": self.letters.is_emitted(ids) & valid, "valid": valid}
 
     def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
         """Windows `first` up to `first + count` of an epoch, collated: `ids`, `weight`, `valid` and `index`."""

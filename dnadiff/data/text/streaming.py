@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dnadiff.data.cutter import Letters
+from dnadiff.data.cutter import TokenTable
 from dnadiff.data.text.packing import Ends
 from dnadiff.vocab import Vocab
 
@@ -53,7 +53,7 @@ class StreamLoader:
         progress: Callable[[], tuple[int, float]] | None = None,
     ) -> None:
         self.since, self.encode, self.length, self.batch_size, self.ends = since, encode, length, batch_size, ends
-        self.letters, self.rank, self.world_size, self.progress = Letters(vocab), rank, world_size, progress
+        self.letters, self.rank, self.world_size, self.progress = TokenTable(vocab), rank, world_size, progress
         self.epoch, self._handed_out, self._resumed, self._complete = 0, 0, False, False
         self._places: deque[tuple[int, Place]] = deque([(0, (0, 0))], maxlen=1024)  # where batches of this epoch begin
 
@@ -136,4 +136,6 @@ class StreamLoader:
         if self.ends.eos is not None:
             ids[:, -1] = self.ends.eos
         number = index + self.rank + self.world_size * np.arange(len(ids))
-        return {name: torch.from_numpy(array) for name, array in (("ids", ids), ("weight", self.letters.count(ids)), ("index", number))}
+        return {
+            name: torch.from_numpy(array) for name, array in (("ids", ids), ("weight", self.letters.is_emitted(ids)), ("index", number))
+        }

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.atomic_folder import read_index, shelve
+from dnadiff.data.atomic_folder import ensure_folder, read_index
 from dnadiff.data.cache import cache_dir
 from dnadiff.data.text import detokenizer as rules
 
@@ -93,7 +93,7 @@ def tokenised(
             raise ValueError(f"{name}: a file was changed while it was read; start again when it is complete")
         return filled
 
-    shelve(folder, FORMAT, fill, name, f"{name} needs {tokenizer.dtype.itemsize} bytes a token", "tokenising", "tokenised")
+    ensure_folder(folder, FORMAT, fill, name, f"{name} needs {tokenizer.dtype.itemsize} bytes a token", "tokenising", "tokenised")
     return Tokens(folder)
 
 

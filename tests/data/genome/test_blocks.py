@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dnadiff.data import bundled
 from dnadiff.data.genome.blocks import BlockSplit, CaduceusSplit, overlapping
 from dnadiff.data.genome.datamodule import GenomeDataModule
-from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, overlap, split_hash
+from dnadiff.data.splits import ChromosomeSplit, DefaultSplit, FractionSplit, Interval, RegionSplit, first_overlap, split_hash
 
 CHR20 = {
     "GRCh37": ("20", 63_025_520, "c08cd1590ff5", "eb0a352e5e47e4941086ae86391c3ef11a5959d9bdb6559826cc576273f7decb"),
@@ -35,7 +35,7 @@ def test_parts_of_any_pattern_are_a_guard_apart(length, block, guard, kinds):
         return
     parts = BlockSplit(block, 4, kinds[0], kinds[1], guard)(["a"], [length])
     rows = sorted((i.start, i.end, part) for part, many in parts.items() for i in many)
-    assert all(b[0] - a[1] == (guard if a[2] != b[2] else 0) for a, b in itertools.pairwise(rows)) and overlap(parts) is None
+    assert all(b[0] - a[1] == (guard if a[2] != b[2] else 0) for a, b in itertools.pairwise(rows)) and first_overlap(parts) is None
 
 
 @pytest.mark.parametrize("options", [{"guard": 600_000}, {"test": 8}, {"test": 10}, {"block": 0}])

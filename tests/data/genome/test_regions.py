@@ -148,7 +148,7 @@ def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, 
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     bed = write(tmp_path, "chr1\t0\t4\nchrX\t0\t9\nchr1\t5\t6\n")
     with caplog.at_level(logging.WARNING):
-        assert read_bed(bed, {"chr1": 10, "chr2": 5}, partly=True) == [Region("chr1", 0, 4), Region("chr1", 5, 6)]
+        assert read_bed(bed, {"chr1": 10, "chr2": 5}, skip_unknown=True) == [Region("chr1", 0, 4), Region("chr1", 5, 6)]
     assert "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records" in caplog.text
     for lengths, message in (
         ({"chr1": 5}, "ends beyond chr1"),
@@ -156,7 +156,7 @@ def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, 
         ({"chr1": 9, "X": 9}, "one side writes 'chr1' where the other writes '1'"),
     ):
         with pytest.raises(ValueError, match=message):
-            read_bed(bed, lengths, partly=True)
+            read_bed(bed, lengths, skip_unknown=True)
 
 
 class Counted(str):

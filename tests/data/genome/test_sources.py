@@ -56,7 +56,7 @@ def test_fasta_of_any_layout_comes_back(tmp_path_factory, records, width, newlin
         text = records[row["name"]]
         assert (row["length"], row["unknown"]) == (len(text), text.upper().count("N"))
         assert (row["gc"], row["soft"]) == (sum(c in "GCgc" for c in text), sum(c.islower() for c in text))
-    runs = genome.unknown_runs
+    runs = genome.n_runs
     marked = np.array([c in "Nn" for text in records.values() for c in text])
     assert [runs.before(np.array([i]))[0] for i in range(len(marked) + 1)] == [0, *np.cumsum(marked)]
 
@@ -78,7 +78,7 @@ def test_a_chunk_border_may_fall_anywhere(tmp_path, monkeypatch):
         for name, content in (("x.fa", formats.fasta(records, 7, "\r\n")), ("x.2bit", formats.twobit(records))):
             genome = Genome.open(write(tmp_path, name, content))
             assert letters(genome) == records
-            starts, ends = genome.unknown_runs.starts, genome.unknown_runs.ends
+            starts, ends = genome.n_runs.starts, genome.n_runs.ends
             assert (ends - starts).sum() == 9 and (starts[1:] >= ends[:-1]).all()
 
 
