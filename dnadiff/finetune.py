@@ -144,7 +144,7 @@ def study_of(
     from dnadiff import __version__
     from dnadiff.downstream import pretraining_overlap
     from dnadiff.downstream.results import ResultsFolder
-    from dnadiff.downstream.run import runs_of, study
+    from dnadiff.downstream.study import runs_of, study
 
     models = contenders(config, loaded, how)
     announce(data)
@@ -167,10 +167,10 @@ def study_of(
 
 def held_against(config: Mapping[str, Any], loaded: Any) -> str | None:
     """The published model of the same kind as the checkpoint's; None for a network cut to its first layers, which nobody published."""
-    from dnadiff.downstream.comparison import counterpart
+    from dnadiff.downstream.published_results import published_model_of
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
-    return counterpart(type(loaded.denoiser.backbone).__name__, objective) if config["layer"] is None else None
+    return published_model_of(type(loaded.denoiser.backbone).__name__, objective) if config["layer"] is None else None
 
 
 def announce(data: Any) -> None:
@@ -230,7 +230,7 @@ def contenders(config: Mapping[str, Any], loaded: Any, how: Any) -> dict[str, An
 
 def networks(config: Mapping[str, Any], how: Any, backbone: Any, rates: Sequence[float], about: Mapping[str, Any]) -> Any:
     """A network trained as a whole; with several rates or batch sizes, those that validation chooses."""
-    from dnadiff.downstream.finetuning import Network
+    from dnadiff.downstream.finetuning import FineTunedModel
     from dnadiff.downstream.grid import Grid
 
     alike = {
@@ -241,7 +241,7 @@ def networks(config: Mapping[str, Any], how: Any, backbone: Any, rates: Sequence
         "patience": config["patience"],
     }
     grid = [
-        ({"lr": rate, "batch_size": size}, Network(backbone, rate, about=about, batch_size=size, **alike))
+        ({"lr": rate, "batch_size": size}, FineTunedModel(backbone, rate, about=about, batch_size=size, **alike))
         for rate, size in itertools.product(rates, config["batch_size"])
     ]
     return Grid(grid) if len(grid) > 1 else grid[0][1]
@@ -259,8 +259,8 @@ def weights_digest(loaded: Any) -> str:
 
 def show(studies: Sequence[Mapping[str, Any]], together: bool) -> None:
     """Print the closing tables: of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
-    from dnadiff.downstream.comparison import HEADER, rows_of_suite
-    from dnadiff.downstream.run import rows_for_table, rows_of_subsets
+    from dnadiff.downstream.published_results import SUITE_HEADER, suite_rows
+    from dnadiff.downstream.study import rows_for_table, rows_of_subsets
 
     for number, result in enumerate(studies):
         models, differences = rows_for_table(result)
@@ -280,7 +280,7 @@ def show(studies: Sequence[Mapping[str, Any]], together: bool) -> None:
         print(
             "\nall tasks; a published number rests on the training sequences in brackets, and is no rival of one with fewer; chance: always the larger class"
         )
-        print(table(rows_of_suite(studies), HEADER))
+        print(table(suite_rows(studies), SUITE_HEADER))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What a network has to beat: length, composition and word counts, under models from scikit-learn.
 
-Like `classifier.Network`, a baseline is called with a task and a seed and gives log-probabilities of the test items. Configured
+Like `finetuning.FineTunedModel`, a baseline is called with a task and a seed and gives log-probabilities of the test items. Configured
 ones (`configs/baselines/`) are called with a tokenizer first.
 """
 

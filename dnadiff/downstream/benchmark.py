@@ -7,14 +7,14 @@ from typing import Any
 
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import METADATA, IntervalTask
-from dnadiff.downstream.labelled import Labelled, LabelledTask
+from dnadiff.downstream.labeled import LabeledSequences, LabeledTask
 from dnadiff.downstream.settings import flag
 from dnadiff.downstream.table import CsvTask, header_of, tables_in
 
 SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
 
 
-class GenomicBenchmark(LabelledTask):
+class GenomicBenchmark(LabeledTask):
     """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables (also the Hub's parquet files).
 
     Args:
@@ -22,22 +22,22 @@ class GenomicBenchmark(LabelledTask):
         genome: FASTA file of the assembly; needed for intervals alone.
         skip_missing: see `IntervalTask`.
         name: of the task.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
     def __init__(self, path: str, name: str, genome: str | None = None, skip_missing: bool = False, **settings: Any) -> None:
         self.path, self.genome, self.skip_missing = str(path), genome, flag("skip_missing", skip_missing)
         super().__init__(name, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`."""
+    def read(self, tokenizer: Any) -> LabeledSequences:
+        """See `LabeledTask`."""
         return self.reader().read(tokenizer)
 
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
+        """See `LabeledTask`."""
         return self.reader().sources()
 
-    def reader(self) -> LabelledTask:
+    def reader(self) -> LabeledTask:
         """The reader of what lies at `path`.
 
         Raises:

@@ -69,6 +69,8 @@ class PublishedCNN(Trained):
         **settings: see `Trained`.
     """
 
+    kind = "PublishedCNN"
+
     def __init__(self, tokenizer: Any, lr: float = 1e-3, **settings: Any) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab

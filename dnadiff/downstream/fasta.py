@@ -8,16 +8,16 @@ from typing import Any
 
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
+from dnadiff.downstream.labeled import PART_OF_WORD, LabeledSequences, LabeledTask
 
 
-class FastaTask(LabelledTask):
+class FastaTask(LabeledTask):
     """Each record is a sequence of its file's class.
 
     Args:
         path: class name -> FASTA file, or part -> (class name -> FASTA file): `'task.path={promoter: p.fa, other: o.fa}'`.
         name: of the task.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
     def __init__(self, path: Mapping[str, Any], name: str = "fasta", **settings: Any) -> None:
@@ -34,10 +34,10 @@ class FastaTask(LabelledTask):
         self.files = {part: dict(files) for part, files in path.items()} if self.divided else {"train": dict(path)}
         super().__init__(name, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`."""
+    def read(self, tokenizer: Any) -> LabeledSequences:
+        """See `LabeledTask`."""
         every = [str(file) for files in self.files.values() for file in files.values()]
-        found = Labelled(", ".join(every), divided=self.divided, place="task.path", part_place="task.path")
+        found = LabeledSequences(", ".join(every), divided=self.divided, place="task.path", part_place="task.path")
         for part, files in self.files.items():
             for name, file in files.items():
                 for record in read_fasta(file):
@@ -47,5 +47,5 @@ class FastaTask(LabelledTask):
         return found
 
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
+        """See `LabeledTask`."""
         return [resolve(file) for files in self.files.values() for file in files.values()]

@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning
 import torch
@@ -22,7 +22,7 @@ from dnadiff.training.optim import parameter_groups, warmup_cosine
 Report = Callable[..., None]
 
 
-class FineTuning(lightning.LightningModule):
+class FineTuningModule(lightning.LightningModule):
     """Cross-entropy of a classifier; remembers the weights of the epoch with the best validation accuracy (ties: the lower loss).
 
     Args:
@@ -131,16 +131,17 @@ class Trained(ABC):
         found: of the last fit, see `run.TaskModel`.
 
     Args:
-        lr: see `FineTuning`.
-        weight_decay: see `FineTuning`.
-        warmup: see `FineTuning`.
+        lr: see `FineTuningModule`.
+        weight_decay: see `FineTuningModule`.
+        warmup: see `FineTuningModule`.
         epochs: passes over the training items, at most.
         batch_size: items in a step.
         trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-        patience: see `FineTuning`.
+        patience: see `FineTuningModule`.
     """
 
     random = True  # another seed gives another result
+    kind: ClassVar[str]  # in the digest of stored predictions: not to be renamed
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class Trained(ABC):
 
     def describe(self) -> dict[str, Any]:
         """What the result depends on, besides task and seed."""
-        return {"kind": type(self).__name__, "epochs": self.epochs, **self.settings}
+        return {"kind": self.kind, "epochs": self.epochs, **self.settings}
 
     def num_steps(self, data: TaskData) -> int:
         """Optimizer steps of one call, at most."""
@@ -174,7 +175,7 @@ class Trained(ABC):
 
     def fit(self, data: TaskData, seed: int, report: Report = lambda *_, **__: None) -> SequenceClassifier:
         """The classifier of the best epoch, in evaluation mode."""
-        training = FineTuning(self.untrained(data, seed), data, seed=seed, report=report, **self.settings)
+        training = FineTuningModule(self.untrained(data, seed), data, seed=seed, report=report, **self.settings)
         trainer = lightning.Trainer(
             max_epochs=self.epochs,
             gradient_clip_val=1.0,
@@ -218,15 +219,17 @@ class Trained(ABC):
         return log_probs
 
 
-class Network(Trained):
+class FineTunedModel(Trained):
     """A backbone under a linear layer, both trained.
 
     Args:
         backbone: gives a fresh copy of the network for a seed.
-        lr: see `FineTuning`.
+        lr: see `FineTuningModule`.
         about: names the network in `describe`, such as its checkpoint.
         **settings: see `Trained`.
     """
+
+    kind = "Network"
 
     def __init__(self, backbone: Callable[[int], Backbone], lr: float, about: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(lr, **settings)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
+from dnadiff.downstream.labeled import PART_OF_WORD, LabeledSequences, LabeledTask
 
 
-class FolderTask(LabelledTask):
+class FolderTask(LabeledTask):
     """`path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, each file one sequence; `valid` (or `dev`) may be there too.
 
     Args:
         path: the folder.
         name: of the task; None: the folder's.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
     def __init__(self, path: str, name: str | None = None, **settings: Any) -> None:
         self.path = str(path)
         super().__init__(name or Path(self.path).name, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`."""
-        found = Labelled(self.path, divided=True, place="the class folders", part_place="its folders")
+    def read(self, tokenizer: Any) -> LabeledSequences:
+        """See `LabeledTask`."""
+        found = LabeledSequences(self.path, divided=True, place="the class folders", part_place="its folders")
         for part, name, folder in class_places(self.path, ""):
             files = sorted(folder.glob("*.txt"))
             if not files:
@@ -33,7 +33,7 @@ class FolderTask(LabelledTask):
         return found
 
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
+        """See `LabeledTask`."""
         return [file for _, _, folder in class_places(self.path, "") for file in sorted(folder.glob("*.txt"))]
 
 

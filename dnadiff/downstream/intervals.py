@@ -14,7 +14,7 @@ import yaml
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.downstream.folders import class_places
-from dnadiff.downstream.labelled import Labelled, LabelledTask
+from dnadiff.downstream.labeled import LabeledSequences, LabeledTask
 from dnadiff.downstream.settings import flag
 from dnadiff.downstream.table import header_of, rows_of
 
@@ -23,7 +23,7 @@ COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
 _STRANDS = {"+": "+", "-": "-", "": "+", ".": "+"}
 
 
-class IntervalTask(LabelledTask):
+class IntervalTask(LabeledTask):
     """Sequences cut from a genome.
 
     Args:
@@ -31,22 +31,22 @@ class IntervalTask(LabelledTask):
         genome: FASTA file of the assembly the coordinates belong to; `chr20` and `20` are the same record.
         name: of the task; None: the folder's.
         skip_missing: leave out intervals on records that the genome has not, and say how many; otherwise they are an error.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
     def __init__(self, path: str, genome: str, name: str | None = None, skip_missing: bool = False, **settings: Any) -> None:
         self.path, self.genome, self.skip_missing = str(path), str(genome), flag("skip_missing", skip_missing)
         super().__init__(name or Path(self.path).name, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`.
+    def read(self, tokenizer: Any) -> LabeledSequences:
+        """See `LabeledTask`.
 
         Raises:
             ValueError: also for a class that metadata.yaml does not name, a record that the genome has not, or an interval outside it.
         """
         genome = Genome.open(self.genome, tokenizer=tokenizer)
         known, lengths = _spellings(genome), genome.lengths
-        found = Labelled(self.path, divided=True, place="metadata.yaml", part_place="its folders")
+        found = LabeledSequences(self.path, divided=True, place="metadata.yaml", part_place="its folders")
         places = class_places(self.path, ".csv.gz")
         self._check_classes({name for _, name, _ in places})
         skipped = 0
@@ -78,7 +78,7 @@ class IntervalTask(LabelledTask):
         return found
 
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
+        """See `LabeledTask`."""
         described = Path(self.path).expanduser() / METADATA
         if not described.is_file():
             raise FileNotFoundError(f"{described} does not exist; set task.path to a folder of the benchmark's datasets/")

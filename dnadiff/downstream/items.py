@@ -1,4 +1,4 @@
-"""Labelled sequences as a few tensors, and the batches that are cut from them.
+"""LabeledSequences sequences as a few tensors, and the batches that are cut from them.
 
 Whatever a task reads (`tasks`), classifier and baselines see only what is here.
 """

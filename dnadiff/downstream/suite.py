@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff.downstream.benchmark import SPLIT
-from dnadiff.downstream.labelled import PART_OF_WORD
+from dnadiff.downstream.labeled import PART_OF_WORD
 from dnadiff.downstream.table import ENDINGS, header_of, rows_of
 
 log = logging.getLogger("dnadiff")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dnadiff.data.files import open_text, resolve
-from dnadiff.downstream.labelled import PART_OF_WORD, Labelled, LabelledTask
+from dnadiff.downstream.labeled import PART_OF_WORD, LabeledSequences, LabeledTask
 from dnadiff.downstream.settings import word
 
 PARQUET = ".parquet"
 ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
 
 
-class CsvTask(LabelledTask):
+class CsvTask(LabeledTask):
     """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`), `test.csv`, as GUE publishes.
 
     Without a split column rows are divided at random in each class. With one, its words are train, valid (also dev, val,
@@ -28,7 +28,7 @@ class CsvTask(LabelledTask):
         split_column: name of the column that says train, valid or test; None: divide here.
         delimiter: None: a tab if the name ends in .tsv or .tab, before any .gz; else a comma.
         name: of the task; None: the file name.
-        **settings: see `LabelledTask`.
+        **settings: see `LabeledTask`.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class CsvTask(LabelledTask):
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
 
-    def read(self, tokenizer: Any) -> Labelled:
-        """See `LabelledTask`."""
+    def read(self, tokenizer: Any) -> LabeledSequences:
+        """See `LabeledTask`."""
         place = f"column {self.label_column!r}"
         if not Path(self.path).expanduser().is_dir():
             part_place = f"column {self.split_column!r}" if self.split_column else "the split"
-            found = Labelled(self.path, divided=self.split_column is not None, place=place, part_place=part_place)
+            found = LabeledSequences(self.path, divided=self.split_column is not None, place=place, part_place=part_place)
             self._rows(self.path, "train", self.split_column, found, tokenizer)
             return found
-        found = Labelled(self.path, divided=True, place=place, part_place="its file names")
+        found = LabeledSequences(self.path, divided=True, place=place, part_place="its file names")
         for table, part in tables_in(self.path):
             self._rows(table, part, None, found, tokenizer)
         return found
 
     def sources(self) -> list[Path]:
-        """See `LabelledTask`."""
+        """See `LabeledTask`."""
         if Path(self.path).expanduser().is_dir():
             return [Path(table).expanduser() for table, _ in tables_in(self.path)]
         return [resolve(self.path)]
 
-    def _rows(self, path: str, part: str, split_column: str | None, found: Labelled, tokenizer: Any) -> None:
+    def _rows(self, path: str, part: str, split_column: str | None, found: LabeledSequences, tokenizer: Any) -> None:
         columns = {"sequence_column": self.sequence_column, "label_column": self.label_column, "split_column": split_column}
         columns = {key: name for key, name in columns.items() if name is not None}
         number = 0

@@ -1,6 +1,6 @@
 """A task cut from a genome and its annotation: windows inside regions against windows outside.
 
-`task=NAME` on the command line builds this, or a `LabelledTask`, from configs/task/NAME.yaml. A task reads, splits and encodes;
+`task=NAME` on the command line builds this, or a `LabeledTask`, from configs/task/NAME.yaml. A task reads, splits and encodes;
 models see the resulting `TaskData` and nothing else.
 """
 

@@ -14,7 +14,7 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.finetuning import Network
+from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.progress import table
 
@@ -51,7 +51,7 @@ def main() -> None:
         torch.manual_seed(0)
         settings = {"batch_size": options.batch_size, "trainer": {"accelerator": "auto", "devices": 1}}
         for _ in range(2):
-            model = Network(lambda seed: Caduceus(vocab, width, layers), lr=1e-3, epochs=1, **settings)
+            model = FineTunedModel(lambda seed: Caduceus(vocab, width, layers), lr=1e-3, epochs=1, **settings)
             model.fit(data, 0)
         bases = int(data.train.lengths.sum()) / len(data.train)
         speed, wait = model.found["sequences_per_second"], model.found["waiting_share"]

@@ -31,7 +31,7 @@ from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import baselines, pretraining_overlap
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.finetuning import Network
+from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.probe import LinearProbe
 from dnadiff.draws import hash64
@@ -167,10 +167,10 @@ class Study:
 
         return fresh
 
-    def network(self, name: str, rate: float, epochs: int) -> Network:
+    def network(self, name: str, rate: float, epochs: int) -> FineTunedModel:
         """The network as a classifier that is trained as a whole."""
         settings = {"warmup": 0.01, "epochs": epochs, "batch_size": self.size["batch"], "trainer": {"accelerator": "cpu", "devices": 1}}
-        return Network(self.backbone(name), rate, about={"network": name}, **settings)
+        return FineTunedModel(self.backbone(name), rate, about={"network": name}, **settings)
 
     def tune(self, name: str, rate: float) -> dict:
         """How good a rate is on the validation items; the test items are not looked at."""

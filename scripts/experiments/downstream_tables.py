@@ -5,8 +5,8 @@ from typing import Any
 
 import study
 
-from dnadiff.downstream.comparison import beside, published
 from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.published_results import published_accuracies, published_counterpart
 
 COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
@@ -136,7 +136,7 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Any]
 
 def why(task: str, train: int, test: int) -> str:
     """Why a number cannot be held against the published one, from the sizes."""
-    known = published(task)
+    known = published_accuracies(task)
     if not known:
         return "Nothing is published here for this task."
     return (
@@ -147,7 +147,7 @@ def why(task: str, train: int, test: int) -> str:
 
 def distance(task: str, ours: str, accuracy: float) -> str:
     """How far a number is from the published one, with both names and the published training size."""
-    row = beside(task, ours, PRETRAINED)
+    row = published_counterpart(task, ours, PRETRAINED)
     return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
 
 

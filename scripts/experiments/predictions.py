@@ -19,7 +19,7 @@ from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import Scored, values
 from dnadiff.downstream.protocol import FixedSplit, named
 from dnadiff.downstream.results import Prediction, load, save, slug
-from dnadiff.downstream.run import TaskModel, compare, predict
+from dnadiff.downstream.study import TaskModel, compare, predict
 
 
 def task_data(overrides: Sequence[str], tokenizer: Any) -> tuple[TaskData, FixedSplit]:

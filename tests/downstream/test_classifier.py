@@ -11,7 +11,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier, first_layers
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.finetuning import FineTuning, Network
+from dnadiff.downstream.finetuning import FineTunedModel, FineTuningModule
 from dnadiff.downstream.items import Items, TaskData, batch, other_strand
 
 DNA = DNATokenizer()
@@ -75,9 +75,9 @@ def test_scores_are_in_the_order_of_the_items_whatever_the_batch_size():
 
 
 @pytest.fixture(scope="module")
-def learner() -> Network:
+def learner() -> FineTunedModel:
     start = network("caduceus")
-    return Network(lambda seed: copy.deepcopy(start), lr=2e-2, epochs=3, batch_size=16, trainer={"accelerator": "cpu"})
+    return FineTunedModel(lambda seed: copy.deepcopy(start), lr=2e-2, epochs=3, batch_size=16, trainer={"accelerator": "cpu"})
 
 
 def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(learner):
@@ -93,14 +93,14 @@ def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(l
 def test_fine_tuning_leaves_the_loaded_network_as_it_was():
     start = network("caduceus").eval()
     before = copy.deepcopy(start.state_dict())
-    Network(lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40, trainer={"accelerator": "cpu"})(task(), 0)
+    FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40, trainer={"accelerator": "cpu"})(task(), 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in start.state_dict().items())
 
 
 def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
     data = task()
     classifier = Classifier(network("caduceus"), 2)
-    training = FineTuning(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=lambda *_, **__: None)
+    training = FineTuningModule(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=lambda *_, **__: None)
     right = data.valid.labels.float()[:, None] * torch.tensor([-2.0, 2.0]) + torch.tensor([1.0, -1.0])
     for epoch, log_probs in enumerate([right * 0, right, right * 2, -right]):
         classifier.head.bias.data.fill_(epoch)
@@ -111,14 +111,14 @@ def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
 
 
 def test_a_sequence_longer_than_the_network_takes_is_refused():
-    short = Network(lambda seed: network("dit", max_length=25), lr=1e-3)
+    short = FineTunedModel(lambda seed: network("dit", max_length=25), lr=1e-3)
     with pytest.raises(ValueError, match="holds a sequence of 30 bases and this DiT takes at most 25"):
         short(task(), 0)
 
 
 def test_training_stops_when_validation_no_longer_improves():
     start, steps = network("caduceus"), []
-    patient = Network(lambda seed: copy.deepcopy(start), lr=0.0, epochs=9, batch_size=40, patience=2, trainer={"accelerator": "cpu"})
+    patient = FineTunedModel(lambda seed: copy.deepcopy(start), lr=0.0, epochs=9, batch_size=40, patience=2, trainer={"accelerator": "cpu"})
     patient(task(), 0, lambda n, tokens, **_: steps.append(n))
     assert len(steps) == 3 * 4  # the first epoch is the best, two more are waited for
 
@@ -130,17 +130,17 @@ def test_a_parameter_shared_network_gives_both_strands_one_prediction(swap_stran
         torch.manual_seed(0)
         return first_layers(CaduceusPS(DNA.vocab, d_model=16, n_layers=3, d_state=4, swap_strands=swap_strands), layer)
 
-    classifier = Network(both, 1e-3).untrained(task(), 0)
+    classifier = FineTunedModel(both, 1e-3).untrained(task(), 0)
     items = rich_or_poor(7, 4)
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
     assert torch.equal(classifier.log_probs(items, 3, True), classifier.log_probs(items, 3, False))  # read once
-    plain = Network(lambda seed: network("caduceus"), 1e-3).untrained(task(), 0)
+    plain = FineTunedModel(lambda seed: network("caduceus"), 1e-3).untrained(task(), 0)
     assert not torch.allclose(plain.log_probs(items, 3, False), plain.log_probs(other, 3, False), atol=1e-4)
 
 
 def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels():
-    classifier = Network(lambda seed: network("caduceus_ps"), 1e-3).untrained(task(stranded=True), 0)
+    classifier = FineTunedModel(lambda seed: network("caduceus_ps"), 1e-3).untrained(task(stranded=True), 0)
     items = rich_or_poor(7, 4)
     other = Items(other_strand(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert classifier.head.in_features == classifier.backbone.d_model
@@ -159,7 +159,7 @@ def test_the_wait_for_data_is_what_cutting_batches_takes(monkeypatch):
     from dnadiff.downstream import items as module
 
     start, cut = network("caduceus"), module.batch
-    model = Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "cpu"})
+    model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "cpu"})
     model(task(), 0)
     quick = model.found["waiting_share"]
     monkeypatch.setattr(module, "batch", lambda *args: time.sleep(0.2) or cut(*args))
@@ -182,10 +182,10 @@ def test_only_the_first_layers_of_a_network_are_used_if_asked():
 
 def test_training_that_diverges_is_said_and_an_epoch_before_it_is_kept():
     start = network("caduceus")
-    wild = Network(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"})
+    wild = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"})
     with pytest.raises(ValueError, match=r"gc: training at rate 1e\+30 diverged"):
         wild(task(), 0)
-    training = FineTuning(Classifier(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=lambda *_, **__: None)
+    training = FineTuningModule(Classifier(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=lambda *_, **__: None)
     right = torch.nn.functional.one_hot(training.data.valid.labels, 2).float()
     for epoch, log_probs in enumerate([1 - right, right * float("nan")]):
         training.classifier.head.bias.data.fill_(epoch)
@@ -196,7 +196,7 @@ def test_training_that_diverges_is_said_and_an_epoch_before_it_is_kept():
 
 def test_one_device_trains_unless_told_otherwise():
     assert PublishedCNN(DNA).trainer == {"devices": 1}
-    assert Network(lambda seed: None, 1e-3, trainer={"devices": 2}).trainer["devices"] == 2
+    assert FineTunedModel(lambda seed: None, 1e-3, trainer={"devices": 2}).trainer["devices"] == 2
 
 
 @pytest.mark.gpu
@@ -204,7 +204,7 @@ def test_the_test_items_are_scored_where_the_network_was_trained():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     start = network("caduceus")
-    model = Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"})
+    model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"})
     assert next(model.fit(task(), 0).parameters()).is_cuda
 
 
@@ -212,5 +212,5 @@ def test_the_classifier_goes_back_to_where_its_best_weights_are(monkeypatch):
     moved = []
     monkeypatch.setattr(Classifier, "to", lambda self, device: moved.append(device) or self)
     start = network("caduceus")
-    Network(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=80, trainer={"accelerator": "cpu"}).fit(task(), 0)
+    FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=80, trainer={"accelerator": "cpu"}).fit(task(), 0)
     assert moved[-1] == torch.device("cpu")

@@ -12,7 +12,7 @@ from dnadiff.data.cache import locked
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import KFold, PaperSplit
 from dnadiff.downstream.results import ResultsFolder, append_row, digest_of
-from dnadiff.downstream.run import study
+from dnadiff.downstream.study import study
 
 
 def data(fill: int = 7) -> TaskData:

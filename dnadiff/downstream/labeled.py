@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dnadiff.data.splits import PARTS
-from dnadiff.downstream import clusters, encoded, settings
+from dnadiff.downstream import cache, clusters, settings
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
@@ -27,7 +27,7 @@ PART_OF_WORD = {"train": "train", "valid": "valid", "test": "test", "dev": "vali
 
 
 @dataclass
-class Labelled:
+class LabeledSequences:
     """Sequences with their classes, one entry for each.
 
     Attributes:
@@ -66,7 +66,7 @@ class Labelled:
         self.parts.append(part)
 
 
-class LabelledTask(ABC):
+class LabeledTask(ABC):
     """A task whose sequences and classes lie in files.
 
     Class numbers follow the sorted names, the same in every part. Where the source does not divide, each class is divided at random;
@@ -112,24 +112,24 @@ class LabelledTask(ABC):
     )
 
     @abstractmethod
-    def read(self, tokenizer: Any) -> Labelled:
+    def read(self, tokenizer: Any) -> LabeledSequences:
         """What is in the files, encoded; FileNotFoundError or ValueError in one line for bad input."""
 
     @abstractmethod
     def sources(self) -> list[Path]:
         """The files that `read` reads; FileNotFoundError if one that must be there is not."""
 
-    def encoded(self, tokenizer: Any) -> Labelled:
+    def encoded(self, tokenizer: Any) -> LabeledSequences:
         """What `read` gives, from the cache if these files were read before with the same settings (not those of the division)."""
         own = {key: value for key, value in vars(self).items() if key not in self._of_division}
         files = self.sources()
-        key = encoded.key_of({"reader": type(self).__name__, **own}, tokenizer, files)
-        if key is not None and (kept := encoded.load(key)) is not None:
-            return Labelled(**kept)
+        key = cache.key_of({"reader": type(self).__name__, **own}, tokenizer, files)
+        if key is not None and (kept := cache.load(key)) is not None:
+            return LabeledSequences(**kept)
         found = self.read(tokenizer)
         if key is not None:
             more = {name: getattr(found, name) for name in ("source", "divided", "place", "part_place", "notes")}
-            encoded.save(key, found.sequences, found.labels, found.parts, more)
+            cache.save(key, found.sequences, found.labels, found.parts, more)
         return found
 
     def load(self, tokenizer: Any) -> TaskData:
@@ -175,7 +175,7 @@ class LabelledTask(ABC):
         seen = {clusters.strandless(bases[row]) for row in np.flatnonzero(parts != "test")}
         return sum(clusters.strandless(bases[row]) in seen for row in np.flatnonzero(parts == "test"))
 
-    def _cut(self, found: Labelled) -> int:
+    def _cut(self, found: LabeledSequences) -> int:
         """Shorten what exceeds `max_length`, and how many sequences that were."""
         if self.max_length is None:
             return 0
@@ -183,10 +183,10 @@ class LabelledTask(ABC):
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         return longer
 
-    def _items(self, found: Labelled, rows: np.ndarray, labels: np.ndarray, together: np.ndarray, tokenizer: Any) -> Items:
+    def _items(self, found: LabeledSequences, rows: np.ndarray, labels: np.ndarray, together: np.ndarray, tokenizer: Any) -> Items:
         return Items.from_sequences([found.sequences[row] for row in rows], labels[rows], tokenizer.vocab.pad_id, together[rows])
 
-    def _check(self, found: Labelled, parts: np.ndarray, labels: np.ndarray, classes: list[str], part: str) -> None:
+    def _check(self, found: LabeledSequences, parts: np.ndarray, labels: np.ndarray, classes: list[str], part: str) -> None:
         there = {p: set(labels[parts == p].tolist()) for p in ("train", part)}
         for p, present in there.items():
             if not present:

@@ -46,7 +46,7 @@ def same(one, other) -> bool:
 def settled(monkeypatch):
     """The change time of a new file is now: let the clock of the cache be a minute ahead."""
     now = time.time
-    monkeypatch.setattr("dnadiff.downstream.encoded.time.time", lambda: now() + 60)
+    monkeypatch.setattr("dnadiff.downstream.cache.time.time", lambda: now() + 60)
 
 
 def test_a_task_is_read_once_and_a_changed_file_again(table, monkeypatch):

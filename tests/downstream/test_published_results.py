@@ -1,6 +1,13 @@
 import pytest
 
-from dnadiff.downstream.comparison import HEADER, beside, counterpart, published, rows_of_suite, trained_on
+from dnadiff.downstream.published_results import (
+    SUITE_HEADER,
+    num_training_sequences,
+    published_accuracies,
+    published_counterpart,
+    published_model_of,
+    suite_rows,
+)
 
 
 def study(name: str, protocol: str = "fixed") -> dict:
@@ -20,15 +27,18 @@ def study(name: str, protocol: str = "fixed") -> dict:
 
 
 def test_a_published_number_always_comes_with_its_training_size():
-    known = beside("human_nontata_promoters", "fine-tuned", "Caduceus MDLM")
+    known = published_counterpart("human_nontata_promoters", "fine-tuned", "Caduceus MDLM")
     assert (known.model, known.accuracy, known.train) == ("Caduceus MDLM", 0.940, 27097)
-    assert beside("human_nontata_promoters", "CNN", None).accuracy == 0.861
-    assert beside("human_nontata_promoters", "scratch", "Caduceus MDLM") is None and beside("my own", "CNN", None) is None
-    assert len(published("human_ocr_ensembl")) == 9
+    assert published_counterpart("human_nontata_promoters", "CNN", None).accuracy == 0.861
+    assert (
+        published_counterpart("human_nontata_promoters", "scratch", "Caduceus MDLM") is None
+        and published_counterpart("my own", "CNN", None) is None
+    )
+    assert len(published_accuracies("human_ocr_ensembl")) == 9
 
 
 def test_the_table_of_all_tasks_has_a_row_for_each_model():
-    rows = rows_of_suite([study("human_ocr_ensembl"), study("mine")])
+    rows = suite_rows([study("human_ocr_ensembl"), study("mine")])
     assert [(row[0], row[4]) for row in rows] == [
         ("human_ocr_ensembl", "fine-tuned"),
         ("human_ocr_ensembl", "GC alone"),
@@ -36,12 +46,12 @@ def test_the_table_of_all_tasks_has_a_row_for_each_model():
         ("mine", "GC alone"),
     ]
     assert rows[0][1:4] == ("55", "15", "0.667") and rows[0][7] == "0.020"
-    assert {len(row) for row in rows} == {len(HEADER)}
+    assert {len(row) for row in rows} == {len(SUITE_HEADER)}
     assert rows[0][-2:] == ("Caduceus MDLM 0.823 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
 
 
 def test_with_folds_everything_is_trained_on():
-    assert trained_on(study("x")) == 55 and trained_on(study("x", "kfold")) == 70
+    assert num_training_sequences(study("x")) == 55 and num_training_sequences(study("x", "kfold")) == 70
 
 
 @pytest.mark.parametrize(
@@ -56,5 +66,5 @@ def test_with_folds_everything_is_trained_on():
     ],
 )
 def test_a_fine_tuned_network_is_held_against_its_own_kind_alone(backbone, objective, model):
-    found = beside("human_ocr_ensembl", "fine-tuned", counterpart(backbone, objective))
+    found = published_counterpart("human_ocr_ensembl", "fine-tuned", published_model_of(backbone, objective))
     assert (found and found.model) == model

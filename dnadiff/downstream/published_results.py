@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HEADER = (
+SUITE_HEADER = (
     "task",
     "train",
     "tested",
@@ -66,7 +66,7 @@ def table() -> Path:
     raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing beside {package}; reinstall dnadiff")
 
 
-def published(task: str) -> list[PublishedResult]:
+def published_accuracies(task: str) -> list[PublishedResult]:
     """What is published for a task of that name; nothing for one of your own."""
     with table().open(encoding="utf-8", newline="") as file:
         return [
@@ -78,30 +78,30 @@ def published(task: str) -> list[PublishedResult]:
         ]
 
 
-def counterpart(backbone: str, objective: str) -> str | None:
+def published_model_of(backbone: str, objective: str) -> str | None:
     """The published model with that network and that pretraining, both by the names of our classes; None if nobody published it."""
     return _COUNTERPARTS.get((backbone, objective))
 
 
-def like(ours: str, pretrained: str | None) -> str | None:
+def published_model_for(ours: str, pretrained: str | None) -> str | None:
     """The published model that a model of ours is held against; None for those that nobody published.
 
     Args:
         ours: name in the study.
-        pretrained: `counterpart` of the network that was fine-tuned.
+        pretrained: `published_model_of` of the network that was fine-tuned.
     """
     if ours == "CNN":
         return "CNN"
     return pretrained if ours.startswith("fine-tuned") else None
 
 
-def beside(task: str, ours: str, pretrained: str | None) -> PublishedResult | None:
-    """The published number that one of ours is held against, if there is one; arguments as of `like`."""
-    name = like(ours, pretrained)
-    return next((row for row in published(task) if row.model == name), None)
+def published_counterpart(task: str, ours: str, pretrained: str | None) -> PublishedResult | None:
+    """The published number that one of ours is held against, if there is one; arguments as of `published_model_for`."""
+    name = published_model_for(ours, pretrained)
+    return next((row for row in published_accuracies(task) if row.model == name), None)
 
 
-def trained_on(result: Mapping[str, Any]) -> int:
+def num_training_sequences(result: Mapping[str, Any]) -> int:
     """Sequences for training and validation of a study; what a published number counts as training."""
     items = result["task"]["items"]
     if result["task"]["protocol"] == "kfold":
@@ -109,17 +109,17 @@ def trained_on(result: Mapping[str, Any]) -> int:
     return sum(sum(items[part].values()) for part in ("train", "valid"))
 
 
-def rows_of_suite(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """One row for each model on each task, under `HEADER`; a published number always with its training sequences."""
+def suite_rows(studies: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for each model on each task, under `SUITE_HEADER`; a published number always with its training sequences."""
     rows = []
     for result in studies:
         task = result["task"]
         for name, m in result["models"].items():
-            known, accuracy = beside(task["name"], name, result.get("counterpart")), m["accuracy"]
+            known, accuracy = published_counterpart(task["name"], name, result.get("counterpart")), m["accuracy"]
             rows.append(
                 (
                     task["name"],
-                    f"{trained_on(result):,}",
+                    f"{num_training_sequences(result):,}",
                     f"{task['tested']:,}",
                     f"{task['chance']:.3f}",
                     name,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.run import mean_interval, rows_for_table, study
+from dnadiff.downstream.study import mean_interval, rows_for_table, study
 
 
 def data(number: int = 100) -> TaskData:
