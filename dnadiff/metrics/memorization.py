@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dnadiff.config import Json, build
-from dnadiff.data.genome.fasta import each_record
+from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
-from dnadiff.likelihood.held_out import MOST_WORDS, offline
+from dnadiff.likelihood.held_out import MAX_KMERS, without_download
 from dnadiff.metrics.composition import as_bases
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def dna_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     """
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
-    data = build(offline(model.config["data"]), trust=("dnadiff", *trust))
+    data = build(without_download(model.config["data"]), trust=("dnadiff", *trust))
     data.prepare()
     return data
 
@@ -127,7 +127,7 @@ def num_training_bases(data: GenomeDataModule) -> int:
 
 def fits_in_memory(data: GenomeDataModule) -> bool:
     """Whether the training part is small enough to be indexed."""
-    return num_training_bases(data) <= MOST_WORDS // 4
+    return num_training_bases(data) <= MAX_KMERS // 4
 
 
 def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
@@ -159,7 +159,7 @@ def indexed(data: GenomeDataModule) -> TrainingIndex:
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     """The matches of each record of a FASTA file. If a record's header has `designed=first-last`, only that part is searched."""
     found = []
-    for record in each_record(path):
+    for record in iter_fasta(path):
         bases = as_bases(record.sequence)
         designed = _DESIGNED.search(record.description)  # written by anyone: a range outside the record is ignored
         if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):

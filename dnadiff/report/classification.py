@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnadiff.checks import is_number
-from dnadiff.downstream.comparison import PublishedResult, trained_on
+from dnadiff.downstream.published_results import PublishedResult, num_training_sequences
 from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
 from dnadiff.report.results import Results
 
@@ -41,7 +41,7 @@ def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResu
     values = [models[name]["accuracy"] for name in names] + [known.accuracy for known in published]
     label_rows(axes, labels, [f"{100 * value:.1f}" for value in values], width=30)
     axes.axvline(100 * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
-    axes.set(title=f"Trained on {trained_on(result):,} sequences", xlabel="test accuracy, % (dotted: chance)", xlim=(0, 100))
+    axes.set(title=f"Trained on {num_training_sequences(result):,} sequences", xlabel="test accuracy, % (dotted: chance)", xlim=(0, 100))
 
 
 def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:

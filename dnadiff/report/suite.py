@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from dnadiff.downstream.comparison import HEADER, like, published, rows_of_suite, trained_on
+from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
 from dnadiff.report.html import document, facts, pair, picture, section, table, write
@@ -28,7 +28,7 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 
     Args:
         path: path of the page.
-        studies: results of `dnadiff.downstream.run.study`, one for each task.
+        studies: results of `dnadiff.downstream.study.study`, one for each task.
         commands: command lines that produced them.
         title: by default the name of the task, or the number of tasks.
 
@@ -46,23 +46,23 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
 
 
 def _table(studies: Sequence[Results]) -> str:
-    rows = rows_of_suite(studies)
+    rows = suite_rows(studies)
     note = f"<p>{escape(_PUBLISHED_NOTE)}</p>" if any(row[-1] != "-" for row in rows) else ""
-    head = [text.capitalize() if text.islower() else text for text in HEADER]
+    head = [text.capitalize() if text.islower() else text for text in SUITE_HEADER]
     return table(head, rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide") + note
 
 
 def _task(result: Results, name: str) -> str:
     """A task: pictures, differences and notes."""
     task, models = result["task"], classification.in_order(result)
-    counterparts = {like(model, result.get("counterpart")) for model in models}
-    known = [row for row in published(task["name"]) if row.model in counterparts]
+    counterparts = {published_model_for(model, result.get("counterpart")) for model in models}
+    known = [row for row in published_accuracies(task["name"]) if row.model in counterparts]
     height = 0.9 + 0.36 * (len(models) + len(known))
     bars = picture(
         panel(partial(classification.accuracy_bars, result=result, published=known), height),
         f"{name}bars",
         f"Accuracy of each model on {task['name']}; the table above gives the numbers.",
-        f"Orange: baselines and frozen features. Blue: fully trained networks, here on {trained_on(result):,} sequences. "
+        f"Orange: baselines and frozen features. Blue: fully trained networks, here on {num_training_sequences(result):,} sequences. "
         + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.downstream.comparison import published
 from dnadiff.downstream.items import Items
+from dnadiff.downstream.published_results import published_accuracies
 from dnadiff.downstream.results import Prediction
-from dnadiff.downstream.run import compare
+from dnadiff.downstream.study import compare
 from dnadiff.report import classification, figures
 from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite
@@ -64,10 +64,9 @@ def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
 
 
 def test_bars_of_published_accuracies_are_labeled():
-    known = [row for row in published("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
-    axes = figures.panel(partial(classification.accuracy_bars, result=study("human_nontata_promoters", ["0", "1"]), published=known)).axes[
-        0
-    ]
+    known = [row for row in published_accuracies("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
+    result = study("human_nontata_promoters", ["0", "1"])
+    axes = figures.panel(partial(classification.accuracy_bars, result=result, published=known)).axes[0]
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
     assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]
     assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
