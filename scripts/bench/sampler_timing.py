@@ -8,16 +8,14 @@ token fills what is left. It runs on our kernels, and bans the ids that are neve
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import peak_memory
 from torch import Tensor, nn
 
 from dnadiff.denoiser import CausalDenoiser, Denoiser
@@ -118,23 +116,6 @@ def in_turns(parts: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
                 best[name] = took, result
         rounds += 1
     return best
-
-
-def peak_memory(f: Callable[[], object]) -> float | None:
-    """Megabytes that the process grows by during f (Linux)."""
-
-    def status(key: str) -> int:
-        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-
-    try:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-        before = status("VmRSS")
-        f()
-        return (status("VmHWM") - before) / 1024
-    except (OSError, AttributeError):
-        return None
 
 
 class DDPM:

@@ -227,13 +227,5 @@ def interval(difference: ConfidenceInterval) -> str:
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def main() -> None:
-    options = study.arguments(__doc__, "runs/ecoli_objectives").parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
-    study.work(it.pieces, it.kept, options)
-    if not options.list:
-        print("\n" + it.table())
-
-
 if __name__ == "__main__":
-    main()
+    study.run_study(Study, __doc__, "runs/ecoli_objectives", FULL, QUICK)

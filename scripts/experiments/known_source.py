@@ -279,13 +279,5 @@ class Study:
         return "\n".join([*lines, study.markdown(header, rows)])
 
 
-def main() -> None:
-    options = study.arguments(__doc__, "runs/known_source").parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
-    study.work(it.pieces, it.kept, options)
-    if not options.list:
-        print("\n" + it.table())
-
-
 if __name__ == "__main__":
-    main()
+    study.run_study(Study, __doc__, "runs/known_source", FULL, QUICK)

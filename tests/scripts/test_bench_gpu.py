@@ -60,7 +60,7 @@ def test_a_cell_that_takes_its_process_or_the_card_with_it_costs_no_other_cell(t
         {"name": "unusable", "error": "the process ended"},
         {"name": "second", "value": 2.0, "unit": "ms"},
     ]
-    assert done.stdout.count("first of all") == 1 and "left out: the time is up" in done.stdout
+    assert done.stdout.count("first of all") == 1 and "skipped: no time left" in done.stdout
 
 
 def test_every_trial_of_tiles_is_a_row_of_its_own(bench, monkeypatch):

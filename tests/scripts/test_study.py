@@ -21,7 +21,7 @@ def test_finished_pieces_are_skipped_and_may_be_chosen(tmp_path, options, capsys
     capsys.readouterr()
     study.work(pieces | {"c": None}, kept, options("--list"))
     assert capsys.readouterr().out.split() == ["finished", "a-1", "finished", "a-2", "finished", "b", "-", "c"]
-    with pytest.raises(ValueError, match="names no piece; there are a-1, a-2, b"):
+    with pytest.raises(ValueError, match="matches no piece; there are a-1, a-2, b"):
         study.work(pieces, kept, options("--only", "d"))
     with pytest.raises(ValueError, match="--only c"):
         kept["c"]
