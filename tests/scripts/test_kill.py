@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed ends with the weights it would have had."""
+"""A run that is killed and resumed ends with the same weights as an uninterrupted run."""
 
 import os
 import subprocess
