@@ -39,8 +39,8 @@ class TrainingIndex:
     Example:
         >>> from dnadiff.metrics.composition import as_bases
         >>> index = TrainingIndex([as_bases("ACGTTGCAACGGT")], k=4)
-        >>> index.longest_match([as_bases("CCCGTTGCATT"), as_bases("ACCGTTGC")]).tolist()  # the second one on the other strand
-        [7, 8]
+        >>> index.longest_match([as_bases("CCCGTTGCATT"), as_bases("ACCGTTGC")]).tolist()  # on the reverse strand
+        [8, 8]
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:

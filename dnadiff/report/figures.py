@@ -58,9 +58,9 @@ def style() -> Iterator[None]:
     """A context with matplotlib's defaults and the settings of these pictures."""
     import matplotlib
 
-    defaults = dict(matplotlib.rcParamsDefault)
-    del defaults["backend"]  # the user's
-    with matplotlib.rc_context(defaults | _SETTINGS):
+    settings: Json = dict(matplotlib.rcParamsDefault) | _SETTINGS
+    del settings["backend"]  # the user's
+    with matplotlib.rc_context(settings):
         yield
 
 
