@@ -1,8 +1,8 @@
-"""Confidence intervals by resampling: blocks of neighbouring windows for likelihoods, items for classification.
+"""Confidence intervals by resampling: blocks of neighboring windows for likelihoods, items for classification.
 
-Neighbouring windows of a genome resemble each other, so resampling single windows would give intervals that
-are too narrow; whole blocks keep the dependence inside (Kuensch 1989). Two models compared on the same windows
-are resampled together, and the interval is that of their difference.
+Neighboring windows of a genome are correlated, so resampling single windows gives intervals that are too narrow. Resampling
+whole blocks keeps the correlation inside each block (block bootstrap, Kuensch 1989). To compare two models on the same windows,
+resample the difference of their values.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from typing import NamedTuple
 import numpy as np
 
 UNDECIDED = "no interval, so no verdict"
-FEWEST = 5  # blocks from which a spread can be told
+MIN_BLOCKS = 5  # fewer blocks give no usable estimate of their spread
 
 
 class ConfidenceInterval(NamedTuple):
-    """A ratio with its bootstrap standard error and 95 % interval; NaN where too little is there to tell."""
+    """A ratio with its bootstrap standard error and 95 % interval; NaN where there are too few blocks for an interval."""
 
     value: float
     se: float
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low > 0 or self.high < 0
-
 
 def blocks(num_items: int, block_size: int) -> np.ndarray:
-    """The block of each item, `(num_items,)`: consecutive runs of `used_size` items (the last may be shorter)."""
-    return np.arange(num_items) // used_size(num_items, block_size)
+    """Block number of each item, `(num_items,)`: consecutive runs of `effective_block_size` items (the last may be shorter)."""
+    return np.arange(num_items) // effective_block_size(num_items, block_size)
 
 
-def used_size(num_items: int, block_size: int) -> int:
-    """Items in a block: `block_size`, or fewer where that would leave fewer than 20 blocks, which know nothing of their own spread."""
+def effective_block_size(num_items: int, block_size: int) -> int:
+    """Items per block: `block_size`, reduced if necessary to get at least 20 blocks, from which a spread can be estimated."""
     return max(1, min(block_size, num_items // 20))
 
 
 def ratio(
     numerator: np.ndarray, denominator: np.ndarray, block: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0
 ) -> ConfidenceInterval:
-    """sum(numerator)/sum(denominator) with its interval, blocks drawn with replacement.
+    """sum(numerator) / sum(denominator) with a block bootstrap interval.
 
-    The bootstrap standard error of n blocks is too small by sqrt((n-1)/n), and n is sometimes small: it is scaled up, and
-    the interval is value -+ t se with Student's t of n - 1 degrees of freedom.
+    The bootstrap standard error of n blocks is too small by sqrt((n - 1) / n), which matters for small n, so it is scaled up. The
+    interval is value ± t se with the 97.5 % quantile t of Student's t distribution with n - 1 degrees of freedom.
 
     Args:
-        numerator: (S,) such as the nats of each window, or the difference of two models' nats.
-        denominator: (S,) such as the tokens of each window.
-        block: (S,) block number of each item; None takes each item as its own block.
-        num_resamples: bootstrap worlds.
-        seed: of the resampling; the same seed and blocks give the same worlds to every call.
+        numerator: (S,), for example the nats of each window, or the difference of two models' nats.
+        denominator: (S,), for example the number of tokens of each window.
+        block: (S,) block number of each item; None makes each item a block of its own.
+        num_resamples: number of bootstrap replicates.
+        seed: of the resampling; the same seed and blocks give the same replicates in every call.
 
     Returns:
-        With fewer than 5 blocks that hold anything, NaN for error and interval: nothing can be said.
+        The ratio and its interval. Error and interval are NaN if fewer than 5 blocks have a positive denominator.
 
     Raises:
-        ValueError: if there is nothing to divide by.
+        ValueError: if the denominator sums to zero.
+
+    Example:
+        >>> found = ratio(np.array([1.0, 2.0, 3.0, 2.0, 2.0]), np.ones(5))
+        >>> found.value, found.low < 2 < found.high
+        (2.0, True)
     """
     numerator, denominator = np.asarray(numerator, float), np.asarray(denominator, float)
     if denominator.sum() <= 0:
@@ -69,26 +69,24 @@ def ratio(
     top, bottom = np.bincount(block, numerator), np.bincount(block, denominator)
     top, bottom = top[bottom > 0], bottom[bottom > 0]
     n = len(bottom)
-    if n < FEWEST:
+    if n < MIN_BLOCKS:
         return ConfidenceInterval(value, float("nan"), float("nan"), float("nan"))
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
-    worlds = (counts @ top) / (counts @ bottom)
-    se = float(worlds.std(ddof=1)) * math.sqrt(n / (n - 1))
+    bootstrap_replicates = (counts @ top) / (counts @ bottom)
+    se = float(bootstrap_replicates.std(ddof=1)) * math.sqrt(n / (n - 1))
     half = student_t(n - 1) * se
     return ConfidenceInterval(value, se, value - half, value + half)
 
 
-def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to 0.5 % from 4 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
-    z, f = 1.959964, freedom
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / f + second / f**2 + third / f**3
+def student_t(degrees_of_freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # what scipy.stats.t.ppf calls; imported late to keep --help fast
+
+    return float(stdtrit(degrees_of_freedom, 0.975))
 
 
 def verdict(low: float | None, high: float | None, above: str, below: str, between: str = "not distinguishable") -> str:
-    """What an interval says about 0: `above` it, `below` it, or `between` when 0 lies inside; None or NaN say nothing."""
+    """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0; UNDECIDED if a bound is None or NaN."""
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return UNDECIDED
     return above if low > 0 else below if high < 0 else between

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dnadiff import commands
+from dnadiff.config import Config, Json
 from dnadiff.progress import table
 
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Search and return the summary."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
+    """Search the training part and return the summary."""
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, resolve
     from dnadiff.metrics import memorization
 
     output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
-    resolve(config["input"])  # is there, before the training part is read
+    resolve(config["input"])  # refuses a missing file before the training part is read
     data = memorization.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
     found = memorization.of_file(config["input"], memorization.indexed(data))
     with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())
         file.writelines(f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found)
     content = memorization.summary(found)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),
-        ("longest match of all", f"{content['longest']['max']} bases, in {content['longest']['record']}"),
-        ("24-mers seen in training", "none to ask" if content["seen"] is None else f"{100 * content['seen']:.3f} %"),
+        ("longest match, maximum", f"{content['longest']['max']} bases, in {content['longest']['record']}"),
+        ("24-mers seen in training", "none in the records" if content["seen"] is None else f"{100 * content['seen']:.3f} %"),
     ]
     print(table(rows))
     print(f"files are in {output}")

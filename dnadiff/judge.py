@@ -1,157 +1,160 @@
-"""`python -m dnadiff.judge`: samples against held-out windows of the same number and length, each number beside a real-against-real floor."""
+"""`python -m dnadiff.judge`: compare samples with held-out windows of the same number and length, every metric with a real-vs-real baseline."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dnadiff import checks, commands
-from dnadiff.config import build
+from dnadiff.config import Config, Json
+from dnadiff.kmers import UNKNOWN
 from dnadiff.progress import table
 
-MOST_UNKNOWN = 0.1  # share of unknown bases in a real window, as in training
+if TYPE_CHECKING:
+    from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.metrics.memorization import TrainingIndex
+    from dnadiff.metrics.sample_quality import SampleQuality
+
+MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 log = logging.getLogger("dnadiff")
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Judge and return the contents of the JSON file."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
+    """Compare samples with real windows, and return the content of the JSON file."""
     from dnadiff.data.files import check_output, write_json
-    from dnadiff.data.genome.fasta import read_fasta
-    from dnadiff.metrics.composition import as_bases
-    from dnadiff.metrics.memorization import TrainingSequence
-    from dnadiff.metrics.sample_quality import Judge
+    from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.report import figures
-    from dnadiff.report.panels import mutual_information, word_distances
+    from dnadiff.report.panels import kmer_divergences, mutual_information
 
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
     order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
     seed = checks.integer("seed", config["seed"], 0)
     if config["checkpoint"] is None and config["real"] is None:
-        raise ValueError("there is nothing real to compare with: give checkpoint=RUN, whose held-out part is read, or real=y.fa")
-    samples = [as_bases(r.sequence) for r in read_fasta(config["samples"])]
-    length = one_length(samples, config["samples"])
-    data = held_out_data(config) if config["checkpoint"] is not None else None
-    if config["real"] is not None:
-        real, source = cut([as_bases(r.sequence) for r in read_fasta(config["real"])], length), str(config["real"])
-    else:
-        real, source = windows(data, config["part"], length), f"{data.name}, part {config['part']}"
-    training = training_text(data) if data is not None else None
+        raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, or real=y.fa")
+    samples = read_bases(config["samples"])
+    length = common_length(samples, config["samples"])
+    data = None if config["checkpoint"] is None else checkpoint_data(config)
+    real, source = real_windows(config, data, length)
+    training = None if data is None else training_index(data)
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
-    stranded = bool(getattr(data, "stranded", False)) if config["stranded"] is None else bool(config["stranded"])
-    judgement = Judge(samples, real, None if training is None else TrainingSequence(training), not stranded, order, num_splits, seed)()
+    stranded = checks.boolean("stranded", (data is not None and data.stranded) if config["stranded"] is None else config["stranded"])
+    quality = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)()
     about = {
         "samples": {"path": str(config["samples"]), "number": len(samples)},
         "real": {"source": source, "number": len(real), **({} if data is None else {"data": data.describe()})},
         "settings": {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
     }
-    content = about | judgement.content()
-    output.parent.mkdir(parents=True, exist_ok=True)
+    content = about | quality.content()
     write_json(output, content)
-    picture = figures.save(
-        figures.overview([(word_distances, (judgement,)), (mutual_information, (judgement,))]), output.with_suffix(".png")
-    )
-    show(judgement)
+    overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
+    picture = figures.save(overview, output.with_suffix(".png"))
+    show(quality)
     print(f"files are in {output} and {picture}")
     return content
 
 
-def one_length(samples: Sequence[Any], path: Any) -> int:
+def read_bases(path: str | Path) -> list[np.ndarray]:
+    """The records of a FASTA file as bases."""
+    from dnadiff.data.genome.fasta import read_fasta
+    from dnadiff.metrics.composition import as_bases
+
+    return [as_bases(record.sequence) for record in read_fasta(path)]
+
+
+def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     """The length of all samples.
 
     Raises:
-        ValueError: if there are several.
+        ValueError: if their lengths differ.
     """
     lengths = sorted({len(bases) for bases in samples})
     if len(lengths) > 1:
         raise ValueError(
-            f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples are judged at one length, so cut them to it"
+            f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples must have the same length, so cut them to it"
         )
     return lengths[0]
 
 
-def held_out_data(config: dict[str, Any]) -> Any:
-    """The data that the model was trained on.
-
-    Raises:
-        ValueError: if it is no model of DNA.
-    """
+def checkpoint_data(config: Config) -> GenomeDataModule:
+    """The data that the model was trained on."""
     from dnadiff import checkpoint
-    from dnadiff.likelihood.held_out import without_download
+    from dnadiff.metrics.memorization import dna_data
 
-    loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(f"samples are read as DNA, but {loaded.path} was trained on text; judge samples of a model of DNA")
-    data = build(without_download(loaded.config["data"]), trust=("dnadiff", *config["trust"]))
-    data.prepare()
-    return data
+    return dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
 
 
-def windows(data: Any, part: str, length: int) -> list[Any]:
-    """The windows of a held-out part as bases; none shares a base with another.
+def real_windows(config: Config, data: GenomeDataModule | None, length: int) -> tuple[list[np.ndarray], str]:
+    """Real windows, of the file `real` if there is one or else of the held-out part, and where they come from."""
+    if config["real"] is not None or data is None:
+        return cut(read_bases(config["real"]), length), str(config["real"])
+    return held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
+
+
+def held_out_windows(data: GenomeDataModule, part: str, length: int) -> list[np.ndarray]:
+    """The windows of a held-out part as bases; they do not overlap.
 
     Raises:
         ValueError: if the part is not held out, or too short.
     """
+    from dnadiff.metrics.memorization import dna_tokenizer
+
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
     if longest < length:
-        holds = f"holds no stretch of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
-        raise ValueError(f"the {part} part of {data.name} {holds}; give real=y.fa, or shorter samples")
-    tiles = data.test_windows(part, length)
-    return [data.tokenizer.bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+        problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
+        raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
+    tiles, tokenizer = data.test_windows(part, length), dna_tokenizer(data)
+    return [tokenizer.bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
 
 
-def cut(records: Sequence[Any], length: int) -> list[Any]:
-    """Windows side by side, those with many unknown bases left out.
+def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
+    """Consecutive windows of the records, without those that have many unknown bases.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no window.
     """
-    from dnadiff.kmers import UNKNOWN
-
     found = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
-    found = [bases for bases in found if (bases == UNKNOWN).mean() <= MOST_UNKNOWN]
+    found = [bases for bases in found if (bases == UNKNOWN).mean() <= MAX_UNKNOWN]
     if not found:
-        raise ValueError(
-            f"real holds no window of {length:,} bases with at most {100 * MOST_UNKNOWN:g} % unknown ones; give longer records"
-        )
+        raise ValueError(f"real has no window of {length:,} bases with at most {100 * MAX_UNKNOWN:g} % unknown bases; give longer records")
     return found
 
 
-def training_text(data: Any) -> list[Any] | None:
-    """The training part as bases; None with a message where it is too large to be searched."""
-    from dnadiff.likelihood.held_out import MAX_KMERS
+def training_index(data: GenomeDataModule) -> TrainingIndex | None:
+    """The index of the training part; None with a message if it does not fit into memory."""
+    from dnadiff.metrics import memorization
 
-    tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MAX_KMERS // 4:
-        log.info(f"copies of training are not looked for: its {tokens:,} bases would fill the memory")
+    if not memorization.fits_in_memory(data):
+        number = memorization.num_training_bases(data)
+        log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
         return None
-    return [data.tokenizer.bases(ids) for ids in data.sequences("train")]
+    return memorization.indexed(data)
 
 
-def show(judgement: Any) -> None:
-    """The closing table and the warnings."""
-    rows = [
+def show(quality: SampleQuality) -> None:
+    """Print the closing table and the warnings."""
+    rows: list[tuple[str, ...]] = [
         (
-            f.name,
-            f.unit,
-            f"{f.distance.samples:.4g}",
-            "" if math.isnan(f.distance.interval[0]) else f"{f.distance.interval[0]:.4g} to {f.distance.interval[1]:.4g}",
-            f"{f.distance.floor:.4g}",
-            f"{f.distance.low:.4g} to {f.distance.high:.4g}",
-            "WARNING: too alike" if f.warns else f.verdict,
+            m.name,
+            m.unit,
+            f"{m.distance.samples:.4g}",
+            "" if math.isnan(m.distance.interval[0]) else f"{m.distance.interval[0]:.4g} to {m.distance.interval[1]:.4g}",
+            f"{m.distance.baseline:.4g}",
+            f"{m.distance.low:.4g} to {m.distance.high:.4g}",
+            "WARNING: too similar" if m.warns else m.verdict,
         )
-        for f in judgement.findings
+        for m in quality.metrics
     ]
-    print(table(rows, ("number", "unit", "samples", "95 % interval", "real", "95 % of real sets", "the samples are")))
-    print(
-        f"sets of {judgement.num_compared:,} sequences of {judgement.length:,} bases; distances are between a set and as many real windows"
-    )
-    for line in judgement.warnings():
+    print(table(rows, ("metric", "unit", "samples", "95 % interval", "real", "95 % of real sets", "the samples are")))
+    print(f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows")
+    for line in quality.warnings():
         print(f"WARNING: {line}")
 
 

@@ -1,7 +1,8 @@
-"""Words of k bases as integers: codes on both strands, sets of words, spectra.
+"""k-mers as integers: codes on both strands, sets of k-mers, k-mer spectra.
 
-A sequence is a uint8 array of *bases*: 0 A, 1 C, 2 G, 3 T, 4 anything else (N, the end of a record). A word takes two bits
-a base, its first base in the highest bits, and never contains an unknown base. Letters and files belong to `dnadiff.data`.
+A sequence is a uint8 array of *bases*: 0 A, 1 C, 2 G, 3 T, 4 unknown (N, the end of a record). The code of a k-mer takes two bits
+per base, with the first base in the highest bits. A k-mer that contains an unknown base has no code. Reading letters and files is
+done in `dnadiff.data`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from dnadiff.checks import integer
+
 UNKNOWN = 4
 MAX_K = 31  # 62 bits: the same integers fit uint64 and int64
 MAX_SPECTRUM_K = 12
-_BLOCK = 1 << 20  # windows handled at once: bounds the memory on top of the sequence
+_BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in addition to the sequence
 
 
 def check_bases(bases: np.ndarray) -> None:
-    """Refuses what is not a sequence of bases.
+    """Check that `bases` is a sequence of bases.
 
     Raises:
         ValueError: if it is not a one-dimensional uint8 array of 0..4.
@@ -26,14 +29,14 @@ def check_bases(bases: np.ndarray) -> None:
         got = f"{bases.dtype} {bases.shape}" if isinstance(bases, np.ndarray) else type(bases).__name__
         raise ValueError(f"bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got {got}")
     if len(bases) and bases.max() > UNKNOWN:
-        raise ValueError(f"bases hold {bases.max()}; the largest is {UNKNOWN}, unknown (0 A, 1 C, 2 G, 3 T)")
+        raise ValueError(f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, 3 T)")
 
 
 def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """The sequences as a list, each one checked.
+    """The sequences as a list, after checking each one.
 
     Raises:
-        ValueError: as `check_bases`, or if one array came instead of several.
+        ValueError: as `check_bases`, or for a single array instead of several.
     """
     if isinstance(sequences, np.ndarray):
         raise ValueError("sequences is a single array; put it into a list: [bases]")
@@ -44,20 +47,24 @@ def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
 
 
 def reverse_complement(bases: np.ndarray) -> np.ndarray:
-    """The other strand read in its own direction; unknown bases stay unknown."""
+    """Reverse complement of `bases (L,)`; unknown bases stay unknown.
+
+    >>> reverse_complement(np.array([0, 0, 1, 4], np.uint8)).tolist()  # AACN -> NGTT
+    [4, 2, 3, 3]
+    """
     return np.where(bases > 3, np.uint8(UNKNOWN), 3 - bases)[::-1]
 
 
 def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The word of k bases that starts at each position of the forward strand.
+    """Code of the k-mer that starts at each position of the forward strand.
 
     Returns:
-        values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the word holds an unknown base (its value then means nothing).
+        values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the k-mer contains an unknown base (its value is then meaningless).
 
     Raises:
         ValueError: if k is outside 1..31, or `bases` is not a one-dimensional uint8 array.
     """
-    _check_k(k, MAX_K)
+    integer("k", k, 1, MAX_K)
     check_bases(bases)
     if len(bases) < k:
         return np.empty(0, np.uint64), np.empty(0, bool)
@@ -73,28 +80,28 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def canonical(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `codes`, with each word replaced by the smaller of itself and its reverse complement: one value for both strands."""
+    """As `codes`, for canonical k-mers: the smaller code of each k-mer and its reverse complement, the same on both strands."""
     values, valid = codes(bases, k)
     return np.minimum(values, reverse_complement_codes(values, k)), valid
 
 
 def reverse_complement_codes(values: np.ndarray, k: int) -> np.ndarray:
-    """The codes of the reverse complements of words of k bases: `values (...)` uint64."""
-    x = ~values  # complements every base: 3 - b flips both bits
-    for shift, mask in ((2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):  # base pairs, then nibbles, then bytes change places
+    """Codes of the reverse complements of the k-mers with codes `values (...)` uint64."""
+    x = ~values  # complement of every base: 3 - b flips both bits
+    for shift, mask in ((2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):  # reverse pairs of bases, then nibbles, then bytes
         x = (x & np.uint64(mask)) << np.uint64(shift) | (x >> np.uint64(shift)) & np.uint64(mask)
     return x.byteswap() >> np.uint64(64 - 2 * k)
 
 
 def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False) -> np.ndarray:
-    """How often each of the 4^k words occurs: counts (4**k,) int64, indexed by code.
+    """Number of occurrences of each of the 4^k k-mers: counts (4**k,) int64, indexed by code.
 
-    With `both_strands` every occurrence is counted once on each strand, so a word and its reverse complement have equal counts.
+    With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse complement have equal counts.
 
     Raises:
         ValueError: if k is outside 1..12.
     """
-    _check_k(k, MAX_SPECTRUM_K)
+    integer("k", k, 1, MAX_SPECTRUM_K)
     counts = np.zeros(4**k, np.int64)
     for bases in checked(sequences):
         for _, block in _blocks(bases, k, max(_BLOCK, 4**k)):
@@ -106,50 +113,54 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
 
 
 class KmerSet:
-    """The words of k bases that occur in some sequences, on either strand: *repeated* bases lie in one, *novel* bases do not.
+    """The k-mers that occur in some sequences, on either strand. A base covered by one of them is *repeated*, others are *novel*.
 
-    Memory: 8 bytes for each different word, twice that while it is built.
+    Memory: 8 bytes per distinct k-mer, twice that during construction.
+
+    Args:
+        sequences: arrays of bases.
+        k: 1..31.
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24):
-        _check_k(k, MAX_K)
+        integer("k", k, 1, MAX_K)
         sequences = checked(sequences)
         self.k = k
         values = np.empty(sum(max(len(bases) - k + 1, 0) for bases in sequences), np.uint64)
         filled = 0
         for bases in sequences:
             for _, block in _blocks(bases, k):
-                words, valid = canonical(block, k)
-                words = words[valid]
-                values[filled : filled + len(words)] = words
-                filled += len(words)
+                kmers, valid = canonical(block, k)
+                kmers = kmers[valid]
+                values[filled : filled + len(kmers)] = kmers
+                filled += len(kmers)
         values = values[:filled]
         values.sort()
         self._values = values[np.append(True, values[1:] != values[:-1])] if filled else values
 
     def __len__(self) -> int:
-        """The number of different words, a word and its reverse complement counted once."""
+        """Number of distinct canonical k-mers."""
         return len(self._values)
 
     def hits(self, bases: np.ndarray) -> np.ndarray:
-        """Whether the word that starts at each position is in the set: (L-k+1,) bool."""
+        """Whether the k-mer that starts at each position is in the set: (L-k+1,) bool."""
         check_bases(bases)
         found = np.zeros(max(len(bases) - self.k + 1, 0), bool)
         if len(self) == 0:
             return found
         for start, block in _blocks(bases, self.k):
-            words, valid = canonical(block, self.k)
-            order = np.argsort(words)  # neighbouring queries then read neighbouring memory
-            place = np.minimum(np.searchsorted(self._values, words[order]), len(self) - 1)
-            found[start + order] = (self._values[place] == words[order]) & valid[order]
+            kmers, valid = canonical(block, self.k)
+            order = np.argsort(kmers)  # consecutive queries then read neighboring memory
+            index = np.minimum(np.searchsorted(self._values, kmers[order]), len(self) - 1)
+            found[start + order] = (self._values[index] == kmers[order]) & valid[order]
         return found
 
     def contains_any(self, bases: np.ndarray) -> bool:
-        """Whether any word of the sequence is in the set."""
+        """Whether any k-mer of the sequence is in the set."""
         return bool(self.hits(bases).any())
 
     def covered(self, bases: np.ndarray) -> np.ndarray:
-        """Whether each base lies in some word of the set: (L,) bool, True for *repeated* bases."""
+        """Whether each base is in an occurrence of a k-mer of the set: (L,) bool, True for *repeated* bases."""
         hits = self.hits(bases)
         change = np.zeros(len(bases) + 1, np.int32)
         change[: len(hits)] += hits
@@ -158,17 +169,12 @@ class KmerSet:
 
 
 def _windows_without(marked: np.ndarray, k: int) -> np.ndarray:
-    """Which windows of k positions hold no marked one: (L-k+1,) bool."""
+    """Whether each window of k positions is free of marked positions: (L-k+1,) bool."""
     total = np.concatenate([[0], np.cumsum(marked)])
     return total[k:] == total[:-k]
 
 
 def _blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces that together hold every window of k bases exactly once, each with the position where it starts."""
+    """Overlapping blocks that together contain every k-mer exactly once, each with its start position."""
     for start in range(0, len(bases) - k + 1, size):
         yield start, bases[start : start + size + k - 1]
-
-
-def _check_k(k: int, largest: int) -> None:
-    if not 1 <= k <= largest:
-        raise ValueError(f"k is {k}; it must lie in 1..{largest}")

@@ -1,9 +1,9 @@
-"""Kills a training run at random moments, resumes it each time, and compares its end with that of a run left alone.
+"""Kill a training run at random times, resume it each time, and compare its final state with that of an uninterrupted run.
 
     python scripts/kill.py [--kills 20] [--seed 0] [--workers 0] [KEY=VALUE ...]
 
-Every step is saved and the network is small, so that SIGKILL falls into steps, validations and the writing of checkpoints alike. The
-weights, their averages and the optimizer's state must be equal to the last bit; exit status 1 and the names of what differs otherwise.
+Every step is saved and the network is small, so that SIGKILL hits steps, validations and the writing of checkpoints alike. The weights,
+their averages and the optimizer state must be bit-identical; otherwise the exit status is 1 and the differing entries are listed.
 Further arguments go to the training configuration.
 """
 
@@ -35,9 +35,9 @@ SMALL = [
 
 
 def train(folder: Path, arguments: list[str], step: int | None = None, delay: float = 0.0) -> int:
-    """Train in a process of its own, killed `delay` seconds after the beginning of a step; its exit status, -9 if it was killed."""
+    """Train in a child process, killed `delay` seconds after the start of a step; returns its exit status, -9 if it was killed."""
     checkpoint = folder / "checkpoints" / "last.ckpt"
-    # A run killed before its first checkpoint has nothing to go on from.
+    # A run killed before its first checkpoint has nothing to resume.
     how = ["resume=true"] if checkpoint.exists() else ["overwrite=true"]
     child = os.fork()  # so that torch is imported once
     if child:
@@ -67,7 +67,7 @@ def steps_done(folder: Path) -> int:
 
 
 def differences(one: object, other: object, where: str = "") -> list[str]:
-    """Names of what is not equal to the last bit."""
+    """Names of the entries that are not bit-identical."""
     if isinstance(one, torch.Tensor):
         return [] if torch.equal(one, other) else [where]
     if isinstance(one, dict):
@@ -79,9 +79,9 @@ def differences(one: object, other: object, where: str = "") -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="how often (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that cut windows (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="data loader processes (default: %(default)s)")
     parser.add_argument("arguments", nargs="*", help="KEY=VALUE for the training configuration")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -89,10 +89,10 @@ def main() -> None:
     steps = 6 * args.kills + 12
     arguments = [f"trainer.max_steps={steps}", f"data.num_workers={args.workers}", *args.arguments]
     with tempfile.TemporaryDirectory() as temporary:
-        whole, killed = Path(temporary) / "whole", Path(temporary) / "killed"
-        if train(whole, arguments):
-            sys.exit(f"error: the run left alone failed:\n{whole.with_name('whole.log').read_text()[-2000:]}")
-        pace = json.loads((whole / "metrics.json").read_text())["seconds"] / steps
+        complete, killed = Path(temporary) / "complete", Path(temporary) / "killed"
+        if train(complete, arguments):
+            sys.exit(f"error: the uninterrupted run failed:\n{complete.with_name('complete.log').read_text()[-2000:]}")
+        pace = json.loads((complete / "metrics.json").read_text())["seconds"] / steps
         kills = 0
         while kills < args.kills:
             done = steps_done(killed)
@@ -107,12 +107,12 @@ def main() -> None:
                 sys.exit(f"error: a resumed run failed:\n{killed.with_name('killed.log').read_text()[-2000:]}")
         if steps_done(killed) < steps and train(killed, arguments):
             sys.exit(f"error: the last run failed:\n{killed.with_name('killed.log').read_text()[-2000:]}")
-        one, other = (torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True) for folder in (whole, killed))
+        one, other = (torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True) for folder in (complete, killed))
         parts = ("state_dict", "current_model_state", "optimizer_states", "lr_schedulers", "global_step")
         wrong = [d for part in parts for d in differences(one[part], other[part], part)]
     if wrong:
         sys.exit(f"error: after {kills} kills these differ: {', '.join(wrong[:10])}")
-    print(f"{kills} kills in {steps} steps: weights, averages and optimizer are equal to the last bit")
+    print(f"{kills} kills in {steps} steps: weights, averages and optimizer are bit-identical")
 
 
 if __name__ == "__main__":

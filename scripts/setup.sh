@@ -16,14 +16,14 @@ wanted="$extras $(cat pyproject.toml constraints.txt | cksum) $PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   torch=$(grep '^torch==' constraints.txt)
   if ! .venv/bin/python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '${torch#torch==}')" 2>/dev/null; then
-    # On Linux the default build of torch brings gigabytes of CUDA; without a GPU try PyTorch's own index of CPU builds first.
+    # On Linux the default build of torch downloads gigabytes of CUDA; without a GPU try PyTorch's index of CPU builds first.
     if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then
       .venv/bin/pip install -q --disable-pip-version-check --retries 0 --timeout 15 \
         --index-url https://download.pytorch.org/whl/cpu "$torch" >/dev/null 2>&1 || true
     fi
     .venv/bin/pip install -q --disable-pip-version-check "$torch" 2>&1 | { grep -v WARNING || true; }
   fi
-  # PyTorch's CUDA builds bring the Triton that they need; the pinned one is for the build without.
+  # PyTorch's CUDA builds depend on their own version of Triton; the pinned version is for CPU builds.
   pinned=.venv/constraints.txt
   if .venv/bin/python -c 'import triton' 2>/dev/null; then grep -v '^triton==' constraints.txt > "$pinned"; else cp constraints.txt "$pinned"; fi
   .venv/bin/pip install -q --disable-pip-version-check -c "$pinned" -e ".$extras" 2>&1 | { grep -v WARNING || true; }

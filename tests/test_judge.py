@@ -1,4 +1,4 @@
-"""`python -m dnadiff.judge`, from files to the table."""
+"""`python -m dnadiff.judge` from files to the table."""
 
 import json
 
@@ -17,18 +17,18 @@ def fasta(tmp_path):
     return write
 
 
-def test_samples_against_the_held_out_part(cli, trained, fasta, tmp_path):
+def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path):
     fasta("x.fa", 12, 24)
     status, out, err = cli("judge", "samples=x.fa", f"checkpoint={trained}", "output=j.json", "num_splits=20", "order=2")
     assert status == 0, err
     found = json.loads((tmp_path / "j.json").read_text())
-    assert "words of 3, Jensen-Shannon" in out and (tmp_path / "j.png").is_file()
+    assert "3-mers, Jensen-Shannon" in out and (tmp_path / "j.png").is_file()
     assert found["findings"]["js_3"]["verdict"] == "farther than real windows" and found["num_compared"] == 12
     assert found["findings"]["seen"]["samples"] == 0 and found["findings"]["seen"]["floor"] == 100  # a genome of one repeat
     assert found["real"]["data"]["split_hash"] and found["length"] == 24
 
 
-def test_samples_against_a_file(cli, fasta, tmp_path):
+def test_samples_are_compared_with_a_file(cli, fasta, tmp_path):
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
     status, _, err = cli("judge", "samples=x.fa", "real=y.fa", "output=j.json", "num_splits=20", "order=2")
@@ -45,14 +45,14 @@ def test_samples_against_a_file(cli, fasta, tmp_path):
         (["samples=x.fa", "real=short.fa"], "no window of 24 bases"),
         (["samples=mixed.fa", "real=x.fa"], "records have 24 to 30 bases"),
         (["samples=protein.fa", "real=x.fa"], "is not a nucleotide"),
-        (["samples=tiny.fa", "checkpoint={run}"], "shorter than the words of 24"),
-        (["samples=long.fa", "checkpoint={run}"], "holds no stretch of 700 bases"),
+        (["samples=tiny.fa", "checkpoint={run}"], "shorter than the 24-mers"),
+        (["samples=long.fa", "checkpoint={run}"], "has no interval of 700 bases"),
         (["samples=x.fa", "checkpoint={run}", "part=train"], "part 'train' is not held out"),
         (["checkpoint={run}"], "samples is missing: give samples=..."),
         (["samples=x.fa", "checkpoint={run}", "num_splits=2"], "num_splits 2 must be an integer of at least 20"),
     ],
 )
-def test_wrong_input_gets_one_line(cli, trained, fasta, tmp_path, args, message):
+def test_invalid_input_gives_a_one_line_error(cli, trained, fasta, tmp_path, args, message):
     for name, number, length in (("x.fa", 12, 24), ("few.fa", 3, 24), ("short.fa", 9, 10), ("tiny.fa", 12, 10), ("long.fa", 12, 700)):
         fasta(name, number, length)
     (tmp_path / "mixed.fa").write_text((tmp_path / "x.fa").read_text() + ">z\n" + "ACGTTG" * 5 + "\n")

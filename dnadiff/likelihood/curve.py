@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dnadiff.bootstrap import FEWEST, blocks
+from dnadiff.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.likelihood.code_length import (
     CodeLengthRow,
     CodeLengthTable,
@@ -125,7 +125,7 @@ class CurveSamples:
         The bootstrap of n blocks underestimates by sqrt((n-1)/n), which is corrected. `bias` is the bias of the number due to the bins.
         """
         n = len(np.unique(self.block))
-        return None if n < FEWEST or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        return None if n < MIN_BLOCKS or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
 def _edges(draws: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dnadiff import likelihood
-from dnadiff.bootstrap import used_size
+from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
 from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.data.files import check_output, write_json
@@ -148,7 +148,7 @@ def evaluate(model: TrainedModel, config: Config, device: str) -> Json:
         "target_se": config["target_se"],
         "seed": config["seed"],
         "protocol": describe_protocol(config, estimator, result, about),
-        "block_size": used_size(len(tiles), config["block_size"]),
+        "block_size": effective_block_size(len(tiles), config["block_size"]),
         "se_total_note": dependence_note(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
@@ -227,7 +227,7 @@ def describe_data(data: SequenceDataModule, length: int) -> Json:
 
 def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, about: Json) -> str:
     """How the likelihood was estimated, in words, and for text how documents became windows."""
-    size = used_size(len(result.available), config["block_size"])
+    size = effective_block_size(len(result.available), config["block_size"])
     bootstrap = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if config["conjoin"]:
         bootstrap = f"both strands' probabilities averaged at every call; {bootstrap}"
@@ -237,7 +237,7 @@ def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, 
 def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
     """A note if `se_total` treats adjacent windows as independent; None if it does not."""
     near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
-    if used_size(len(tiles), block_size) > 1 or not near:
+    if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
     return "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); evaluate more of them"
 

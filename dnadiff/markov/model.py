@@ -1,10 +1,11 @@
-"""Back-off Markov models of both strands: the classical baseline that a network has to beat.
+"""Interpolated back-off Markov models of both strands: the classical baseline for a network.
 
     q_k(x | c) = (n(c, x) + a_k q_{k-1}(x | c')) / (n(c) + a_k),    q_{-1} = 1/4,
 
-where c is the k bases before x, c' is c without its first base, n counts the training sequences and their reverse complements,
-and a_k > 0 is the *strength* of order k, chosen on validation data. A context that holds an unknown base has no counts, so the
-formula itself falls back to the longest context that is known. Sequences are arrays of bases as in `dnadiff.kmers`.
+where c is the k bases before x, c' is c without its first base, n counts occurrences in the training sequences and their reverse
+complements, and a_k > 0 is the *strength* of order k (a Dirichlet prior around order k - 1), chosen on validation data. A context
+with an unknown base has no counts, so the formula itself backs off to the longest known context. Sequences are arrays of bases as in
+`dnadiff.kmers`.
 """
 
 from __future__ import annotations
@@ -13,182 +14,149 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from dnadiff.checks import integer
 from dnadiff.kmers import UNKNOWN, check_bases, checked
-from dnadiff.markov.counts import Counts, RunningCounts, counts_so_far, of_next, stretches
+from dnadiff.markov.counts import Counts, segments
 
-MAX_ORDER = 26  # 5^27 is the largest power of five that fits 64 bits
+MAX_ORDER = 26  # 5^27 is the largest power of five that fits into 64 bits
 GRID = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 DEFAULT_STRENGTH = 256.0  # good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
-_SWEPT = 1 << 21  # bases that joint searches look at
-_RUNNING_ORDER = 12  # adaptive counts of orders up to here are tables too: 268 MB for the highest
+_SWEEP_BASES = 1 << 21  # bases used by joint searches
 
 
 class BackoffMarkov:
-    """A fitted model: counts of every order up to `order`, with one strength for each.
+    """A fitted model: counts of every order up to `order`, with one strength per order.
 
     Attributes:
+        counts: the counts of the training sequences.
         order: number of bases in the longest context.
         strengths: a_0 .. a_order.
-        num_bases: known bases that were counted, on one strand.
+        num_bases: number of known training bases, on one strand.
+
+    Example:
+        >>> model = BackoffMarkov.fit([np.array([0, 0, 1], np.uint8)], order=1, strength=[4, 2])  # AAC
+        >>> np.exp(model.log_probs(np.array([0, 2], np.uint8))).round(3).tolist()  # AG
+        [0.3, 0.1]
     """
 
-    def __init__(self, counts: Counts, strengths: Sequence[float]):
+    def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
         self.order = counts.order
         self.strengths = tuple(float(a) for a in strengths)
         self.num_bases = counts.num_bases
-        self._counts = counts
+        self.counts = counts
 
     @classmethod
     def fit(cls, sequences: Iterable[np.ndarray], order: int, strength: float | Sequence[float] | None = None) -> BackoffMarkov:
-        """Counts the sequences and their reverse complements.
+        """Count the sequences and their reverse complements.
 
         Args:
-            sequences: arrays of bases; no context reaches from one into the next.
-            order: 0..26. Lower orders come with it.
-            strength: a_0 .. a_order, or one number for all; None takes 256 for all.
+            sequences: arrays of bases; no context extends from one sequence into the next.
+            order: 0..26. The model includes all lower orders.
+            strength: a_0 .. a_order, or one number for all orders; None means 256 for all.
 
         Raises:
-            ValueError: if the order is out of range, a strength is not positive, or no sequence holds a known base.
+            ValueError: if the order is out of range, a strength is not positive, or no sequence contains a known base.
         """
-        strengths = _checked_strengths(strength, _checked_order(order))
+        strengths = _checked_strengths(strength, integer("order", order, 0, MAX_ORDER))
         bases = _joined(sequences)
         if not (bases < UNKNOWN).any():
-            raise ValueError("sequences hold no known base (A, C, G or T); a Markov model needs training data")
+            raise ValueError("sequences contain no known base (A, C, G or T); a Markov model needs training data")
         return cls(Counts(bases, order), strengths)
-
-    @classmethod
-    def untrained(cls, order: int, strength: float | Sequence[float] | None = None) -> BackoffMarkov:
-        """The model that has seen nothing: 1/4 for every base, the start of a purely adaptive code (`adaptive_log_probs`)."""
-        return cls(Counts(np.empty(0, np.uint8), _checked_order(order)), _checked_strengths(strength, order))
 
     def with_strengths(self, strength: float | Sequence[float]) -> BackoffMarkov:
         """The same counts with other strengths."""
-        return BackoffMarkov(self._counts, _checked_strengths(strength, self.order))
+        return BackoffMarkov(self.counts, _checked_strengths(strength, self.order))
 
     def tuned(self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0) -> BackoffMarkov:
-        """The same counts with the strengths of highest likelihood on `valid`, chosen one order after the other from 0 up.
+        """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in ascending order of k.
 
-        Greedy, so that every lower order is a tuned model too. `sweeps` go on from there for the highest order alone: each chooses every
-        strength anew with the others fixed, and a middle order that only gets in the way is passed over (E. coli, order 12: 0.006 bits
-        less). Only sequences that were not counted can choose them: on training data the smallest strength always wins.
+        Every lower order is then a tuned model too. `sweeps` of coordinate search continue from there for the highest order alone: each
+        sweep chooses every strength again with the others fixed, which can skip an unhelpful intermediate order (E. coli, order 12: 0.006
+        bits less). Use held-out sequences: on training data the smallest strength always wins.
 
         Raises:
-            ValueError: if `valid` holds no known base, or the grid is empty or has a number that is not positive.
+            ValueError: if `valid` contains no known base, or the grid is empty or contains a number that is not positive.
         """
         return self.tuned_each(valid, [self.order], grid, sweeps)[self.order]
 
     def tuned_each(
         self, valid: Iterable[np.ndarray], orders: Sequence[int], grid: Sequence[float] = GRID, sweeps: int = 4
     ) -> dict[int, BackoffMarkov]:
-        """For each order the same counts with the strengths that make that order best; see `tuned`, whose errors it raises.
+        """For each order, the same counts with the strengths tuned for that order. Raises the errors of `tuned`.
 
         Args:
             valid: arrays of bases.
-            orders: which orders to tune for.
+            orders: orders to tune for.
             grid: strengths to choose from.
-            sweeps: joint searches after the greedy one; they end early when nothing changes, and look at 2 million bases at most.
+            sweeps: maximum number of joint searches after the greedy one, on at most 2 million bases; they stop when nothing changes.
         """
         grid = [_checked_strengths(a, 0)[0] for a in grid]
         bases = _joined(valid)
         known = bases < UNKNOWN
         if not known.any():
-            raise ValueError("valid holds no known base (A, C, G or T); strengths are chosen on held-out data")
+            raise ValueError("valid contains no known base (A, C, G or T); strengths are chosen on held-out data")
         if not grid:
             raise ValueError("grid is empty; give at least one positive strength")
         top = max(self._checked(order) for order in orders)
-        blocks = [seen for _, seen in stretches(bases, self.order)]
+        blocks = [segment for _, segment in segments(bases, self.order)]
         q, strengths, counts = np.full(known.sum(), 0.25), [], []
         for order in range(self.order + 1):
-            pairs = [of_next(self._counts.after(seen, order), seen.bases) for seen in blocks]
+            pairs = [self.counts.of_next(segment, order) for segment in blocks]
             n_x, n = (np.concatenate(parts)[known] for parts in zip(*pairs))
             steps = [(n_x + a * q) / (n + a) for a in grid]
             best = int(np.argmax([np.log(step).sum() for step in steps]))
             q = steps[best]
             strengths.append(grid[best])
             if sweeps and order <= top:
-                every = -(-len(n) // _SWEPT)
-                counts.append(
-                    (n_x[::every].astype(np.float32), n[::every].astype(np.float32))
-                )  # counts to 2^24 are exact, enough to choose
-        lower = {order: _swept(strengths[: order + 1], counts[: order + 1], grid, sweeps) for order in orders}
+                every = -(-len(n) // _SWEEP_BASES)
+                counts.append((n_x[::every].astype(np.float32), n[::every].astype(np.float32)))  # exact up to 2^24
+        lower = {order: _coordinate_search(strengths[: order + 1], counts[: order + 1], grid, sweeps) for order in orders}
         return {order: self.with_strengths(chosen + strengths[order + 1 :]) for order, chosen in lower.items()}
 
     def log_prob_rows(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
-        """log q_order(. | the bases before it) of all four bases at each position: (L, 4), natural logarithms, at unknown bases too."""
+        """log q_order(x | context) of all four bases x at each position: (L, 4), natural logarithms, also at unknown bases."""
         check_bases(bases)
         strengths = self.strengths[: self._checked(order) + 1]
         rows = np.empty((len(bases), 4))
-        for here, seen in stretches(bases, self.order):
-            q = np.full((len(seen.bases), 4), 0.25)
+        for here, segment in segments(bases, self.order):
+            q = np.full((len(segment.bases), 4), 0.25)
             for k, a in enumerate(strengths):
-                n = self._counts.after(seen, k)
+                n = self.counts.following(segment, k)
                 q = (n + a * q) / (n.sum(1, keepdims=True) + a)
             rows[here] = np.log(q)
         return rows
 
     def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
-        """log q_order(x_l | the bases before it) of each base of one held-out sequence: (L,), natural logarithms, NaN at unknown bases.
+        """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural logarithms, NaN at unknown bases.
 
-        At the start and after an unknown base the context is as long as what is known. The model is frozen: nothing is counted.
+        At the start and after an unknown base, the context is limited to the known bases. The sequence itself is not counted.
         """
         check_bases(bases)
         strengths = self.strengths[: self._checked(order) + 1]
         log_probs = np.empty(len(bases))
-        for here, seen in stretches(bases, self.order):
-            q = np.full(len(seen.bases), 0.25)
+        for here, segment in segments(bases, self.order):
+            q = np.full(len(segment.bases), 0.25)
             for k, a in enumerate(strengths):
-                n_x, n = of_next(self._counts.after(seen, k), seen.bases)
+                n_x, n = self.counts.of_next(segment, k)
                 q = (n_x + a * q) / (n + a)
-            log_probs[here] = np.where(seen.bases < UNKNOWN, np.log(q), np.nan)
+            log_probs[here] = np.where(segment.bases < UNKNOWN, np.log(q), np.nan)
         return log_probs
-
-    def adaptive_log_probs(self, bases: np.ndarray, order: int | None = None, both_strands: bool = True) -> np.ndarray:
-        """As `log_probs`, but each base is counted once it has been scored, on top of the counts of training.
-
-        What has been seen before position l is what a decoder knows there. With `both_strands` each window also counts as its
-        reverse complement. Orders up to 12 count into tables, block after block: 0.4 GB for all of them beside 16 bytes a base. Higher ones
-        sort the whole sequence twice each, in 100 bytes a base.
-        """
-        check_bases(bases)
-        strengths, q = self.strengths[: self._checked(order) + 1], np.full(len(bases), 0.25)
-        running = [RunningCounts(k, both_strands) for k in range(min(len(strengths) - 1, _RUNNING_ORDER) + 1)]
-        for here, seen in stretches(bases, self.order):
-            for k, (so_far, a) in enumerate(zip(running, strengths)):
-                n_x, n = so_far.add(seen.stretch[self.order - k :])
-                if self.num_bases:
-                    frozen_x, frozen = of_next(self._counts.after(seen, k), seen.bases)
-                    n_x += frozen_x
-                    n += frozen
-                q[here] = (n_x + a * q[here]) / (n + a)
-        for k, a in enumerate(strengths[len(running) :], start=len(running)):
-            n_x, n = counts_so_far(bases, k, both_strands)
-            for here, seen in stretches(bases, self.order) if self.num_bases else ():
-                frozen_x, frozen = of_next(self._counts.after(seen, k), seen.bases)
-                n_x[here] += frozen_x
-                n[here] += frozen
-            q = (n_x + a * q) / (n + a)
-        return np.where(bases < UNKNOWN, np.log(q), np.nan)
 
     def _checked(self, order: int | None) -> int:
         if order is None:
             return self.order
         if not 0 <= order <= self.order:
-            raise ValueError(f"order is {order}; this model holds orders 0..{self.order}: fit one of a higher order")
+            raise ValueError(f"order {order} must be from 0 to {self.order}, the order of this model; fit one of a higher order")
         return order
 
 
-def choose_strengths(
-    train: Iterable[np.ndarray], valid: Iterable[np.ndarray], order: int, grid: Sequence[float] = GRID
-) -> tuple[float, ...]:
-    """a_0 .. a_order of highest likelihood on `valid` for counts of `train`; `BackoffMarkov.tuned` when the counts exist already."""
-    return BackoffMarkov.fit(train, order).tuned(valid, grid).strengths
+def _coordinate_search(
+    strengths: list[float], counts: Sequence[tuple[np.ndarray, np.ndarray]], grid: Sequence[float], sweeps: int
+) -> list[float]:
+    """The strengths after at most `sweeps` of coordinate search that maximize the likelihood of the highest order.
 
-
-def _swept(strengths: list[float], counts: Sequence[tuple[np.ndarray, np.ndarray]], grid: Sequence[float], sweeps: int) -> list[float]:
-    """The strengths after `sweeps` of coordinate search for the highest likelihood of the highest order.
-
-    q_top is linear in q_k: q_top = rest + factor q_k with factor the product of a_j / (n_j + a_j) over j > k, so that one pass down the
-    orders prepares a sweep and trying a strength is one line.
+    q_top is linear in q_k: q_top = rest + factor q_k with factor the product of a_j / (n_j + a_j) over j > k, so one pass down the
+    orders prepares a sweep and the likelihood of a strength is one line.
     """
     strengths = list(strengths)
     for _ in range(sweeps):
@@ -209,15 +177,9 @@ def _swept(strengths: list[float], counts: Sequence[tuple[np.ndarray, np.ndarray
 
 
 def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
-    """All sequences in one array, an unknown base between them, so that no context crosses from one into the next."""
+    """All sequences in one array, separated by an unknown base, so that no context extends from one into the next."""
     parts = [part for bases in checked(sequences) for part in (bases, np.array([UNKNOWN], np.uint8))]
     return np.concatenate(parts[:-1] or [np.empty(0, np.uint8)])
-
-
-def _checked_order(order: int) -> int:
-    if not 0 <= order <= MAX_ORDER:
-        raise ValueError(f"order is {order}; it must lie in 0..{MAX_ORDER}")
-    return order
 
 
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
@@ -225,7 +187,7 @@ def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> 
         strength = DEFAULT_STRENGTH
     strengths = (strength,) * (order + 1) if np.ndim(strength) == 0 else tuple(strength)
     if len(strengths) != order + 1:
-        raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each of the orders 0..{order}")
+        raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}")
     if not all(a > 0 for a in strengths):
-        raise ValueError(f"strength is {strength}; every number must be positive, or a context never seen has no law")
+        raise ValueError(f"strength {strength} must be positive, or contexts without counts have no distribution")
     return tuple(map(float, strengths))

@@ -1,4 +1,4 @@
-"""What small models learn from samples: to tell them from real windows, and to predict real windows from them."""
+"""What small models learn from samples: to discriminate them from real windows, and to predict real windows."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from dnadiff.markov.model import BackoffMarkov
 _FOLDS = 5
 
 
-def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The chance that a positive item scores above a negative one, ties counted half: `scores (N,)`, `labels (N,)` bool."""
-    order = np.argsort(scores, kind="stable")
-    _, start, number = np.unique(scores[order], return_index=True, return_counts=True)
-    rank = np.empty(len(scores))
-    rank[order] = np.repeat(start + (number + 1) / 2, number)
-    positive, negative = labels.sum(), (~labels).sum()
-    return float((rank[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
+def cross_validated_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
+    Five folds. Features are the square roots of k-mer frequencies, each scaled to unit variance.
 
-def held_out_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Scores (N,) of samples and real windows by logistic regressions that did not see them, and which are samples (N,) bool.
+    Args:
+        samples: (S, W) k-mer counts of the samples.
+        real: (R, W) k-mer counts of the real windows.
+        seed: seed of the folds.
 
-    Five folds; features are the square roots of word frequencies, from counts (S, W) and (R, W), each scaled to unit variance.
+    Returns:
+        scores (S + R,) float and labels (S + R,) bool, True for samples.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
@@ -36,22 +34,29 @@ def held_out_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0) -> tup
     scores = np.empty(len(counts))
     for train, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(features, labels):
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(features[train], labels[train])
-        found = model.decision_function(features[test])
-        scores[test] = found - found.mean()  # every fold has an intercept of its own
+        decision = model.decision_function(features[test])
+        scores[test] = decision - decision.mean()  # each fold has its own intercept
     return scores, labels
 
 
-def told_apart(samples: np.ndarray, real: np.ndarray) -> float:
-    """AUROC of `held_out_scores`: 0.5 cannot tell, 1 always can."""
-    return auroc(*held_out_scores(samples, real))
+def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, scores))
 
 
-def taught(windows: np.ndarray, real: np.ndarray, order: int) -> float:
-    """Bits per base of the windows `real (R, L)` under a Markov model trained on `windows (S, L)` alone.
+def discriminator_auroc(samples: np.ndarray, real: np.ndarray) -> float:
+    """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows perfectly."""
+    return auroc(*cross_validated_scores(samples, real))
 
-    Counts are of four fifths of the windows; the strengths are chosen on the last fifth, so nothing real is read before it is coded.
+
+def train_on_samples_bits(samples: np.ndarray, real: np.ndarray, order: int) -> float:
+    """Bits per base of the real windows `real (R, L)` under a Markov model trained on `samples (S, L)` only.
+
+    Counts come from four fifths of the samples, and the back-off strengths from the last fifth: real windows are only tested on.
     """
-    chosen = max(1, len(windows) // 5)
-    model = BackoffMarkov.fit(list(windows[chosen:]), order).tuned(list(windows[:chosen]))
+    num_tuning = max(1, len(samples) // 5)
+    model = BackoffMarkov.fit(list(samples[num_tuning:]), order).tuned(list(samples[:num_tuning]))
     gap = np.full((len(real), 1), UNKNOWN, np.uint8)
     return float(-np.nanmean(model.log_probs(np.hstack([real, gap]).ravel())) / np.log(2))

@@ -1,78 +1,90 @@
-"""How much of the samples stands in the training part, on either strand: memory, not knowledge."""
+"""How much of the samples was copied from the training part: exact matches on either strand."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.config import build
+from dnadiff.config import Json, build
 from dnadiff.data.genome.fasta import iter_fasta
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, without_download
+from dnadiff.metrics.composition import as_bases
+
+if TYPE_CHECKING:
+    from dnadiff.checkpoint import Loaded
+    from dnadiff.data.genome.datamodule import GenomeDataModule
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
-_SEED = 11  # matches begin with a word of so many bases, looked up in a table of 4^11
+_SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
 
-class TrainingSequence:
-    """The training part, ready to be searched on both strands.
+class TrainingIndex:
+    """An index of the training part that finds exact matches on both strands.
 
     Memory: about 40 bytes a base while it is built, and 34 MB for the table.
 
     Args:
-        sequences: arrays of bases; no match reaches from one into the next.
-        k: bases in a word that counts as seen.
+        sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of them.
+        k: length of the k-mers that `seen` counts.
 
     Raises:
-        ValueError: if it holds no known base.
+        ValueError: if there is no known base.
+
+    Example:
+        >>> from dnadiff.metrics.composition import as_bases
+        >>> index = TrainingIndex([as_bases("ACGTTGCAACGGT")], k=4)
+        >>> index.longest_match([as_bases("CCCGTTGCATT"), as_bases("ACCGTTGC")]).tolist()  # on the reverse strand
+        [8, 8]
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
         sequences = checked(sequences)
         if not any((bases < UNKNOWN).any() for bases in sequences):
-            raise ValueError("the training part holds no known base (A, C, G or T); copies cannot be looked for")
+            raise ValueError("the training part has no known base (A, C, G or T), so it cannot be searched for copies")
         gap = np.array([UNKNOWN], np.uint8)
         both = [part for bases in sequences for part in (gap, bases, gap, reverse_complement(bases))]
-        self._text = np.concatenate([*both, gap])  # an unknown base at both ends and between: nothing runs out of the text
-        self.k, self._words = k, KmerSet(sequences, k)
-        values, known = codes(self._text, _SEED)
+        self._text = np.concatenate([*both, gap])  # unknown bases at both ends and in between: no match extends past a sequence
+        self.k, self._kmers = k, KmerSet(sequences, k)
+        values, known = codes(self._text, _SEED_LENGTH)
         place = np.flatnonzero(known)
         self._place = place[np.argsort(values[place], kind="stable")]
-        self._first = np.concatenate([[0], np.cumsum(np.bincount(values[place].view(np.int64), minlength=4**_SEED))])
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH))])
 
-    def seen(self, windows: np.ndarray) -> np.ndarray:
-        """Words of each window that the training part holds, and all its words without unknown bases: (S, 2)."""
-        return np.array([(self._words.hits(bases).sum(), codes(bases, self.k)[1].sum()) for bases in windows])
+    def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        """For each window, its k-mers that occur in the training part, and all its k-mers without unknown bases: (S, 2)."""
+        return np.array([(self._kmers.hits(bases).sum(), codes(bases, self.k)[1].sum()) for bases in windows])
 
-    def longest_match(self, windows: np.ndarray) -> np.ndarray:
-        """Bases in the longest stretch of each window that the training part holds exactly: (S,)."""
+    def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        """Length in bases of the longest exact match of each window with the training part: (S,)."""
         return np.array([self._longest(bases) for bases in windows])
 
     def _longest(self, bases: np.ndarray) -> int:
-        values, known = codes(bases, _SEED)
-        start, hits = np.flatnonzero(known), self._words.hits(bases)
-        if hits.any() and self.k >= _SEED:  # the longest match then begins with a word that was seen
+        values, known = codes(bases, _SEED_LENGTH)
+        start, hits = np.flatnonzero(known), self._kmers.hits(bases)
+        if hits.any() and self.k >= _SEED_LENGTH:  # then the longest match starts with a k-mer that was seen
             start = np.flatnonzero(hits)
-        first, after = (self._first[values[start].view(np.int64) + one] for one in (0, 1))
+        first, after = (self._first[values[start].view(np.int64) + offset] for offset in (0, 1))
         number = after - first
         if not number.sum():
-            return next((k for k in range(_SEED - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)
+            return next((k for k in range(_SEED_LENGTH - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)
         offset = np.repeat(start, number)
         rank = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
         place = self._place[np.repeat(first, number) + rank]
-        # What goes on to the left is part of a match that begins there.
-        padded = np.append(bases, np.uint8(UNKNOWN))  # padded[-1] stands before the window as well as behind it
-        goes_on = _same(padded[offset - 1], self._text[place - 1])
-        offset, place, length = offset[~goes_on], place[~goes_on], _SEED
+        # A match that extends to the left is found from an earlier start.
+        padded = np.append(bases, np.uint8(UNKNOWN))  # padded[-1] is before the window as well as after it
+        extends_left = _same(padded[offset - 1], self._text[place - 1])
+        offset, place, length = offset[~extends_left], place[~extends_left], _SEED_LENGTH
         while True:
-            going = _same(padded[offset + length], self._text[place + length])
-            if not going.any():
+            extends = _same(padded[offset + length], self._text[place + length])
+            if not extends.any():
                 return length
-            offset, place, length = offset[going], place[going], length + 1
+            offset, place, length = offset[extends], place[extends], length + 1
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -80,7 +92,14 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Match(NamedTuple):
-    """What a record shares with the training part: its bases, the longest exact match, and the share of its words that were seen."""
+    """What a record shares with the training part.
+
+    Attributes:
+        name: of the record.
+        length: bases that were searched.
+        longest: bases in the longest exact match.
+        seen: fraction of its 24-mers that occur in the training part; NaN if it has none.
+    """
 
     name: str
     length: int
@@ -88,49 +107,75 @@ class Match(NamedTuple):
     seen: float
 
 
-def training_data(model: Any, trust: Sequence[str] = ()) -> Any:
-    """The data that a model was trained on, ready to be read (`model` has its `config`, `path` and `tokenizer`).
+def dna_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
+    """The data that a model was trained on, prepared.
 
     Raises:
-        ValueError: if it is a model of text, or its training part would fill the memory.
+        ValueError: if the model was trained on text.
     """
     if model.tokenizer.vocab.complement is None:
-        raise ValueError(f"copies are looked for in DNA, and {model.path} was trained on text")
+        raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
     data = build(without_download(model.config["data"]), trust=("dnadiff", *trust))
     data.prepare()
-    tokens = sum(i.end - i.start for i in data.intervals["train"])
-    if tokens > MAX_KMERS // 4:
-        raise ValueError(f"copies: the training part of {data.name} has {tokens:,} bases, more than fit into memory as an index")
     return data
 
 
-def indexed(data: Any) -> TrainingSequence:
-    """The training part of data, ready to be searched."""
-    return TrainingSequence([data.tokenizer.bases(ids) for ids in data.sequences("train")])
+def num_training_bases(data: GenomeDataModule) -> int:
+    """Bases of the training part."""
+    return sum(interval.end - interval.start for interval in data.intervals["train"])
 
 
-def of_file(path: str | Path, training: TrainingSequence) -> list[Match]:
-    """The matches of each record of a FASTA file; of a record whose header says `designed=first-last`, of that part."""
-    from dnadiff.metrics.composition import as_bases
+def fits_in_memory(data: GenomeDataModule) -> bool:
+    """Whether the training part is small enough to be indexed."""
+    return num_training_bases(data) <= MAX_KMERS // 4
 
+
+def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
+    """The data that a model was trained on, if its training part can be searched.
+
+    Raises:
+        ValueError: if the model was trained on text, or its training part does not fit into memory.
+    """
+    data = dna_data(model, trust)
+    if not fits_in_memory(data):
+        raise ValueError(
+            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"
+        )
+    return data
+
+
+def dna_tokenizer(data: GenomeDataModule) -> DNATokenizer:
+    """The tokenizer of a genome, which gives bases for ids."""
+    assert isinstance(data.tokenizer, DNATokenizer)
+    return data.tokenizer
+
+
+def indexed(data: GenomeDataModule) -> TrainingIndex:
+    """The index of the training part of a data module."""
+    tokenizer = dna_tokenizer(data)
+    return TrainingIndex([tokenizer.bases(ids) for ids in data.sequences("train")])
+
+
+def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
+    """The matches of each record of a FASTA file. If a record's header has `designed=first-last`, only that part is searched."""
     found = []
     for record in iter_fasta(path):
         bases = as_bases(record.sequence)
-        said = _DESIGNED.search(record.description)  # of a range that is none of this record's, whoever wrote it, nothing follows
-        if said is not None and 1 <= int(said[1]) <= int(said[2]) <= len(bases):
-            bases = bases[int(said[1]) - 1 : int(said[2])]
-        hits, words = training.seen([bases])[0]
+        designed = _DESIGNED.search(record.description)  # written by anyone: a range outside the record is ignored
+        if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):
+            bases = bases[int(designed[1]) - 1 : int(designed[2])]
+        hits, kmers = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
-        found.append(Match(record.name, len(bases), longest, float(hits) / words if words else float("nan")))
+        found.append(Match(record.name, len(bases), longest, float(hits) / kmers if kmers else float("nan")))
     return found
 
 
-def summary(found: Sequence[Match]) -> dict[str, Any]:
-    """Numbers over all records: the longest match (mean and greatest, with the record's name) and the share of 24-mers seen."""
-    most = max(found, key=lambda match: match.longest)
-    seen = [match.seen for match in found if match.seen == match.seen]
+def summary(found: Sequence[Match]) -> dict[str, Json]:
+    """Summary over all records: mean and maximum of the longest match, the record with the maximum, and the mean fraction of 24-mers seen."""
+    longest = max(found, key=lambda match: match.longest)
+    seen = [match.seen for match in found if match.seen == match.seen]  # not NaN
     return {
         "records": len(found),
-        "longest": {"mean": float(np.mean([match.longest for match in found])), "max": most.longest, "record": most.name},
+        "longest": {"mean": float(np.mean([match.longest for match in found])), "max": longest.longest, "record": longest.name},
         "seen": float(np.mean(seen)) if seen else None,
     }

@@ -1,34 +1,34 @@
-"""Panels of a classification study: accuracies beside published ones, ROC curves, confusion matrices. Drawn from plain results, as in `panels`."""
+"""Panels of a classification study: accuracies with published ones, ROC curves, confusion matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dnadiff.checks import is_number
 from dnadiff.downstream.published_results import PublishedResult, num_training_sequences
 from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
-from dnadiff.report.results import is_number
+from dnadiff.report.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Results = Mapping[str, Any]
-_COLOURS = (MODEL, OTHER, "#009E73", "#CC79A7", REAL)  # Okabe and Ito
+_COLORS = (MODEL, OTHER, "#009E73", "#CC79A7", REAL)  # Okabe and Ito
 _LINES = ("-", "--", "-.", ":", (0, (5, 1)))
 NETWORKS = ("fine-tuned", "scratch")
 
 
 def in_order(result: Results) -> list[str]:
-    """The models: the networks that were trained as a whole first, then the others from the most accurate down."""
+    """The names of the models: fully trained networks first, then the others by decreasing accuracy."""
     models = result["models"]
     first = [name for name in NETWORKS if name in models]
     return first + sorted((name for name in models if name not in first), key=lambda name: -models[name]["accuracy"])
 
 
 def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
-    """Accuracy of each model with its 95 % interval; below, in grey, published ones, each with the training sequences it rests on."""
+    """Accuracy of each model with its 95 % interval; below, in gray, published ones with their number of training sequences."""
     models, names = result["models"], in_order(result)
     for row, name in enumerate(names):
         one = models[name]
@@ -41,37 +41,35 @@ def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResu
     values = [models[name]["accuracy"] for name in names] + [known.accuracy for known in published]
     label_rows(axes, labels, [f"{100 * value:.1f}" for value in values], width=30)
     axes.axvline(100 * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
-    axes.set(
-        title=f"Trained on {num_training_sequences(result):,} sequences", xlabel="% of test sequences right (dotted: chance)", xlim=(0, 100)
-    )
+    axes.set(title=f"Trained on {num_training_sequences(result):,} sequences", xlabel="test accuracy, % (dotted: chance)", xlim=(0, 100))
 
 
-def roc(axes: Axes, result: Results, most: int = 5) -> None:
-    """ROC curves: with two classes one for each model, with more one for each class against the rest, of the first model."""
-    names = [name for name in in_order(result) if result["models"][name].get("roc")][:most]
+def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:
+    """ROC curves. Two classes: one for each model. More classes: one for each class against the rest, of the first model."""
+    names = [name for name in in_order(result) if result["models"][name].get("roc")][:max_curves]
     classes = result["task"]["classes"]
     if len(classes) == 2:
         curves = [(name, result["models"][name]["roc"][0]) for name in names]
-        title = f"ROC: {classes[1]} told from {classes[0]}"
+        title = f"ROC: {classes[1]} vs. {classes[0]}"
     else:
-        curves = list(zip(classes, result["models"][names[0]]["roc"]))[:most] if names else []
-        title = f"ROC: {names[0]}, each class against the rest" if names else "ROC"
+        curves = list(zip(classes, result["models"][names[0]]["roc"]))[:max_curves] if names else []
+        title = f"ROC: {names[0]}, each class vs. the rest" if names else "ROC"
     axes.plot([0, 100], [0, 100], color=FAINT, lw=1)
     for number, (name, curve) in enumerate(curves):
         x, y = (100 * np.asarray(curve[key]) for key in ("false", "true"))
-        axes.plot(x, y, ls=_LINES[number % len(_LINES)], color=_COLOURS[number % len(_COLOURS)], lw=1.5, label=name)
-    axes.set(title=title, xlabel="% of the others called so", ylabel="% found", xlim=(0, 100), ylim=(0, 100), aspect="equal")
+        axes.plot(x, y, ls=_LINES[number % len(_LINES)], color=_COLORS[number % len(_COLORS)], lw=1.5, label=name)
+    axes.set(title=title, xlabel="false positive rate, %", ylabel="true positive rate, %", xlim=(0, 100), ylim=(0, 100), aspect="equal")
     legend_below(axes)
 
 
 def confusion(axes: Axes, result: Results, name: str) -> None:
-    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the shade is the share of the row."""
+    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the shade is the fraction of the row."""
     counts, classes = np.asarray(result["models"][name]["confusion"]), result["task"]["classes"]
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for (row, column), share in np.ndenumerate(shares):
-        text = f"{counts[row, column]:,.0f}\n{100 * share:.0f} %"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if share > 0.55 else REAL)
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
+    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), fraction in np.ndenumerate(fractions):
+        text = f"{counts[row, column]:,.0f}\n{100 * fraction:.0f} %"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if fraction > 0.55 else REAL)
     axes.set_xticks(range(len(classes)), classes)
     axes.set_yticks(range(len(classes)), classes)
     axes.grid(visible=False)

@@ -1,6 +1,7 @@
 """From panels to figures, and from figures to files and pages.
 
-No pyplot and no lasting change of matplotlib's settings: drawing and saving happen inside `style`. Bytes depend on the input alone.
+A panel is a function that draws on matplotlib axes. Drawing and saving happen inside `style`, so that matplotlib's settings stay as the
+user has them; pyplot is not used. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dnadiff.report.results import shown_groups
+from dnadiff.config import Json
+from dnadiff.data.files import atomic_write
+from dnadiff.report.results import Results, shown_groups
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 4.7, 3.3  # inches: half a page, and nearly the width of a phone
+WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
 
-_SETTINGS = {
+_METADATA: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None}}  # None: left out
+_SETTINGS: dict[str, Json] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#6B7075",
     "axes.grid": True,
@@ -50,27 +55,27 @@ _SETTINGS = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's defaults with the settings of these pictures, for as long as the block lasts."""
+    """A context with matplotlib's defaults and the settings of these pictures."""
     import matplotlib
 
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update({key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"})
-        matplotlib.rcParams.update(_SETTINGS)
+    settings: Json = dict(matplotlib.rcParamsDefault) | _SETTINGS
+    del settings["backend"]  # the user's
+    with matplotlib.rc_context(settings):
         yield
 
 
-def panel(draw: Callable[..., None], *args: Any, height: float = HEIGHT, **kwargs: Any) -> Figure:
-    """A figure of one panel: `draw(axes, *args, **kwargs)`."""
+def panel(draw: Callable[[Axes], None], height: float = HEIGHT) -> Figure:
+    """A figure with one panel."""
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure.subplots(), *args, **kwargs)
+        draw(figure.subplots())
     return figure
 
 
-def group_panels(draw: Callable[..., None], evaluation: Mapping[str, Any], unit: str = "base") -> Figure:
-    """One panel below the other for each group of bases: `draw(axes, evaluation, group)`, each on a scale of its own."""
+def group_panels(draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base") -> Figure:
+    """A figure with one panel for each group of bases, from top to bottom: `draw(axes, evaluation, group, unit)`, each with its own scale."""
     from matplotlib.figure import Figure
 
     groups, rows = shown_groups(evaluation), 1 + len(evaluation.get("markov") or ())
@@ -82,49 +87,49 @@ def group_panels(draw: Callable[..., None], evaluation: Mapping[str, Any], unit:
     return figure
 
 
-def overview(panels: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> Figure:
-    """Up to three panels a row; 1,200 pixels wide when saved as PNG."""
+def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
+    """A figure with up to three panels in a row.
+
+    Raises:
+        ValueError: if there is no panel.
+    """
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("there is nothing to draw: give metrics, evaluation, samples with real windows, or finetune")
+        raise ValueError("nothing to draw: give metrics, evaluation, samples with real windows, or finetune")
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     with style():
-        figure = Figure(figsize=(4 * columns, 3.1 * rows), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        figure = Figure(figsize=(4 * columns, 3.1 * rows))
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
         spaces = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes, (draw, args) in zip(spaces, panels):
-            draw(axes, *args)
+        for axes, draw in zip(spaces, panels):
+            draw(axes)
         for axes in spaces[len(panels) :]:
             axes.set_visible(False)
     return figure
 
 
 def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Path:
-    """Write a picture as `.png` (`pixels` wide) or `.svg`, beside the target and then renamed.
+    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically.
 
     Raises:
-        ValueError: if the name ends otherwise.
+        ValueError: if the name has another suffix.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without an ending'}")
-    kind = path.suffix.lower()[1:]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with style():
-        figure.savefig(
-            temporary, format=kind, dpi=pixels / figure.get_figwidth(), metadata={"Software": None} if kind == "png" else {"Date": None}
-        )
-    os.replace(temporary, path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in _METADATA:
+        raise ValueError(f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without a suffix'}")
+    with style(), atomic_write(path, overwrite=True) as file:
+        figure.savefig(file, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind])
     return path
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """The picture as an `<svg>` element for a page: ids begin with `name`, no metadata, nothing refers to the outside."""
+    """The picture as an `<svg>` element for a page: ids start with `name`; there are no metadata and no external references."""
     buffer = io.StringIO()
     with style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata=_METADATA["svg"])
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")

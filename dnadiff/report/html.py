@@ -1,4 +1,4 @@
-"""Building blocks of a self-contained page: tables, pictures, facts, the document. All text is escaped here, and nowhere else."""
+"""Building blocks of a self-contained HTML page: tables, pictures, facts, the document. They escape all text that they get."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dnadiff.config import Json
+from dnadiff.data.files import atomic_write
 from dnadiff.report import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LABELS = {"n_policy": "N policy", "num_draws": "Draws", "path": "File", "scan": "Scan kernel", "step": "Steps"}
 
 
 def document(title: str, body: str) -> str:
-    """The document; its policy forbids the browser to load anything from anywhere."""
+    """A complete HTML document. Its content security policy forbids loading anything from elsewhere."""
     style = resources.files("dnadiff.report").joinpath("style.css").read_text(encoding="utf-8")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return f"""<!doctype html>
@@ -40,23 +45,23 @@ def document(title: str, body: str) -> str:
 
 
 def section(heading: str, content: str) -> str:
-    """A heading with what belongs to it."""
+    """A section with a heading."""
     return f"<section><h2>{escape(heading)}</h2>{content}</section>"
 
 
 def pair(*columns: str) -> str:
-    """Columns side by side, one below the other on a phone."""
+    """Columns next to each other; on a narrow screen one below the other."""
     return f'<div class="pair">{"".join(f"<div>{column}</div>" for column in columns)}</div>' if columns else ""
 
 
-def picture(figure: Any, name: str, label: str, caption: str) -> str:
-    """A figure as inline SVG; `name` is unique on the page, `label` says what one would see."""
+def picture(figure: Figure, name: str, label: str, caption: str) -> str:
+    """A figure as inline SVG; `name` is unique on the page, `label` is the text for screen readers."""
     svg = figures.inline_svg(figure, name).replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), caption: str = "", kind: str = "") -> str:
-    """A table whose first cells head their rows; `numbers` are the columns set flush right."""
+    """A table with row headers in its first column; the columns `numbers` are right-aligned."""
     mark = ['class="number"' if column in numbers else "" for column in range(len(head))]
     top = "".join(f'<th scope="col" {m}>{escape(text)}</th>' for text, m in zip(head, mark))
     body = "".join(
@@ -70,12 +75,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
 
 
 def _cell(text: str) -> str:
-    """The text, with leave to break a line after each underscore: long names otherwise push the last columns out of sight."""
+    """The text with a line break allowed after each underscore: long names would push the last columns off the screen."""
     return escape(text).replace("_", "_<wbr>")
 
 
-def facts(heading: str, values: Mapping[str, Any]) -> str:
-    """Names and values in two columns, nothing if there are none."""
+def facts(heading: str, values: Mapping[str, Json]) -> str:
+    """Names and values in two columns; empty without values."""
     if not values:
         return ""
     rows = "".join(
@@ -88,8 +93,8 @@ def _label(key: str) -> str:
     return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
 
 
-def _shown(value: Any, key: str = "") -> str:
-    """A fact in words; of an absolute path only the last parts, so that a shared page does not tell where its owner keeps files."""
+def _shown(value: Json, key: str = "") -> str:
+    """A value as text; an absolute path is cut to its last parts, so that a shared page does not show the folders of its author."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
     if isinstance(value, list | tuple):
@@ -106,8 +111,7 @@ def _shown(value: Any, key: str = "") -> str:
 
 
 def write(path: Path, text: str) -> Path:
-    """Beside the target, then renamed: a reader never sees half a page."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    """Write a page atomically and return its path."""
+    with atomic_write(path, overwrite=True) as file:
+        file.write(text.encode())
     return path

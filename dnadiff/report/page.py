@@ -1,65 +1,53 @@
-"""The page and the picture of a run, from the plain results of the command lines. What is missing is left out."""
+"""The page and the overview picture of a run, from the results that the commands wrote. Missing results are left out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dnadiff.metrics.composition import Composition, compare
 from dnadiff.report import figures, panels, sections
 from dnadiff.report.html import document, write
-from dnadiff.report.results import has_loss, markov_models
+from dnadiff.report.results import Results, RunResults, has_loss, markov_models
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def write_report(
     path: str | os.PathLike[str],
+    results: RunResults,
     *,
-    metrics: Mapping[str, np.ndarray] | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    samples: Iterable[str | bytes | np.ndarray] | None = None,
-    real: Iterable[str | bytes | np.ndarray] | None = None,
-    finetune: Mapping[str, Any] | None = None,
     title: str | None = None,
-    details: Mapping[str, Any] | None = None,
+    details: Results | None = None,
     commands: Sequence[str] = (),
-    unit: str = "base",
-    uniform_bits: float | None = 2.0,
-    both_strands: bool = True,
 ) -> Path:
-    """Write the page; an existing file is replaced in one step.
+    """Write the report page of a run; an existing file is replaced atomically.
 
     Args:
-        path: of the page.
-        metrics: columns of the training, from `read_metrics`.
-        evaluation: the content of `evaluate.json`.
-        samples: generated sequences, letters or uint8 bases.
-        real: windows of the genome, as long as the samples.
-        finetune: the content of `finetune.json`.
-        title: of the page; by default it names the data.
+        path: path of the page.
+        results: the results to show.
+        title: title of the page; by default it has the name of the data.
         details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
-        commands: command lines that made the results.
-        unit: what a token is called: base, character.
-        uniform_bits: bits of a blind guess, None draws no such line.
-        both_strands: count words on both strands.
+        commands: command lines that produced the results.
 
     Raises:
-        ValueError: if there is nothing to report, or samples come without real windows or the other way round.
+        ValueError: if there are no results.
     """
-    composition = _composition(samples, real, both_strands)
+    metrics, evaluation, composition, finetune = results.metrics, results.evaluation, results.composition, results.finetune
     if not (metrics or evaluation or composition or finetune):
-        raise ValueError("there is nothing to report: give metrics, evaluation, samples with real windows, or finetune")
+        raise ValueError("nothing to report: give metrics, evaluation, samples with real windows, or finetune")
     title = title or sections.default_title(evaluation)
+    unit = results.unit
     body = [
-        sections.masthead(title, evaluation, composition, finetune, unit),
-        sections.results(evaluation, composition, finetune, unit, uniform_bits),
+        sections.masthead(title, results),
+        sections.main_results(results),
         sections.about(evaluation, details),
         sections.training(metrics, unit) if metrics and has_loss(metrics) else "",
         sections.likelihood(evaluation, unit) if evaluation and markov_models(evaluation) else "",
-        sections.context(evaluation, unit, uniform_bits) if evaluation and evaluation.get("curve") else "",
+        sections.context(evaluation, unit, results.uniform_bits) if evaluation and evaluation.get("curve") else "",
         sections.samples(composition) if composition else "",
         sections.downstream(finetune) if finetune else "",
         sections.footer(commands),
@@ -67,39 +55,23 @@ def write_report(
     return write(Path(path), document(title, "\n".join(part for part in body if part)))
 
 
-def save_overview(
-    path: str | os.PathLike[str],
-    *,
-    metrics: Mapping[str, np.ndarray] | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    samples: Iterable[str | bytes | np.ndarray] | None = None,
-    real: Iterable[str | bytes | np.ndarray] | None = None,
-    finetune: Mapping[str, Any] | None = None,
-    unit: str = "base",
-    uniform_bits: float | None = 2.0,
-    both_strands: bool = True,
-    pixels: int = 1200,
-) -> Path:
-    """Save the main panels in one picture, `.png` (`pixels` wide) or `.svg`. Arguments as in `write_report`."""
-    composition = _composition(samples, real, both_strands)
-    chosen: list[tuple[Callable[..., None], Sequence[Any]]] = []
+def save_overview(path: str | os.PathLike[str], results: RunResults, pixels: int = 1200) -> Path:
+    """Save the main panels of a run in one picture, `.png` (`pixels` wide) or `.svg`.
+
+    Raises:
+        ValueError: if there are no results, or the name has another suffix.
+    """
+    metrics, evaluation, composition, finetune = results.metrics, results.evaluation, results.composition, results.finetune
+    chosen: list[Callable[[Axes], None]] = []
     if metrics and has_loss(metrics):
-        chosen.append((panels.loss_curve, (metrics, unit)))
+        chosen.append(partial(panels.loss_curve, metrics=metrics, unit=results.unit))
     if evaluation:
-        chosen.append((panels.held_out_bits, (evaluation, "all", unit)))
+        chosen.append(partial(panels.held_out_bits, evaluation=evaluation, unit=results.unit))
         if evaluation.get("curve"):
-            chosen.append((panels.visibility_curve, (evaluation, unit, uniform_bits)))
+            curve = partial(panels.visibility_curve, evaluation=evaluation, unit=results.unit, uniform_bits=results.uniform_bits)
+            chosen.append(curve)
     if composition:
-        chosen += [(panels.word_frequencies, (composition,)), (panels.gc_content, (composition,))]
+        chosen += [partial(draw, composition=composition) for draw in (panels.kmer_frequencies, panels.gc_content)]
     if finetune:
-        chosen.append((panels.accuracies, (finetune,)))
+        chosen.append(partial(panels.accuracies, finetune=finetune))
     return figures.save(figures.overview(chosen), path, pixels)
-
-
-def _composition(samples: Iterable | None, real: Iterable | None, both_strands: bool) -> Composition | None:
-    if (samples is None) != (real is None):
-        given, missing = ("samples", "real") if real is None else ("real", "samples")
-        raise ValueError(
-            f"{given} came without {missing}; samples are judged beside real windows of the same length, so give both or neither"
-        )
-    return None if samples is None else compare(samples, real, both_strands=both_strands)

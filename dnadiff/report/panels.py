@@ -1,26 +1,28 @@
-"""The panels of a report: a function draws one on `axes` from plain results. `dnadiff.report.figures` puts them on pages and in files."""
+"""The panels of a report: each function draws one panel on matplotlib axes. `dnadiff.report.figures` makes figures and files of them."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dnadiff.checks import is_number
+from dnadiff.config import Json
 from dnadiff.metrics.composition import Composition
-from dnadiff.metrics.sample_quality import WORDS, Judgement
-from dnadiff.report.results import BIT, GROUPS, Columns, chance_level, is_number, markov_models, progress, short_count, smoothed
+from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
+from dnadiff.report.results import BIT, GROUPS, Columns, Results, chance_level, markov_models, percent, progress, short_count, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey by lightness and marker
+# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and marker
 MODEL, OTHER, REAL, FAINT = "#0072B2", "#D55E00", "#3D3D3D", "#B4BCC4"
 
 
 def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
-    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged and with live weights."""
+    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged and with raw weights."""
     x, label = progress(metrics)
     train, shown = _column(metrics, "train_nll"), []
     if train is not None:
@@ -28,13 +30,13 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
         smooth = smoothed(metrics["train_nll"][train] / BIT)
         axes.plot(x[train], smooth, color=REAL, lw=1.4, label="training, smoothed")
         shown += [smooth[len(smooth) // 50 :], np.percentile(metrics["train_nll"][train] / BIT, [10, 90])]
-    for name, colour, marker, text in (
-        ("valid_nll_live", OTHER, "s--", "validation, live"),
+    for name, color, marker, text in (
+        ("valid_nll_live", OTHER, "s--", "validation, raw"),
         ("valid_nll", MODEL, "o-", "validation, averaged"),
     ):
         rows = _column(metrics, name)
         if rows is not None:
-            axes.plot(x[rows], metrics[name][rows] / BIT, marker, color=colour, ms=3.5, lw=1.4, label=text)
+            axes.plot(x[rows], metrics[name][rows] / BIT, marker, color=color, ms=3.5, lw=1.4, label=text)
             shown.append(metrics[name][rows] / BIT)
     if shown:
         low, high = min(map(np.min, shown)), max(map(np.max, shown))
@@ -44,7 +46,7 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
     legend_below(axes)
 
 
-def held_out_bits(axes: Axes, evaluation: Mapping[str, Any], group: str = "all", unit: str = "base") -> None:
+def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
     """Bits per base of the model, with its 95 % interval, and of the Markov models on the same bases."""
     ours = evaluation["groups"][group]
     markov = [(f"order {m['order']}", m["groups"][group]["bits"]) for m in markov_models(evaluation, group)]
@@ -55,48 +57,48 @@ def held_out_bits(axes: Axes, evaluation: Mapping[str, Any], group: str = "all",
     axes.plot(ours["bits"], 0, "o", color=MODEL, ms=6)
     axes.plot([bits for _, bits in markov], range(1, len(markov) + 1), "s", color=REAL, mfc="white", ms=5)
     label_rows(axes, ["this model", *(name for name, _ in markov)], [f"{bits:.4f}" for bits in (ours["bits"], *(b for _, b in markov))])
-    axes.set(title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (fewer is better)")
+    axes.set(title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (lower is better)")
 
 
-def paired_differences(axes: Axes, evaluation: Mapping[str, Any], group: str = "all", unit: str = "base") -> None:
-    """The model's bits minus each Markov model's, with 95 % intervals: left of 0 the model is better."""
+def paired_differences(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
+    """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is better."""
     markov = markov_models(evaluation, group)
     rows = [(f"minus order {m['order']}", *(m["groups"][group].get(k) for k in ("difference_bits", "low", "high"))) for m in markov]
     _forest(axes, rows, "{:+.4f}", better=-1)
     axes.set(title=_group_title(evaluation, group, unit), xlabel=f"difference in bits per {unit} (below 0: model better)")
 
 
-def visibility_curve(axes: Axes, evaluation: Mapping[str, Any], unit: str = "base", uniform_bits: float | None = 2.0) -> None:
-    """h(n): bits of a masked base when n others of its window are visible, with 95 % bars; its mean is the NELBO."""
+def visibility_curve(axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0) -> None:
+    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals; its mean is the NELBO."""
     curve = {key: np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")}
     mean = evaluation["groups"]["all"]["bits"]
     if uniform_bits is not None:
-        axes.axhline(uniform_bits, color=REAL, lw=1, ls=(0, (1, 1.5)), label=f"blind guess, {uniform_bits:g}")
+        axes.axhline(uniform_bits, color=REAL, lw=1, ls=(0, (1, 1.5)), label=f"uniform guessing, {uniform_bits:g}")
     axes.axhline(mean, color=OTHER, lw=1.2, ls="--", label=f"mean = NELBO, {mean:.4f}")
     axes.errorbar(
         curve["visible"], curve["bits"], 1.96 * curve["se"], color=MODEL, fmt="o-", ms=4, lw=1.3, elinewidth=1, capsize=2, label="h(n)"
     )
-    axes.set(title="What context is worth", xlabel=f"visible {unit}s n", ylabel=f"bits per masked {unit}", xlim=(0, None))
+    axes.set(title="Bits against context", xlabel=f"visible {unit}s n", ylabel=f"bits per masked {unit}", xlim=(0, None))
     axes.margins(y=0.12)
     legend_below(axes)
 
 
-def word_frequencies(axes: Axes, composition: Composition) -> None:
-    """Words of three bases in the samples against real windows; bars span 95 % of random sets of real windows."""
-    c, unusual = composition, composition.unusual
-    every = 100 * np.concatenate([c.real_frequency, c.sample_frequency, c.word_low, c.word_high])
+def kmer_frequencies(axes: Axes, composition: Composition) -> None:
+    """k-mer frequencies of the samples against real windows; bars span 95 % of random sets of real windows."""
+    c, outside = composition, composition.outside_baseline
+    every = 100 * np.concatenate([c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high])
     limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
     axes.plot(limits, limits, color=FAINT, lw=1, zorder=1)
-    axes.vlines(100 * c.real_frequency, 100 * c.word_low, 100 * c.word_high, color=FAINT, lw=3, label="real windows, 95 %")
-    for rows, colour, marker, text in ((~unusual, MODEL, "o", "samples, within"), (unusual, OTHER, "D", "samples, outside")):
+    axes.vlines(100 * c.real_frequency, 100 * c.kmer_low, 100 * c.kmer_high, color=FAINT, lw=3, label="real windows, 95 %")
+    for rows, color, marker, text in ((~outside, MODEL, "o", "samples, within"), (outside, OTHER, "D", "samples, outside")):
         if rows.any():
             axes.plot(
-                100 * c.real_frequency[rows], 100 * c.sample_frequency[rows], marker, color=colour, ms=3.6, label=f"{text} ({rows.sum()})"
+                100 * c.real_frequency[rows], 100 * c.sample_frequency[rows], marker, color=color, ms=3.6, label=f"{text} ({rows.sum()})"
             )
     axes.set(
-        title=f"Words of {len(c.words[0].split('/')[0])} bases",
-        xlabel="% of words in the genome",
-        ylabel="% of words in the samples",
+        title=f"{c.k}-mers",
+        xlabel="frequency in the genome, %",
+        ylabel="frequency in the samples, %",
         xlim=limits,
         ylim=limits,
     )
@@ -105,36 +107,36 @@ def word_frequencies(axes: Axes, composition: Composition) -> None:
 
 
 def gc_content(axes: Axes, composition: Composition) -> None:
-    """GC content of the samples and of real windows as long; the band spans 95 % of random sets of real windows."""
+    """GC content of the samples and of real windows; the band spans 95 % of random sets of real windows."""
     c = composition
     everything = 100 * np.concatenate([c.sample_gc, c.real_gc])
     edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
-    sets = np.array([_share(100 * chosen, edges) for chosen in c.gc_sets])
+    sets = np.array([_percentages(100 * chosen, edges) for chosen in c.gc_sets])
     low, high = np.quantile(sets, [0.025, 0.975], axis=0)
     axes.stairs(high, edges, baseline=low, fill=True, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
-    axes.stairs(_share(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows")
-    axes.stairs(_share(100 * c.sample_gc, edges), edges, color=MODEL, lw=1.8, label="samples")
-    axes.set(title=f"GC content, {c.length} bases", xlabel="% G and C", ylabel="% of sequences", ylim=(0, None))
+    axes.stairs(_percentages(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows")
+    axes.stairs(_percentages(100 * c.sample_gc, edges), edges, color=MODEL, lw=1.8, label="samples")
+    axes.set(title=f"GC content, {c.length} bases", xlabel="GC content, %", ylabel="% of sequences", ylim=(0, None))
     legend_below(axes)
 
 
-def word_distances(axes: Axes, judgement: Judgement) -> None:
-    """Jensen-Shannon divergence of words of each length; the band spans 95 % of random sets of real windows."""
-    found = [judgement[f"js_{k}"].distance for k in WORDS]
-    samples, low, high = (np.array([getattr(d, name) for d in found]) for name in ("samples", "low", "high"))
+def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
+    """Jensen-Shannon divergence of k-mer frequencies for each k; the band spans 95 % of random sets of real windows."""
+    found = [quality[f"js_{k}"].distance for k in KMER_LENGTHS]
+    samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
-    axes.fill_between(WORDS, low, high, color=FAINT, alpha=0.55, lw=0, label="real against real, 95 %")
+    axes.fill_between(KMER_LENGTHS, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %")
     axes.errorbar(
-        WORDS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
+        KMER_LENGTHS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
     )
-    axes.set(title="Words, distance from real windows", xlabel="bases in a word", ylabel="Jensen-Shannon, bits", yscale="log")
+    axes.set(title="k-mers, distance from real windows", xlabel="k", ylabel="Jensen-Shannon divergence, bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     legend_below(axes)
 
 
-def mutual_information(axes: Axes, judgement: Judgement) -> None:
-    """Mutual information of two bases against their distance; the band spans 95 % of random sets of real windows."""
-    samples, (low, high) = judgement.information
+def mutual_information(axes: Axes, quality: SampleQuality) -> None:
+    """Mutual information of two bases against the distance between them; the band spans 95 % of random sets of real windows."""
+    samples, (low, high) = quality.information
     at = np.arange(1, len(samples) + 1)
     axes.fill_between(at, low, high, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
     axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
@@ -143,41 +145,44 @@ def mutual_information(axes: Axes, judgement: Judgement) -> None:
     legend_below(axes)
 
 
-def accuracies(axes: Axes, finetune: Mapping[str, Any]) -> None:
-    """Test accuracy of each classifier with its 95 % interval; small dots are the seeds, the dotted line is chance."""
+def accuracies(axes: Axes, finetune: Results) -> None:
+    """Test accuracy of each classifier with its 95 % interval; small dots are seeds, the dotted line is chance."""
     models = finetune["models"]
     for row, result in enumerate(models.values()):
-        colour = MODEL if row == 0 else REAL
+        color = MODEL if row == 0 else REAL
         seeds = [100 * seed for seed in result.get("per_seed") or () if is_number(seed)]
-        axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=colour, ms=3, alpha=0.45, mew=0)
+        axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
         if is_number(result.get("low")) and is_number(result.get("high")):
-            axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=colour, lw=2)
-        axes.plot(100 * result["accuracy"], row, "o", color=colour, ms=6)
+            axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=color, lw=2)
+        axes.plot(100 * result["accuracy"], row, "o", color=color, ms=6)
     label_rows(axes, list(models), [f"{100 * result['accuracy']:.1f}" for result in models.values()])
     chance = chance_level(finetune)
     if chance is not None:
         axes.axvline(100 * chance, color=REAL, lw=1, ls=(0, (1, 1.5)))
-    axes.set(title="Accuracy", xlabel="% of test windows right" + (" (dotted: chance)" if chance else ""))
+    axes.set(title="Accuracy", xlabel="test accuracy, %" + (" (dotted: chance)" if chance else ""))
 
 
-def accuracy_differences(axes: Axes, finetune: Mapping[str, Any]) -> None:
+def accuracy_differences(axes: Axes, finetune: Results) -> None:
     """Paired differences of accuracy in percentage points, with 95 % intervals."""
-    rows = [(f"{d['a']}\n− {d['b']}", *(_percent(d.get(k)) for k in ("difference", "low", "high"))) for d in finetune["differences"]]
+    rows = [
+        (f"{d['a']}\n− {d['b']}", percent(d.get("difference")), percent(d.get("low")), percent(d.get("high")))
+        for d in finetune["differences"]
+    ]
     _forest(axes, rows, "{:+.1f}", better=1)
     axes.set(title="Paired differences", xlabel="percentage points (above 0: first is better)")
 
 
-def _forest(axes: Axes, rows: Sequence[tuple[str, Any, Any, Any]], form: str, better: int) -> None:
-    """Differences with intervals: blue where the first is better, orange where it is worse, grey where 0 lies inside."""
+def _forest(axes: Axes, rows: Sequence[tuple[str, Json, Json, Json]], form: str, better: int) -> None:
+    """Differences with intervals: blue if the first is better, orange if it is worse, gray if the interval contains 0."""
     axes.axvline(0, color=REAL, lw=1)
     for y, (_, value, low, high) in enumerate(rows):
         known = is_number(low) and is_number(high)
         sign = 0 if not known else int(low > 0) - int(high < 0)
-        colour = REAL if sign == 0 else (MODEL if sign == better else OTHER)
+        color = REAL if sign == 0 else (MODEL if sign == better else OTHER)
         if known:
-            axes.plot([low, high], [y, y], color=colour, lw=2)
+            axes.plot([low, high], [y, y], color=color, lw=2)
         if is_number(value):
-            axes.plot(value, y, "D", color=colour, ms=5, mfc="white" if sign == 0 else colour)
+            axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
     label_rows(
         axes, [name for name, *_ in rows], [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows]
     )
@@ -185,8 +190,8 @@ def _forest(axes: Axes, rows: Sequence[tuple[str, Any, Any, Any]], form: str, be
 
 
 def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: int = 17) -> None:
-    """Names of the rows on the left, their values on the right, the first row on top."""
-    axes.set_yticks(range(len(names)), [_plain(name, width) for name in names])
+    """Label rows with names on the left and values on the right, the first row at the top."""
+    axes.set_yticks(range(len(names)), [_wrapped(name, width) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
@@ -195,21 +200,21 @@ def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: i
     axes.spines["left"].set_visible(False)
 
 
-def _plain(text: str, width: int = 17, most: int = 3) -> str:
-    """A name for a picture: in short lines."""
+def _wrapped(text: str, width: int, max_lines: int = 3) -> str:
+    """A name in short lines."""
     lines = [part for line in text.split("\n") for part in textwrap.wrap(line, width)]
-    return "\n".join(lines[:most] + ["…"] * (len(lines) > most))
+    return "\n".join(lines[:max_lines] + ["…"] * (len(lines) > max_lines))
 
 
 def legend_below(axes: Axes) -> None:
-    """Below the label of the x axis, where it covers nothing."""
+    """A legend below the label of the x axis, where it covers nothing."""
     from matplotlib.transforms import ScaledTranslation
 
-    below = axes.transAxes + ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # half an inch, whatever the height
+    below = axes.transAxes + ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # half an inch at any height
     axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, ncols=2, borderaxespad=0, columnspacing=1, handlelength=1.6)
 
 
-def _group_title(evaluation: Mapping[str, Any], group: str, unit: str) -> str:
+def _group_title(evaluation: Results, group: str, unit: str) -> str:
     tokens = evaluation["groups"][group].get("tokens")
     return f"{GROUPS.get(group, group)} {unit}s" + (f", {tokens:,}" if is_number(tokens) else "")
 
@@ -220,22 +225,18 @@ def _column(metrics: Columns, name: str) -> np.ndarray | None:
     return rows if len(rows) else None
 
 
-def _label_outliers(axes: Axes, c: Composition, most: int = 6) -> None:
-    """Name the words farthest from the genome, leaving out one whose label would lie on another's."""
+def _label_outliers(axes: Axes, c: Composition, max_labels: int = 6) -> None:
+    """Label the k-mers that differ most from the genome, without labels that would overlap."""
     labelled: list[float] = []
     room = 0.07 * np.ptp(axes.get_ylim())
-    excess = np.where(c.unusual, np.abs(c.sample_frequency - c.real_frequency), 0)
-    for index in np.argsort(-excess, kind="stable")[: min(most, int(c.unusual.sum()))]:
+    excess = np.where(c.outside_baseline, np.abs(c.sample_frequency - c.real_frequency), 0)
+    for index in np.argsort(-excess, kind="stable")[: min(max_labels, int(c.outside_baseline.sum()))]:
         x, y = 100 * c.real_frequency[index], 100 * c.sample_frequency[index]
         if all(abs(y - other) > room for other in labelled):
             place, side = ((-6, 3), "right") if y > x else ((6, -3), "left")
-            axes.annotate(c.words[index], (x, y), place, textcoords="offset points", ha=side, va="center", fontsize=7.5)
+            axes.annotate(c.kmers[index], (x, y), place, textcoords="offset points", ha=side, va="center", fontsize=7.5)
             labelled.append(y)
 
 
-def _share(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return 100 * np.histogram(values, edges)[0] / len(values)
-
-
-def _percent(value: Any) -> float | None:
-    return 100 * value if is_number(value) else None

@@ -1,32 +1,90 @@
-"""Reading the results that a report is made of: `metrics.csv`, and the dicts of `evaluate.json` and `finetune.json`."""
+"""What a report is made of: the columns of `metrics.csv`, and the contents of `evaluate.json` and `finetune.json`."""
 
 from __future__ import annotations
 
 import csv
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+from dnadiff.checks import is_number
+from dnadiff.config import Json
+from dnadiff.metrics.composition import Composition, compare
 
 BIT = math.log(2)  # nats
 GROUPS = {"all": "All held-out", "novel": "Novel", "repeated": "Repeated"}
 LOSSES = ("train_nll", "valid_nll", "valid_nll_live")
 Columns = Mapping[str, np.ndarray]
+Results = Mapping[str, Json]  # the content of a JSON file
+Sequences = Sequence[str | bytes | np.ndarray]
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """The results of a run; a report leaves out what is None.
+
+    Attributes:
+        metrics: columns of the training log, from `read_metrics`.
+        evaluation: the content of `evaluate.json`.
+        samples: generated sequences, as strings or uint8 arrays of bases; they need `real`.
+        real: windows of the genome, of the samples' length.
+        finetune: the content of `finetune.json`.
+        unit: the name of a token: base, character.
+        uniform_bits: bits of uniform guessing; None if it is not shown.
+        both_strands: count k-mers on both strands.
+
+    Raises:
+        ValueError: if samples come without real windows or the other way around.
+    """
+
+    metrics: Columns | None = None
+    evaluation: Results | None = None
+    samples: Sequences | None = None
+    real: Sequences | None = None
+    finetune: Results | None = None
+    unit: str = "base"
+    uniform_bits: float | None = 2.0
+    both_strands: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.samples is None) != (self.real is None):
+            given, missing = ("samples", "real") if self.real is None else ("real", "samples")
+            raise ValueError(
+                f"{given} came without {missing}; samples are compared with real windows of the same length, so give both or neither"
+            )
+
+    @cached_property
+    def composition(self) -> Composition | None:
+        """The samples compared with real windows."""
+        if self.samples is None or self.real is None:
+            return None
+        return compare(self.samples, self.real, both_strands=self.both_strands)
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The columns of `metrics.csv` as float arrays; empty cells are NaN.
 
     Raises:
-        ValueError: if a cell is no number, a row is cut short, or there is no row.
+        ValueError: if a cell is not a number, a row is incomplete, or there is no row.
     """
     with open(path, newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     if not rows:
-        raise ValueError(f"{path} holds no row; has the training logged anything?")
+        raise ValueError(f"{path} has no rows; has the training logged anything?")
     return {name: np.array([_cell(row[name], name, number, path) for number, row in enumerate(rows, start=2)]) for name in rows[0] if name}
+
+
+def _cell(text: str | None, name: str, line: int, path: str | os.PathLike[str]) -> float:
+    if text is None:
+        raise ValueError(f"{path}, line {line}: the row is incomplete, {name} is missing")
+    try:
+        return float(text) if text.strip() else float("nan")
+    except ValueError:
+        raise ValueError(f"{path}, line {line}: {name} is {text!r}, which is not a number") from None
 
 
 def has_loss(metrics: Columns) -> bool:
@@ -34,28 +92,33 @@ def has_loss(metrics: Columns) -> bool:
     return any(np.isfinite(metrics[name]).any() for name in LOSSES if name in metrics)
 
 
-def shown_groups(evaluation: Mapping[str, Any]) -> list[str]:
-    """The groups of bases with a number: `all` first, and those that hold no base left out."""
+def shown_groups(evaluation: Results) -> list[str]:
+    """The groups of bases that have a number, `all` first; groups without bases are left out."""
     groups = evaluation["groups"]
     order = [g for g in GROUPS if g in groups] + [g for g in groups if g not in GROUPS]
     return [g for g in order if is_number(groups[g].get("bits"))]
 
 
-def markov_models(evaluation: Mapping[str, Any], group: str = "all") -> list[Mapping[str, Any]]:
-    """The Markov models with a number for a group, by order."""
+def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
+    """The Markov models that have a number for a group, by order."""
     models = sorted(evaluation.get("markov") or (), key=lambda m: m["order"])
     return [m for m in models if is_number(m["groups"].get(group, {}).get("bits"))]
 
 
-def chance_level(finetune: Mapping[str, Any]) -> float | None:
-    """One over the number of classes, where the task says how many it has (`classes`: a number or their names)."""
+def chance_level(finetune: Results) -> float | None:
+    """One over the number of classes, if the task has it (`classes`: a number or their names)."""
     classes = (finetune.get("task") or {}).get("classes")
     number = classes if is_number(classes) else len(classes or ())
     return 1 / number if number else None
 
 
+def percent(value: Json) -> float | None:
+    """A fraction in percent; None if it is not a number."""
+    return 100 * value if is_number(value) else None
+
+
 def progress(metrics: Columns) -> tuple[np.ndarray, str]:
-    """What the loss is drawn against, tokens where they are known for every row, with its label."""
+    """The x axis of the loss, with its label: tokens if every row has them, otherwise steps."""
     tokens = metrics.get("tokens")
     if tokens is not None and len(tokens) and np.isfinite(tokens).all():
         return tokens, "tokens seen in training"
@@ -63,16 +126,11 @@ def progress(metrics: Columns) -> tuple[np.ndarray, str]:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred moving average over a fifteenth of the points; at the ends the window is cut off."""
+    """Centered moving average over a fifteenth of the points; at the ends the window is cut off."""
     half, index = max(len(values) // 30, 1), np.arange(len(values))
     total = np.concatenate([[0], np.cumsum(values)])
     first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
     return (total[last] - total[first]) / (last - first)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
 
 
 def short_count(value: float) -> str:
@@ -81,12 +139,3 @@ def short_count(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _cell(text: str | None, name: str, line: int, path: str | os.PathLike[str]) -> float:
-    if text is None:
-        raise ValueError(f"{path}, line {line}: the row is cut short, {name} is missing")
-    try:
-        return float(text) if text.strip() else float("nan")
-    except ValueError:
-        raise ValueError(f"{path}, line {line}: {name} is {text!r}, which is no number") from None

@@ -1,30 +1,30 @@
-"""The sections of a report, from top to bottom, each a piece of HTML."""
+"""The sections of a report from top to bottom, each as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from html import escape
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from dnadiff.bootstrap import verdict
 from dnadiff.metrics.composition import Composition
 from dnadiff.report import panels
 from dnadiff.report.figures import group_panels, panel
-from dnadiff.report.headlines import headlines, interval, listed, number, sentences, verdict
+from dnadiff.report.headlines import headlines, interval, listed, number, sentences
 from dnadiff.report.html import facts, pair, picture, section, table
-from dnadiff.report.results import BIT, GROUPS, markov_models, progress, short_count, shown_groups, smoothed
+from dnadiff.report.results import BIT, GROUPS, Columns, Results, RunResults, markov_models, progress, short_count, shown_groups, smoothed
 
-Results = Mapping[str, Any]
 _SIGNED = "{:+.4f}"
 _NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
 _RESPONSIBLE = (
     "Generated sequences are statistical samples. They are unvalidated, and no claim is made about their function, safety or clinical "
     "use. Before any synthesis, screen them with current tools, order only from providers that screen, and follow the rules of your "
-    "institution and country. The package contains no hazard filter. Models memorise: share none that was trained on private genomes. "
-    "The whole text is RESPONSIBLE_USE.md of the package."
+    "institution and country. The package contains no hazard filter. Models memorize: share none that was trained on private genomes. "
+    "The full text is RESPONSIBLE_USE.md of the package."
 )
 _METHODS = (
     "Methods: MDLM, Sahoo et al. 2024 (arXiv 2406.07524); Caduceus, Schiff et al. 2024 (arXiv 2403.03234); "
@@ -33,36 +33,39 @@ _METHODS = (
 
 
 def default_title(evaluation: Results | None) -> str:
-    """The title names the data."""
-    name = (evaluation or {}).get("data", {}).get("name")
+    """A title with the name of the data."""
+    name = _data_name(evaluation)
     return f"Masked diffusion on {name}" if name else "A masked diffusion run"
 
 
-def masthead(title: str, evaluation: Results | None, composition: Composition | None, finetune: Results | None, unit: str) -> str:
-    """The title, and in a sentence or two what the page is about."""
-    name = (evaluation or {}).get("data", {}).get("name") or "a set of sequences"
-    shows = [f"how well it predicts {unit}s it never saw"] if evaluation else []
-    shows += ["how its samples compare with real windows"] if composition else []
+def _data_name(evaluation: Results | None) -> str | None:
+    return (evaluation or {}).get("data", {}).get("name")
+
+
+def masthead(title: str, results: RunResults) -> str:
+    """The title, and what the page shows."""
+    evaluation, finetune, unit = results.evaluation, results.finetune, results.unit
+    shows = [f"how well it predicts held-out {unit}s"] if evaluation else []
+    shows += ["how its samples compare with real windows"] if results.composition else []
     shows += ["how it classifies sequences"] if finetune else []
-    baselines = ", beside simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
+    baselines = ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
-    return f"<header><h1>{escape(title)}</h1><p>{escape(f'A masked diffusion model learned {name} by filling in hidden {unit}s.{tail}')} {_NOTICE}</p></header>"
+    text = f"A masked diffusion model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict masked {unit}s.{tail}"
+    return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {_NOTICE}</p></header>"
 
 
-def results(
-    evaluation: Results | None, composition: Composition | None, finetune: Results | None, unit: str, uniform_bits: float | None
-) -> str:
+def main_results(results: RunResults) -> str:
     """The verdicts in words, and the table of headline numbers."""
-    rows = headlines(evaluation, composition, finetune, unit, uniform_bits)
+    rows = headlines(results)
     if not rows:
         return ""
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences(evaluation, composition, finetune, unit))
-    spoken = f'<div class="verdict">{said}</div>' if said else ""
-    return section("Results", spoken + table(("Result", "Value", "95 % interval", "How to read it"), rows, numbers=(1, 2), kind="cards"))
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences(results))
+    verdicts = f'<div class="verdict">{said}</div>' if said else ""
+    return section("Results", verdicts + table(("Result", "Value", "95 % interval", "How to read it"), rows, numbers=(1, 2), kind="cards"))
 
 
-def about(evaluation: Results | None, details: Mapping[str, Any] | None) -> str:
-    """What was learned and tested, and what learned it."""
+def about(evaluation: Results | None, details: Results | None) -> str:
+    """The data, the test and the model."""
     given = evaluation or {}
     tested = {key: given[key] for key in ("part", "protocol", "num_draws") if key in given}
     columns = (
@@ -72,10 +75,10 @@ def about(evaluation: Results | None, details: Mapping[str, Any] | None) -> str:
     return section("Data and model", pair(*filter(None, columns))) if any(columns) else ""
 
 
-def training(metrics: Mapping[str, np.ndarray], unit: str) -> str:
-    """The loss curve with its first, last and lowest values."""
+def training(metrics: Columns, unit: str) -> str:
+    """The loss curve and its first, last and lowest values."""
     x, label = progress(metrics)
-    names = {"train_nll": "Training, smoothed", "valid_nll": "Validation, averaged weights", "valid_nll_live": "Validation, live weights"}
+    names = {"train_nll": "Training, smoothed", "valid_nll": "Validation, averaged weights", "valid_nll_live": "Validation, raw weights"}
     rows = []
     for key, name in names.items():
         known = np.flatnonzero(np.isfinite(metrics.get(key, np.empty(0))))
@@ -86,30 +89,30 @@ def training(metrics: Mapping[str, np.ndarray], unit: str) -> str:
             rows.append((name, number(bits[0]), number(bits[-1]), f"{number(bits[best])} at {short_count(x[known][best])}"))
     numbers = table(("Loss", "First", "Last", "Lowest"), rows, numbers=(1, 2, 3), caption=f"Bits per {unit}. Positions are {label}.")
     drawn = picture(
-        panel(panels.loss_curve, metrics, unit),
+        panel(partial(panels.loss_curve, metrics=metrics, unit=unit)),
         "loss",
         f"Loss in bits per {unit} against {label}; the table gives first, last and lowest values.",
-        "The loss is the NELBO, an upper bound on the cost of the data. Averaged weights are the ones that are evaluated and used.",
+        "The loss is the NELBO, an upper bound on the negative log-likelihood of the data. Evaluation and sampling use the averaged weights.",
     )
     return section("Training", pair(drawn, numbers))
 
 
 def likelihood(evaluation: Results, unit: str) -> str:
-    """Held-out bits of each group, beside the Markov models, with the paired differences."""
+    """Held-out bits of each group, compared with Markov models, and the paired differences."""
     bits = picture(
         group_panels(panels.held_out_bits, evaluation, unit),
         "bits",
         f"Bits per {unit} of the model and of Markov models for each group of held-out {unit}s; the table gives the numbers.",
-        "Band: the model's 95 % interval. The model's number is an upper bound, those of Markov models are exact. Each panel has its own scale.",
+        "Band: the model's 95 % interval. The model's value is an upper bound, those of Markov models are exact. Each panel has its own scale.",
     )
     differences = picture(
         group_panels(panels.paired_differences, evaluation, unit),
         "differences",
         f"Paired differences between the model and Markov models in bits per {unit}, with 95 % intervals; the table gives the numbers.",
-        "Both are tested on the same windows, which makes the difference more certain than either number. "
+        "Both are tested on the same windows, so the interval of the difference is narrower than that of either value. "
         "Filled: the interval excludes 0. Open: it contains 0.",
     )
-    return section("Held-out bits beside Markov models", pair(bits, differences) + _bits_table(evaluation, unit))
+    return section("Held-out bits compared with Markov models", pair(bits, differences) + _bits_table(evaluation, unit))
 
 
 def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
@@ -120,41 +123,41 @@ def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
         for n, bits, se in zip(curve["visible"], curve["bits"], curve["se"])
     ]
     drawn = picture(
-        panel(panels.visibility_curve, evaluation, unit, uniform_bits),
+        panel(partial(panels.visibility_curve, evaluation=evaluation, unit=unit, uniform_bits=uniform_bits)),
         "curve",
         f"Bits per masked {unit} against the number of visible {unit}s; the table gives the numbers.",
-        f"Mean cost of a hidden {unit} when n others of its window, at random places, are visible. The mean over all n is the NELBO. "
-        "Bars: 95 %, Monte-Carlo noise alone.",
+        f"Mean cost of a masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
+        "Bars: 95 % intervals of the Monte Carlo error only.",
     )
     return section(f"Bits against visible {unit}s", pair(drawn, table((f"Visible {unit}s n", "Bits", "± 95 %"), rows, numbers=(1, 2))))
 
 
 def samples(c: Composition) -> str:
-    """Short words and GC content of the samples beside real windows."""
-    floor = f"Grey: 95 % of random sets of {c.num_compared} real windows."
-    both = " A word and its reverse complement share a point." if any("/" in word for word in c.words) else ""
-    words = picture(
-        panel(panels.word_frequencies, c),
-        "words",
-        f"Frequencies of words of {c.k} bases in the samples against the genome; the table gives those that differ most.",
-        f"Colour: inside or outside the range of real windows.{both} {floor}",
+    """k-mer frequencies and GC content of the samples compared with real windows."""
+    baseline = f"Gray: 95 % of random sets of {c.num_compared} real windows."
+    both = " A k-mer and its reverse complement share a point." if any("/" in label for label in c.kmers) else ""
+    kmers = picture(
+        panel(partial(panels.kmer_frequencies, composition=c)),
+        "kmers",
+        f"Frequencies of {c.k}-mers in the samples against the genome; the table gives those that differ most.",
+        f"Color: inside or outside the range of real windows.{both} {baseline}",
     )
     gc = picture(
-        panel(panels.gc_content, c),
+        panel(partial(panels.gc_content, composition=c)),
         "gc",
-        "Distribution of GC content in samples and in real windows; the table gives means and spreads.",
-        f"Samples and windows have {c.length} bases each. {floor}",
+        "Distribution of GC content in samples and in real windows; the table gives means and standard deviations.",
+        f"Samples and windows have {c.length} bases each. {baseline}",
     )
-    return section("Samples beside the genome", pair(words, gc) + pair(_words_table(c), _gc_table(c)))
+    return section("Samples compared with the genome", pair(kmers, gc) + pair(_kmers_table(c), _gc_table(c)))
 
 
 def downstream(finetune: Results) -> str:
-    """Accuracies and paired differences of the classifiers, with what the task is."""
+    """The task, with accuracies and paired differences of the classifiers."""
     task, differences = finetune.get("task") or {}, finetune.get("differences") or ()
     height = 1.0 + 0.45 * max(len(finetune["models"]), len(differences))
     pictures = [
         picture(
-            panel(panels.accuracies, finetune, height=height),
+            panel(partial(panels.accuracies, finetune=finetune), height),
             "accuracy",
             "Accuracies with 95 % intervals; the table of results gives the numbers.",
             "Small dots: single seeds. Lines: 95 % intervals.",
@@ -163,7 +166,7 @@ def downstream(finetune: Results) -> str:
     if differences:
         pictures += [
             picture(
-                panel(panels.accuracy_differences, finetune, height=height),
+                panel(partial(panels.accuracy_differences, finetune=finetune), height),
                 "accuracy-differences",
                 "Paired differences of accuracy with 95 % intervals; the table of results gives the numbers.",
                 "Filled: the interval excludes 0. Open: it contains 0.",
@@ -178,12 +181,12 @@ def footer(commands: Sequence[str]) -> str:
     lines = "\n".join(commands)
     made = f"<h2>Commands</h2><pre>{escape(lines)}</pre>" if commands else ""
     version = f'<p class="version">Written by dnadiff {escape(_version())}. {_METHODS}</p>'
-    whole = f'<details><summary>The whole text</summary><pre class="text">{escape(_responsible_use())}</pre></details>'
-    return f'<footer>{made}<h2 id="responsible-use">Responsible use</h2><p>{_RESPONSIBLE}</p>{whole}{version}</footer>'
+    full = f'<details><summary>Full text</summary><pre class="text">{escape(_responsible_use())}</pre></details>'
+    return f'<footer>{made}<h2 id="responsible-use">Responsible use</h2><p>{_RESPONSIBLE}</p>{full}{version}</footer>'
 
 
 def _responsible_use() -> str:
-    """RESPONSIBLE_USE.md, which lies in the installed package, or beside it in a checkout."""
+    """RESPONSIBLE_USE.md, which is in the installed package, or in the root of a checkout."""
     package = Path(__file__).resolve().parents[1]
     found = [f for f in (package / "RESPONSIBLE_USE.md", package.parent / "RESPONSIBLE_USE.md") if f.is_file()]
     return found[0].read_text(encoding="utf-8")
@@ -198,30 +201,22 @@ def _bits_table(evaluation: Results, unit: str) -> str:
             theirs = markov["groups"][group]
             low, high = theirs.get("low"), theirs.get("high")
             bits = number(theirs["bits"]), number(theirs.get("perplexity"), "{:.3f}")
-            word = verdict(low, high, "model worse", "model better", "not distinguishable")
-            rows.append(
-                (
-                    name,
-                    f"order {markov['order']}",
-                    *bits,
-                    number(theirs.get("difference_bits"), _SIGNED),
-                    interval(low, high, _SIGNED),
-                    word,
-                )
-            )
-    head = f"{unit.capitalize()}s", "Predictor", "Bits", "Perplexity", "Model minus it", "95 % interval", "Verdict"
-    return table(head, rows, numbers=(2, 3, 4, 5))
+            said = verdict(low, high, "model worse", "model better", "not distinguishable")
+            difference = number(theirs.get("difference_bits"), _SIGNED), interval(low, high, _SIGNED)
+            rows.append((name, f"order {markov['order']}", *bits, *difference, said))
+    head = f"{unit.capitalize()}s", "Model", "Bits", "Perplexity", "Difference", "95 % interval", "Verdict"
+    return table(head, rows, numbers=(2, 3, 4, 5), caption="Difference: this model minus the Markov model.")
 
 
-def _words_table(c: Composition, most: int = 6) -> str:
-    order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:most]
-    form, scaled = "{:.3f}", [100 * values for values in (c.sample_frequency, c.real_frequency, c.word_low, c.word_high)]
+def _kmers_table(c: Composition, num_rows: int = 6) -> str:
+    order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
+    form, scaled = "{:.3f}", [100 * values for values in (c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high)]
     rows = []
     for i in order:
         ours, real, low, high = (values[i] for values in scaled)
-        rows.append((c.words[i], number(ours, form), number(real, form), interval(low, high, form)))
-    head = "Word", "Samples, %", "Genome, %", "Real windows, 95 %"
-    return table(head, rows, numbers=(1, 2, 3), caption=f"The {len(rows)} words that differ most.")
+        rows.append((c.kmers[i], number(ours, form), number(real, form), interval(low, high, form)))
+    head = f"{c.k}-mer", "Samples, %", "Genome, %", "Real windows, 95 %"
+    return table(head, rows, numbers=(1, 2, 3), caption=f"The {len(rows)} {c.k}-mers that differ most.")
 
 
 def _gc_table(c: Composition) -> str:

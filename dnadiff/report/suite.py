@@ -1,86 +1,83 @@
-"""The page of a classification study: one table of all tasks, then for each task bars beside published numbers, ROC curves, confusion matrices."""
+"""The page of a classification study: a table of all tasks, then for each task accuracies with published ones, ROC curves, confusion matrices."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
 from dnadiff.report.html import document, facts, pair, picture, section, table, write
+from dnadiff.report.results import Results
 from dnadiff.report.sections import footer
 
-Results = Mapping[str, Any]
-_RULE = (
-    "A published number rests on the training sequences named beside it. One that was obtained with more of them, and with a network pretrained on "
-    "a thousand times more bases, is no rival: the distance shows what was spent, not which method is better. Where chance, always the larger class, "
-    "is not that of the complete task, the test sequences are a part of it with other shares of the classes, and the distance says nothing at all."
+_PUBLISHED_NOTE = (
+    "Each published accuracy is given with its number of training sequences. A published model with more training sequences, pretrained on a "
+    "thousand times more bases, is not a fair comparison: the difference shows the amount of training, not which method is better. If the "
+    "chance level (always the larger class) differs from that of the complete task, the test sequences are a part of it with other class "
+    "frequencies, and the accuracies are not comparable."
 )
 
 
 def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], commands: Sequence[str] = (), title: str | None = None) -> Path:
-    """Write the page; an existing file is replaced in one step.
+    """Write the page; an existing file is replaced atomically.
 
     Args:
-        path: of the page.
+        path: path of the page.
         studies: results of `dnadiff.downstream.study.study`, one for each task.
-        commands: command lines that made them.
-        title: by default it names the task, or says how many there are.
+        commands: command lines that produced them.
+        title: by default the name of the task, or the number of tasks.
 
     Raises:
         ValueError: if there is no study.
     """
     if not studies:
-        raise ValueError("there is nothing to report: give at least one study")
+        raise ValueError("nothing to report: give at least one study")
     names = [result["task"]["name"] for result in studies]
     title = title or (f"Classification: {names[0]}" if len(names) == 1 else f"Classification: {len(names)} tasks")
-    intro = "Networks beside baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
-    body = [f"<header><h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("Every number", _table(studies))]
+    intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
+    body = [f"<header><h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
     body += [_task(result, f"t{number}") for number, result in enumerate(studies)]
     return write(Path(path), document(title, "\n".join([*body, footer(commands)])))
 
 
 def _table(studies: Sequence[Results]) -> str:
     rows = suite_rows(studies)
-    beside = f"<p>{escape(_RULE)}</p>" if any(row[-1] != "-" for row in rows) else ""
-    return (
-        table(
-            [text.capitalize() if text.islower() else text for text in SUITE_HEADER], rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide"
-        )
-        + beside
-    )
+    note = f"<p>{escape(_PUBLISHED_NOTE)}</p>" if any(row[-1] != "-" for row in rows) else ""
+    head = [text.capitalize() if text.islower() else text for text in SUITE_HEADER]
+    return table(head, rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide") + note
 
 
 def _task(result: Results, name: str) -> str:
-    """A task: pictures, differences, and what a reader of its numbers should know."""
+    """A task: pictures, differences and notes."""
     task, models = result["task"], classification.in_order(result)
-    against = {known for model in models if (known := published_model_for(model, result.get("counterpart")))}
-    known = [row for row in published_accuracies(task["name"]) if row.model in against]
+    counterparts = {published_model_for(model, result.get("counterpart")) for model in models}
+    known = [row for row in published_accuracies(task["name"]) if row.model in counterparts]
     height = 0.9 + 0.36 * (len(models) + len(known))
     bars = picture(
-        panel(classification.accuracy_bars, result, known, height=height),
+        panel(partial(classification.accuracy_bars, result=result, published=known), height),
         f"{name}bars",
         f"Accuracy of each model on {task['name']}; the table above gives the numbers.",
-        f"Orange: baselines and frozen features. Blue: networks trained as a whole, here on {num_training_sequences(result):,} sequences. "
-        + ("Grey: published, with their training sequences. " if known else "")
+        f"Orange: baselines and frozen features. Blue: fully trained networks, here on {num_training_sequences(result):,} sequences. "
+        + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )
     curves = picture(
-        panel(classification.roc, result, height=4.6),
+        panel(partial(classification.roc, result=result), 4.6),
         f"{name}roc",
         f"ROC curves on {task['name']}; the table above gives the areas under them.",
-        "Of the first seed.",
+        "First seed.",
     )
     tables = [
         picture(
-            panel(classification.confusion, result, model, height=3.4),
+            panel(partial(classification.confusion, result=result, name=model), 3.4),
             f"{name}confusion{number}",
             f"Confusion matrix of {model} on {task['name']}.",
-            "Test sequences, mean over seeds, and their share of the true class.",
+            "Number of test sequences (mean over seeds), and their fraction of the true class.",
         )
         for number, model in enumerate(models[:2])
     ]
@@ -91,16 +88,16 @@ def _differences(result: Results, name: str) -> str:
     if not result.get("differences"):
         return ""
     drawn = picture(
-        panel(panels.accuracy_differences, result, height=0.9 + 0.55 * len(result["differences"])),
+        panel(partial(panels.accuracy_differences, finetune=result), 0.9 + 0.55 * len(result["differences"])),
         f"{name}differences",
         "Paired differences of accuracy with 95 % intervals; the table gives the numbers.",
-        "Both models are scored on the same sequences. Filled: the interval excludes 0. Open: it contains 0.",
+        "Both models are tested on the same sequences. Filled: the interval excludes 0. Open: it contains 0.",
     )
     rows = [
         (f"{d['a']} - {d['b']}", f"{d['difference']:+.3f}", f"{d['low']:+.3f} to {d['high']:+.3f}", f"{d['p_value']:.4f}", d["verdict"])
         for d in result["differences"]
     ]
-    return pair(drawn, table(("Difference", "Accuracy", "95 % interval", "p, sign flips", "First is"), rows, numbers=(1, 2, 3)))
+    return pair(drawn, table(("Difference", "Accuracy", "95 % interval", "p, sign-flip test", "First is"), rows, numbers=(1, 2, 3)))
 
 
 def _notes(result: Results) -> str:
@@ -108,18 +105,18 @@ def _notes(result: Results) -> str:
     parts = {part: sum(of_class.values()) for part, of_class in task["items"].items()}
     about = {"sequences": parts, "tested": task["tested"], "protocol": task["protocol"], "stranded": task["stranded"]}
     chosen = {name: found for name, m in result["models"].items() if (found := _chosen(m))}
-    inside = {
+    subsets = {
         name: {part: f"{one['accuracy']:.3f} ({one['items']:,})" for part, one in m["subsets"].items() if one["items"]}
         for name, m in result["models"].items()
         if m.get("subsets")
     }
     return pair(
-        facts("Task", {**about, **result.get("notes", {})}), facts("Chosen on validation", chosen) + facts("Accuracy of parts", inside)
+        facts("Task", {**about, **result.get("notes", {})}), facts("Chosen on validation", chosen) + facts("Accuracy of subsets", subsets)
     )
 
 
 def _chosen(model: Results) -> str:
-    """What the validation items chose, once for each seed and fold that differs."""
+    """The settings that were chosen on validation, without repeats over seeds and folds."""
     every = [one["chosen"] for of_seed in model.get("found", ()) for one in of_seed if "chosen" in one]
     said = [", ".join(f"{key} {value:g}" for key, value in one.items()) if isinstance(one, Mapping) else str(one) for one in every]
     return "; ".join(dict.fromkeys(said))

@@ -1,15 +1,15 @@
-"""Training steps of Caduceus-Ph: the published wiring against ours with the same scan, and ours against matrix products alone.
+"""Training steps of Caduceus-Ph: the published wiring compared with ours with the same scan, and ours compared with matrix products alone.
 
     python scripts/bench/backbone.py [--quick] [--json FILE]
 
-A step is forward, cross-entropy at half of the positions, backward and AdamW. The published wiring runs a whole Mamba
-mixer on the sequence and another on its reversal: two input projections, two output projections, two gates, two flips. It runs
-twice: with the same kernels for everything (what the wiring costs), and with PyTorch's operators around the same scan.
+A step is forward, cross-entropy at half of the positions, backward and AdamW. The published wiring runs a complete Mamba mixer on the
+sequence and another on its reversal: two input projections, two output projections, two gates, two flips. It runs twice: with the same
+kernels for everything (the cost of the wiring), and with PyTorch's operators around the same scan.
 
-The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both directions, out_proj, head; once
-forward, twice backward) and divides by the rate that a large float32 product reaches in the same run, by PyTorch's library or
-by the kernels', whichever is faster; everything else is taken as free.
-Times are the fastest of several repeats, the two wirings taking turns: other programs only ever add to them.
+The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both directions, out_proj, head; once forward,
+twice backward) and divides by the rate of a large float32 product in the same run, by PyTorch's library or by the kernels', whichever is
+faster; everything else is assumed to be free.
+Times are the fastest of several repeats, alternating between the wirings, because other programs only add to them.
 """
 
 import argparse
@@ -34,11 +34,11 @@ LAYERS = 4
 
 
 class PublishedWiring(nn.Module):
-    """One mixer for each direction around the same weights, as the published code calls them.
+    """One mixer for each direction with the same weights, as the published code calls them.
 
     Args:
-        mixer: ours.
-        other: which kernels do what is not the scan: `auto` ours, `portable` PyTorch's operators.
+        mixer: our mixer.
+        other: kernels for everything but the scan: `auto` is ours, `portable` PyTorch's operators.
     """
 
     def __init__(self, mixer: nn.Module, other: str) -> None:
@@ -60,7 +60,7 @@ class PublishedWiring(nn.Module):
 
 
 def networks(d_model: int) -> dict[str, nn.Module]:
-    """Ours, and the same weights in the published wiring: with our kernels, and with PyTorch's around the same scan."""
+    """Our network, and the same weights in the published wiring: with our kernels, and with PyTorch's operators around the same scan."""
     made = {name: Caduceus(DNA, d_model, LAYERS) for name in ("ours", "published wiring", "published, PyTorch around the scan")}
     ids = torch.randint(7, 11, (1, 50))
     for (name, network), other in zip(made.items(), (None, "auto", "portable"), strict=True):
@@ -86,7 +86,7 @@ def step(network: nn.Module, ids: Tensor, positions: Tensor) -> Callable[[], Non
 
 
 def in_turns(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Seconds of the fastest call of each."""
+    """Seconds of the fastest call of each, in alternation."""
     best = dict.fromkeys(steps, math.inf)
     for run in steps.values():
         run()
@@ -140,10 +140,10 @@ def main() -> None:
             torch.set_float32_matmul_precision("highest")
             tokens, ours = batch * length, best.pop("ours")
             fastest[width, length] = tokens / ours
-            share = matrix_flops(width, tokens) / rate / ours
+            fraction = matrix_flops(width, tokens) / rate / ours
             wiring, around = (seconds / ours for seconds in best.values())
             print(
-                f"{width:>5}x{LAYERS:<2} {length:>6} {batch:>3} {tokens / ours:>9,.0f} {share:>8.0%} {wiring:>9.2f} {around:>26.2f}"
+                f"{width:>5}x{LAYERS:<2} {length:>6} {batch:>3} {tokens / ours:>9,.0f} {fraction:>8.0%} {wiring:>9.2f} {around:>26.2f}"
                 f" {ours / medium:>13.2f}x",
                 flush=True,
             )
@@ -152,7 +152,13 @@ def main() -> None:
                 {"name": name, "value": tokens / ours, "unit": "tokens/s", "ratio": value / ours, "to": to} for to, value in best.items()
             ]
             rows += [
-                {"name": name, "value": share, "unit": "of the matrix-product limit", "ratio": share, "to": f"{rate / 1e9:.0f} GFLOP/s"},
+                {
+                    "name": name,
+                    "value": fraction,
+                    "unit": "of the matrix-product limit",
+                    "ratio": fraction,
+                    "to": f"{rate / 1e9:.0f} GFLOP/s",
+                },
                 {"name": f"{name}, bf16 products", "value": tokens / medium, "unit": "tokens/s", "ratio": ours / medium, "to": "float32"},
             ]
     for width in () if options.quick else WIDTHS:

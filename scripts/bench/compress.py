@@ -1,10 +1,10 @@
-"""A held-out piece of a model's own genome as files: the model in K calls, beside Markov models, 2 bits a base and xz.
+"""Compressed size of a held-out piece of a model's own genome: the model in K calls, Markov models, 2 bits per base and xz.
 
     python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--threads 1] [--quick] [--json FILE] [--markdown FILE]
 
-Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate estimate on the same windows, with its
-standard error (over windows). Markov models are ideal code lengths: order 12 that counts as it goes, from nothing and on top of the
-training part (strengths from the validation part), as both sides of the network's code know the training part too.
+Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate estimate on the same windows, with its standard
+error (over windows). Markov models are ideal code lengths: order 12 with adaptive counts, starting without counts or from those of the
+training part (strengths from the validation part), because encoder and decoder of the network's code know the training part too.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from adaptive_markov import adaptive_log_probs, untrained
 
 from dnadiff import checkpoint, compress, decompress, likelihood
 from dnadiff.config import build, compose
@@ -30,7 +31,7 @@ from dnadiff.progress import table
 
 
 def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tuple[float, float]]:
-    """Bits per base of K calls and their standard errors, by likelihood alone."""
+    """Bits per base of K calls and their standard errors, estimated from the likelihood."""
     window = loaded.config["data"]["length"]
     parts = [ids[p.start : p.end] for p in pieces.cut([len(ids)], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
@@ -45,7 +46,7 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
 
 
 def xz(content: bytes) -> int:
-    """Bytes after xz at its strongest."""
+    """Bytes after xz with its strongest settings."""
     return len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -95,16 +96,15 @@ def main() -> None:
         add("FASTA text, xz -9e", 8 * xz(fasta.read_bytes()))
     x = loaded.tokenizer.bases(ids.numpy())
     fours = np.pad(x & 3, (0, -len(x) % 4)).reshape(-1, 4)
-    add("letters alone, xz -9e", 8 * xz(letters.encode()))
-    add("2 bits a base, then xz -9e", 8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()))
+    add("sequence only, xz -9e", 8 * xz(letters.encode()))
+    add("2 bits per base, then xz -9e", 8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()))
     to_bases = loaded.tokenizer.bases
-    untrained = BackoffMarkov.untrained(args.order, 16)
-    add(f"Markov order {args.order}, adaptive from nothing", -np.nansum(untrained.adaptive_log_probs(x)) / math.log(2))
+    add(f"Markov order {args.order}, adaptive, untrained", -np.nansum(adaptive_log_probs(untrained(args.order, 16), x)) / math.log(2))
     fitted = BackoffMarkov.fit([to_bases(np.array(s)) for s in data.sequences("train")], args.order)
     tuned = fitted.tuned([to_bases(np.array(s)) for s in data.sequences("valid")], sweeps=4)
-    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(tuned.adaptive_log_probs(x)) / math.log(2))
-    add("2 bits a base", 2.0 * len(ids))
-    head = (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both ways")
+    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(adaptive_log_probs(tuned, x)) / math.log(2))
+    add("2 bits per base", 2.0 * len(ids))
+    head = (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both directions")
     print(table(rows, head))
     if args.markdown:
         lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]

@@ -1,10 +1,10 @@
-"""Time and memory of many sequences from the command line, streamed to disk, beside a loop that keeps them all and writes at the end.
+"""Time and memory of generating many sequences: streamed to disk by the command line, compared with a loop that keeps them all in memory.
 
     python scripts/bench/design.py --checkpoint RUN [--num 10000] [--length 1024] [--batch 32] [--calls 16] [--json FILE]
 
-Each side is a process of its own, `calls` network calls a batch: `python -m dnadiff.sample` for NUM sequences and for a tenth of
-them, and the same draws in a Python process that holds the sequences as a list. Memory is the process's greatest resident size. The FASTA
-files hold the same letters, which is checked.
+Each side is a separate process with `calls` network calls per batch: `python -m dnadiff.sample` for NUM sequences and for a tenth of them,
+and the same draws in a Python process that keeps the sequences in a list. Memory is the maximum resident set size of the process. The
+script checks that the FASTA files have the same sequences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ with open(output, "w") as file:
 
 
 def measured(command: list[str]) -> dict[str, float]:
-    """Seconds and peak memory (MB) of a process; ends this one if it fails."""
+    """Seconds and peak memory (MB) of a process; exits if it fails."""
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -53,10 +53,10 @@ def letters(path: Path) -> list[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a run of DNA")
+    parser.add_argument("--checkpoint", required=True, help="a model of DNA")
     for name, value in (("num", 10_000), ("length", 1024), ("batch", 32), ("calls", 16)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--skip-naive", action="store_true", help="the streamed side alone")
+    parser.add_argument("--skip-naive", action="store_true", help="only the streamed side")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {"settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}}
@@ -72,7 +72,7 @@ def main() -> None:
             naive = [sys.executable, "-c", NAIVE, options.checkpoint, *numbers, f"{folder}/naive.fa"]
             results["kept in memory"] = measured(naive) | {"sequences": options.num}
             if letters(Path(folder, "naive.fa")) != letters(Path(folder, "all.fa")):
-                raise SystemExit("the two sides wrote other letters")
+                raise SystemExit("the two sides wrote different sequences")
     rows = [
         (
             name,

@@ -1,14 +1,14 @@
-"""Forward and backward of a DiT over a large vocabulary: the paper's wiring against ours, at equal loss and gradients.
+"""Forward and backward pass of a DiT with a large vocabulary: the paper's wiring compared with ours, at equal loss and gradients.
 
     python scripts/bench/dit_step.py [--size small] [--batch 2] [--length 1024] [--vocab 50258] [--repeats 3] [--device cpu] [--json FILE]
 
 The paper's wiring: logits at all positions in float32, the substitution by boolean indexing, a time embedding for each sequence although
-the network is told nothing, and its scales, shifts and gates applied token by token. Ours: the head where masks are, the cross-entropy without
-logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours" is the paper's wiring with this package's
-choice of library for matrix products (CPU only; on CUDA there is no such choice). Each runs in a process of its own with the same weights and masks; loss
-and gradients are compared. tokens/s: of the fastest of the repeats; *processor*: by the time that the processor
-spent on it, which others on the machine do not lengthen. Memory: what forward and backward add to weights and gradients at their
-peak, and the peak with these. On CUDA in bfloat16 autocast, with model FLOPs utilisation: products that the result needs, of the device's peak.
+the network is not conditioned on time, and its scales, shifts and gates applied to each token. Ours: the head only at masked positions, the
+cross-entropy without logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours" is the paper's
+wiring with this package's choice of library for matrix products (CPU only). Each runs in a separate process with the same weights and
+masks; loss and gradients are compared. tokens/s: of the fastest repeat; *processor*: from the CPU time, which other processes do not
+increase. Memory: what forward and backward add to weights and gradients at their peak, and the peak including these. On CUDA in bfloat16
+autocast, with model FLOPs utilization: the matrix products that the result needs, relative to the peak of the device.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measuring import process_status, reset_peak_memory
 
 from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.dit import DiT
@@ -86,13 +87,8 @@ class Ours:
         return objective(Denoiser(self.network), x0, torch.ones_like(x0), draws).loss
 
 
-def status(key: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-
-
 def build(args: argparse.Namespace) -> DiT:
-    """The network, its zeros replaced: with gates of 0 nothing would reach the blocks."""
+    """The network with random numbers instead of zeros: gates of 0 would block the gradients of the blocks."""
     torch.manual_seed(0)
     width, layers, heads = SIZES[args.size]
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
@@ -104,14 +100,14 @@ def build(args: argparse.Namespace) -> DiT:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """One kind: seconds, bytes, loss and what its gradients look like."""
+    """Seconds, bytes, loss and summaries of the gradients of one kind."""
     keep_freed_memory()
     network, cuda = build(args), args.device == "cuda"
     process = AbsorbingProcess(network.vocab, LogLinear())
     loss_of = Ours(network) if args.only == KINDS[2] else Paper(network, args.only == KINDS[1])
     x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), generator=torch.Generator().manual_seed(1)).to(args.device)
     for p in network.parameters():
-        p.grad = torch.zeros_like(p)  # gradients are there before the step that is measured
+        p.grad = torch.zeros_like(p)  # gradients are allocated before the measured step
     seconds, added, before = [], 0, 0
     for step in range(1 + args.repeats):
         torch._foreach_zero_([p.grad for p in network.parameters()])
@@ -119,9 +115,9 @@ def measure(args: argparse.Namespace) -> dict:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        elif step == 0:  # the first step: later ones find its memory kept
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-            before = status("VmRSS")
+        elif step == 0:  # the first step: later ones reuse its memory
+            reset_peak_memory()
+            before = process_status("VmRSS")
         start, used = time.perf_counter(), time.process_time()
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=cuda):
             loss = loss_of(process, x0, Draws.for_batch(0, args.batch, 0, args.device))
@@ -130,7 +126,7 @@ def measure(args: argparse.Namespace) -> dict:
             torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start, time.process_time() - used))
         if cuda or step == 0:
-            added = (torch.cuda.max_memory_allocated() if cuda else status("VmHWM")) - before
+            added = (torch.cuda.max_memory_allocated() if cuda else process_status("VmHWM")) - before
     state = sum(p.numel() * p.element_size() for p in network.parameters()) * 2
     masked = int(
         (
@@ -139,30 +135,30 @@ def measure(args: argparse.Namespace) -> dict:
         ).sum()
     )
     torch.manual_seed(2)
-    looks = {
+    gradients = {
         name: [float(p.grad.norm()), float((p.grad * torch.randn_like(p)).sum())] for name, p in network.named_parameters() if p.grad.any()
     }
-    fastest, least = (min(column) for column in zip(*seconds[1:]))
+    fastest, cpu_time = (min(column) for column in zip(*seconds[1:]))
     return {
         "seconds": fastest,
-        "processor_seconds": least,
+        "processor_seconds": cpu_time,
         "added": added,
         "state": state,
         "loss": loss.item(),
         "masked": masked,
-        "gradients": looks,
+        "gradients": gradients,
     }
 
 
 def model_flops(args: argparse.Namespace, head_rows: int) -> float:
-    """Multiplications and additions of forward and backward that the result needs: no recomputation."""
+    """FLOPs of forward and backward without recomputation."""
     width, layers, _ = SIZES[args.size]
     layers, tokens = args.n_layers or layers, args.batch * args.length
     return 6 * (tokens * layers * 12 * width**2 + head_rows * width * args.vocab) + tokens * layers * 12 * args.length * width
 
 
 def compare(ours: dict, theirs: dict, tolerance: float) -> float:
-    """The largest relative difference of loss and gradients.
+    """The maximum relative difference of loss and gradients.
 
     Raises:
         SystemExit: if it is above the tolerance.
@@ -173,7 +169,7 @@ def compare(ours: dict, theirs: dict, tolerance: float) -> float:
     for name, (norm, product) in ours["gradients"].items():
         scale, their_product = theirs["gradients"][name]
         found += [abs(norm - scale) / scale, abs(product - their_product) / scale]
-    worst = max(found) if all(map(math.isfinite, found)) else math.nan  # max() passes over NaN
+    worst = max(found) if all(map(math.isfinite, found)) else math.nan  # max() ignores NaN
     if not worst < tolerance:
         raise SystemExit(f"loss or gradients differ by {worst:.1e} of their size; expected less than {tolerance:.0e}")
     return worst
@@ -182,7 +178,7 @@ def compare(ours: dict, theirs: dict, tolerance: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--n_layers", type=int, help="other than the size's")
+    parser.add_argument("--n_layers", type=int, help="overrides the number of layers of the size")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--vocab", type=int, default=50_258)
@@ -229,7 +225,7 @@ def main() -> None:
         "of",
         "with weights and gradients, MB",
         "of",
-        *(("utilisation",) if args.device == "cuda" else ()),
+        *(("utilization",) if args.device == "cuda" else ()),
     )
     print(table(rows, header))
     print(

@@ -1,9 +1,9 @@
-"""How fast fine-tuning is, and how long it waits for data: sequences per second, and the share of the time spent on cutting batches.
+"""Fine-tuning speed: sequences per second, and the fraction of the time spent waiting for batches.
 
     python scripts/bench/finetune.py [--length 251] [--sequences 512] [--batch-size 32] [--size 64x4] [--quick]
 
 Random sequences of one length, and as many of lengths between a fifth of it and all of it, through the training of
-`python -m dnadiff.finetune`: Caduceus under a linear layer, both strands. One epoch warms up, another is measured.
+`python -m dnadiff.finetune`: Caduceus under a linear layer, both strands. One epoch warms up, the second is measured.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.progress import table
 
-MOST_WAITING = 0.01  # of the training time: above this fine-tuning is said to wait for data
+MAX_WAITING = 0.01  # fraction of the training time above which fine-tuning waits for data
 
 
 def task(length: int, number: int, mixed: bool) -> TaskData:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", default="64x4", help="width x layers")
-    parser.add_argument("--quick", action="store_true", help="a few small batches: shows that it runs, and nothing else")
+    parser.add_argument("--quick", action="store_true", help="a few small batches: only tests that it runs")
     options = parser.parse_args()
     if options.quick:
         options.length, options.sequences, options.size = 50, 64, "16x1"
@@ -59,7 +59,7 @@ def main() -> None:
         waits.append(wait)
     print(table(rows, ("bases", "sequences/s", "tokens/s", "waiting for data")))
     print(
-        f"fine-tuning {'waits for data' if max(waits) > MOST_WAITING else 'does not wait for data'} ({options.size}, {torch.get_num_threads()} threads)"
+        f"fine-tuning {'waits for data' if max(waits) > MAX_WAITING else 'does not wait for data'} ({options.size}, {torch.get_num_threads()} threads)"
     )
 
 

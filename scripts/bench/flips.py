@@ -1,11 +1,11 @@
-"""How many tokens rounding flips where samples are not promised to be the same to the last bit: other batch shapes, threads, kernels.
+"""How many tokens rounding changes when bit-identical samples are not guaranteed: other batch shapes, threads, kernels.
 
     python scripts/bench/flips.py [--checkpoint RUN] [--samples 32] [--length 1024] [--device cpu] [--json FILE]
 
-Each line samples twice from one network with the same seed. The noise of a sample is its own, so tokens differ only where a
-probability that was rounded otherwise crosses a number drawn; what is drawn after such a flip sees other tokens, so a sequence
-that differs mostly does so in many places. `same again` must be 0. Without --checkpoint: a random Caduceus and a random DiT of
-width 64, with weights large enough that bases depend on each other.
+Each line samples twice from one network with the same seed. Each sample has its own noise, so tokens differ only if a probability that is
+rounded differently crosses a random number. Tokens drawn after such a flip are conditioned on other tokens, so a sequence that differs
+usually differs in many places. `same again` must be 0. Without --checkpoint: a random Caduceus and a random DiT of width 64, with weights
+large enough that bases depend on each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sample(denoiser: nn.Module, process: AbsorbingProcess, sampler: Sampler, num
 
 
 def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
-    """Share of tokens that differ, sequences that do, and where sequences went apart how much of them differs."""
+    """Fraction of tokens that differ, number of sequences that differ, and the fraction of differing tokens in these."""
     differ = first != second
     apart = differ.any(-1)
     return {
@@ -53,7 +53,7 @@ def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
 
 
 def networks(path: str | None) -> Iterator[tuple[str, Denoiser, AbsorbingProcess, Callable[[], Denoiser] | None]]:
-    """Name, denoiser, process, and how to make the same one over the portable kernel, where it has a choice of kernels."""
+    """Name, denoiser, process, and a function that makes the same denoiser with the portable kernel, if it has a choice of kernels."""
     if path is not None:
         found = checkpoint.load(path)
         found.denoiser.backbone.eval()
@@ -71,7 +71,7 @@ def networks(path: str | None) -> Iterator[tuple[str, Denoiser, AbsorbingProcess
     process = AbsorbingProcess(DNATokenizer().vocab, LogLinear())
 
     def caduceus(scan: str = "auto") -> Denoiser:
-        torch.manual_seed(0)  # biases and steps are random, too
+        torch.manual_seed(0)  # biases and step sizes are random too
         return random(Caduceus(process.vocab, 64, 4, scan=scan))
 
     yield "Caduceus, random", caduceus(), process, lambda: caduceus("portable")
@@ -80,7 +80,7 @@ def networks(path: str | None) -> Iterator[tuple[str, Denoiser, AbsorbingProcess
 
 
 def random(backbone: nn.Module) -> Denoiser:
-    """The network with matrices of large weights, the same for the same network."""
+    """The network with large weights from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     for name, p in backbone.named_parameters():
         if p.ndim == 2 and "A_log" not in name:
@@ -97,7 +97,7 @@ def changes(
     length: int,
     device: str,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The samples as they are, then once more, in other batches, with another number of threads and over the portable kernel."""
+    """The samples, then the same again, in other batches, with another number of threads, and with the portable kernel."""
 
     def drawn(one: nn.Module = denoiser, batch: int = number) -> Tensor:
         return sample(one, process, sampler, number, length, batch, device)
@@ -130,9 +130,9 @@ def compare(path: str | None, number: int, length: int, device: str) -> Iterator
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", metavar="RUN", help="a trained model (default: random networks)")
-    parser.add_argument("--samples", type=int, default=32, help="sequences of each (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=1024, help="tokens in each (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where to compute (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=32, help="sequences per setting (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=1024, help="tokens per sequence (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args()
     rows = []

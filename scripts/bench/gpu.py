@@ -1,18 +1,19 @@
-"""The scan and training steps of Caduceus on one GPU: ours in Triton, ours around mamba-ssm's scan, the published wiring around it.
+"""The selective scan and training steps of Caduceus on one GPU: Triton kernels, mamba-ssm's scan, and the published wiring with it.
 
     python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--compile] [--tune] [--scan NAME]
-    python scripts/bench/gpu.py --device cpu --quick                       # that the script itself works
+    python scripts/bench/gpu.py --device cpu --quick                       # tests the script itself
 
-Needs torch, Triton and the package's kernels and backbones; no network, no Lightning, no Hydra. First the Triton kernels are compared
-with the float64 reference on the card, then the card's copy and matrix rates are measured, then the tables are filled, the most telling
-cells first; every row is printed and written when it is there, a cell that fails prints why and the others go on (in a new process, if it
-took the card or the process with it), and no cell is begun after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions
+Needs torch, Triton and the package's kernels and backbones, but no network access, Lightning or Hydra. First the Triton kernels are compared
+with the float64 reference on the GPU, then the GPU's copy and matrix rates are measured, then the tables are filled, the most informative
+cells first. Each row is printed and written immediately. A cell that fails prints the reason and the others continue (in a new process, if
+the failure killed the process or the GPU context), and no cell starts after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions
 (`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
 
 Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast, cross-entropy at half of the positions,
 backward and fused AdamW; 131,072 tokens at every length.
-The limit of a scan is its bytes, each array moved once, at the copy's rate; of a step the bytes of arrays between kernels that cannot be one
-(40 E + 16 D forward for each layer and token, 3 times that with the backward pass) at the copy's rate plus the products at the product's.
+The limit of a scan is its bytes, each array moved once, at the rate of a copy; of a step the bytes of arrays between kernels that cannot be
+fused (40 E + 16 D forward for each layer and token, 3 times that with the backward pass) at the rate of a copy, plus the matrix products at
+their rate.
 """
 
 import argparse
@@ -40,7 +41,7 @@ TOKENS, LONGEST, STATES = 131072, 1048576, 16
 
 
 def scan_inputs(machine: Machine, Bt: int, L: int, E: int, dtype: torch.dtype, N: int = STATES) -> ScanInputs:
-    """Random inputs with steps as networks have them."""
+    """Random inputs, with step sizes in the range of networks."""
     random = [torch.randn(shape, device=machine.device) for shape in ((Bt, L, E), (Bt, L, E), (Bt, L, N), (Bt, L, N), (E,), (E,))]
     u, delta, B, C, D, bias = random
     A = -torch.arange(1.0, N + 1, device=machine.device).repeat(E, 1)
@@ -49,7 +50,7 @@ def scan_inputs(machine: Machine, Bt: int, L: int, E: int, dtype: torch.dtype, N
 
 
 def check(machine: Machine, report: Report, scan: str) -> None:
-    """The scan against the float64 reference: outputs and gradients, largest difference over largest value."""
+    """Compare the scan with the float64 reference: outputs and gradients, maximum difference over maximum value."""
 
     def compare(f: Callable, dtype: torch.dtype, shape: tuple[int, ...], expected_by: str) -> float:
         inputs = scan_inputs(machine, *shape[:3], dtype, shape[3])
@@ -63,9 +64,9 @@ def check(machine: Machine, report: Report, scan: str) -> None:
         report.rows.append({"name": "errors by output", "errors": errors})
         return max(errors)
 
-    def judge(name: str, dtype: torch.dtype, error: float) -> None:
-        most = 1e-4 if dtype == torch.float32 else 1e-2
-        report.add(name, error, "of largest", verdict="right" if error < most else f"WRONG: more than {most:.0e}")
+    def add_error(name: str, dtype: torch.dtype, error: float) -> None:
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+        report.add(name, error, "of largest", verdict="right" if error < tolerance else f"WRONG: more than {tolerance:.0e}")
 
     def both(x: list[Tensor], by: str) -> Tensor:
         return torch.cat(selective_scans(ScanInputs(*x), ScanInputs(*x), scan=by), -1)
@@ -81,14 +82,14 @@ def check(machine: Machine, report: Report, scan: str) -> None:
         for shape in shapes:
             for dtype in (torch.float32,) if machine.quick else (torch.float32, torch.bfloat16):
                 name = f"error of {scan} {way} {shape} {str(dtype)[6:]}"
-                report.cell(name, lambda n=name, f=f, d=dtype, s=shape: judge(n, d, compare(f, d, s, "reference")), 5)
+                report.cell(name, lambda n=name, f=f, d=dtype, s=shape: add_error(n, d, compare(f, d, s, "reference")), 5)
     if not machine.quick:
         name = f"error of {scan} both (1, 20011, 40, 16) float32, in chunks"
-        report.cell(name, lambda: judge(name, torch.float32, compare(both, torch.float32, (1, 20011, 40, 16), "portable")), 5)
+        report.cell(name, lambda: add_error(name, torch.float32, compare(both, torch.float32, (1, 20011, 40, 16), "portable")), 5)
 
 
 def kernel_table(report: Report) -> None:
-    """Registers, spills and shared memory of every kernel that was compiled so far."""
+    """Registers, spills and shared memory of every compiled kernel."""
     from dnadiff.kernels import triton_gradients, triton_kernels, triton_row_kernels
 
     for module in (triton_kernels, triton_gradients, triton_row_kernels):
@@ -99,7 +100,7 @@ def kernel_table(report: Report) -> None:
 
 
 def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[str], tiles: str = "") -> None:
-    """Both directions of a layer's scan in bfloat16, forward and forward + backward; `tiles` names what is not as chosen."""
+    """Both directions of a layer's scan in bfloat16, forward and forward + backward; `tiles` is the label of non-default tile sizes."""
     E, Bt = 2 * width, max(1, (1024 if machine.quick else TOKENS) // L)
     bytes_moved = {"forward": 2 * Bt * L * 2 * (3 * E + 2 * STATES), "forward+backward": 2 * Bt * L * 2 * (8 * E + 6 * STATES)}
 
@@ -136,7 +137,7 @@ def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[
 
 
 def training_step(machine: Machine, network: nn.Module, Bt: int, L: int) -> Callable[[], Tensor]:
-    """One step as a function without arguments, of shapes that never change."""
+    """A training step as a function without arguments, with fixed shapes."""
     ids = torch.randint(7, 11, (Bt, L), device=machine.device)
     index = (torch.rand(Bt * L, device=machine.device) < 0.5).nonzero()[:, 0]
     masked = ids.flatten().index_fill(0, index, DNA.mask_id).view(Bt, L)
@@ -170,7 +171,7 @@ def captured(step: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def limit(machine: Machine, width: int, layers: int, tokens: int) -> float:
-    """Seconds below which a training step cannot be; see the module's text."""
+    """Lower bound in seconds for a training step; see the module docstring."""
     E, rank = 2 * width, math.ceil(width / 16)
     layer = width * 2 * E + 2 * (E * (rank + 2 * STATES) + rank * E) + E * width
     flops = 3 * 2 * tokens * (layers * layer + 16 * width / 2)
@@ -178,7 +179,7 @@ def limit(machine: Machine, width: int, layers: int, tokens: int) -> float:
 
 
 def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, variants: list[str], **network_options: bool) -> None:
-    """Tokens a second and memory of training steps, of each variant."""
+    """Tokens per second and memory of a training step, for each variant."""
     (width, layers), Bt = size, max(1, (1024 if machine.quick else TOKENS) // L)
 
     def measure(variant: str) -> None:
@@ -212,7 +213,7 @@ def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, v
 
 
 def tune(machine: Machine, report: Report) -> None:
-    """Other tile sizes than the chosen ones, at one size of scan: what to change in `triton_scan` if one is faster."""
+    """Time the scan with other tile sizes than the ones in `triton_scan`."""
     from dnadiff.kernels import triton_scan
 
     chosen = {name: getattr(triton_scan, name) for name in ("_FORWARD_TILE", "_BACKWARD_TILE", "_SPAN", "_PART", "_UNROLL", "_WARPS")}
@@ -229,17 +230,17 @@ def tune(machine: Machine, report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to see that the script works (with --quick)")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: tests the script (with --quick)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few repeats")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, as they come")
-    parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after so many minutes (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each row immediately")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this many minutes (default: %(default)s)")
     parser.add_argument("--prebuilt", type=Path, metavar="DIR", help="folder with mamba-ssm's extensions, .so or .so.xz")
-    parser.add_argument("--compile", action="store_true", help="also a step under torch.compile, which takes minutes to compile")
-    parser.add_argument("--tune", action="store_true", help="only the scan with other tile sizes, instead of the tables")
-    parser.add_argument("--scan", choices=list(SCANS), help="ours (default: triton on a card, cpu elsewhere)")
+    parser.add_argument("--compile", action="store_true", help="also time a step under torch.compile, which takes minutes to compile")
+    parser.add_argument("--tune", action="store_true", help="time only the scan, with other tile sizes")
+    parser.add_argument("--scan", choices=list(SCANS), help="the scan to test (default: triton on a GPU, otherwise cpu)")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick shows that the script works")
+        parser.error("--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick tests the script")
     if STATE not in os.environ:
         sys.exit(supervised(options.minutes))
     report, machine = Report(options.json, options.minutes), Machine(options.device, options.quick)
@@ -260,7 +261,7 @@ def main() -> None:
 
 
 def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
-    """Say what is here and why something is not, load mamba-ssm's extensions, and give back the name of our scan."""
+    """Print which scans and extensions are available, load mamba-ssm's extensions, and return the name of our scan."""
     count = torch.cuda.get_device_properties(0).multi_processor_count if machine.cuda else torch.get_num_threads()
     print(f"{machine.name()}, PyTorch {torch.__version__}, {count} multiprocessors or threads", flush=True)
     reasons = dict.fromkeys(SCANS, "a process died when it was tried")
@@ -269,7 +270,7 @@ def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
         if machine.cuda and reasons["triton"]:
             try:
                 select._probe(SCANS["triton"], torch.device("cuda"))
-            except Exception:  # the reason is one line; to mend it takes more
+            except Exception:  # the reason is one line; fixing it takes the traceback
                 traceback.print_exc(file=sys.stdout)
         report.finish()
     for name, reason in reasons.items():
@@ -287,7 +288,7 @@ def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
 
 
 def tables(machine: Machine, report: Report, ours: str, scans: list[str], compiled: bool) -> None:
-    """All rows, in the order in which they matter."""
+    """All rows, the most important ones first."""
     sizes, lengths = ([(16, 2)], [128]) if machine.quick else (SIZES, LENGTHS)
     variants = ["published, mamba-ssm's scan", "ours, mamba-ssm's scan"] if "mamba_extension" in scans else []
     for L in lengths:
@@ -301,7 +302,7 @@ def tables(machine: Machine, report: Report, ours: str, scans: list[str], compil
         scan_rows(machine, report, sizes[1][0], L, scans or ["portable"])
     if not machine.quick:
         step_rows(machine, report, sizes[0], 1024, ["portable"])
-    for L in lengths if machine.cuda else []:  # late, for a capture that fails leaves PyTorch's random numbers on the card unusable
+    for L in lengths if machine.cuda else []:  # late, because a failed capture breaks PyTorch's random numbers on the GPU
         step_rows(machine, report, sizes[0], L, [f"{ours} graph"])
     if compiled:
         step_rows(machine, report, sizes[0], lengths[0], [ours, f"{ours} compiled"])

@@ -1,19 +1,18 @@
-"""Times cutting training windows from real genomes, one process, beside what pyfaidx gives.
+"""Windows per second from real genomes in one process, compared with pyfaidx.
 
     python scripts/bench/loader.py [--data FOLDER] [--quick] [--step] [--json FILE]
 
-For each genome and window length, windows a second of
+For each genome and window length, windows per second of
 
 - pyfaidx and a Python dictionary, letter by letter (what most published loaders do);
 - pyfaidx and a NumPy table;
-- the bare cut from the packed, mapped array, as bytes;
-- ours complete: start by (seed, epoch, index) among starts with few N, other strand for half, ids, weights, one tensor for the batch.
+- the bare slice of the packed, memory-mapped array, as bytes;
+- the complete loader: start by (seed, epoch, index) among starts with few N, other strand for half, ids, weights, one tensor per batch.
 
-pyfaidx reads an uncompressed, indexed FASTA. All read the same random starts, spread over the whole genome. Times are medians of
-many calls. The limit is how fast this machine reads a large array from memory, in order, into a buffer that stays in the processor's
-cache, as a batch does; it is the best of several repeats. A genome that fits into the cache itself (E. coli and yeast into 32 MB,
-chr20 does not) is read faster than that. --step times a training step (Caduceus, d_model 128, 1,024 bases) and the share of it that a
-batch costs.
+pyfaidx reads an uncompressed, indexed FASTA file. All read the same random starts, spread over the complete genome. Times are medians of
+many calls. The limit is the rate at which this machine reads a large array from memory, in order, into a buffer that stays in the
+processor's cache, as a batch does; it is the best of several repeats. A genome that fits into the cache itself (E. coli and yeast into
+32 MB, chr20 does not) is read faster than that. --step times a training step (Caduceus, d_model 128, 1,024 bases) and a batch for it.
 """
 
 import argparse
@@ -38,7 +37,7 @@ ID = dict(zip("ACGTN", range(7, 12)))
 
 
 def calls(f: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds of each call, of at least three and as many as fit, after some that touch what is read for the first time."""
+    """Seconds of each of at least three calls, and of as many as fit into `seconds`, after a warm-up."""
     times = []
     for limit in (seconds / 4, seconds):
         times.clear()
@@ -51,13 +50,16 @@ def calls(f: Callable[[], object], seconds: float) -> list[float]:
 
 
 def median(f: Callable[[], object], seconds: float) -> float:
-    """Seconds of a typical call."""
+    """Median seconds of a call."""
     return float(np.median(calls(f, seconds)))
 
 
 def memory_rates(seconds: float) -> tuple[float, float]:
-    """Bytes a second that are read from memory into the cache, and that a copy in memory reads and writes; the best of several."""
-    x, y = np.ones((2048, 1 << 17), np.uint8), np.ones((2048, 1 << 17), np.uint8)  # pages of untouched zeros would be one, in the cache
+    """Bytes per second read from memory into the cache, and of a copy in memory (read plus written); the best of several."""
+    x, y = (
+        np.ones((2048, 1 << 17), np.uint8),
+        np.ones((2048, 1 << 17), np.uint8),
+    )  # untouched zeros would share one page, which is in the cache
 
     def into_cache() -> None:
         for row in x:
@@ -67,7 +69,7 @@ def memory_rates(seconds: float) -> tuple[float, float]:
 
 
 def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """Name to (what to time, windows that it cuts)."""
+    """For each name the function to time, and the number of windows that it gives."""
     import pyfaidx
 
     from dnadiff.data.genome.genome import Genome
@@ -104,7 +106,7 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
 
 
 def training_step(fasta: Path, batch_size: int, seconds: float) -> tuple[float, float]:
-    """Seconds of a training step and of the batch that it eats."""
+    """Seconds of a training step and of a batch."""
     import torch
 
     from dnadiff.config import build, compose
@@ -138,9 +140,9 @@ def training_step(fasta: Path, batch_size: int, seconds: float) -> tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with genomes/ (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="E. coli alone, a few repeats")
-    parser.add_argument("--step", action="store_true", help="also a training step")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and what the ratio is to")
+    parser.add_argument("--quick", action="store_true", help="only E. coli, a few repeats")
+    parser.add_argument("--step", action="store_true", help="also time a training step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and the reference of the ratio")
     args = parser.parse_args()
     seconds = 0.1 if args.quick else 1.0
     rate, copied = memory_rates(seconds)

@@ -1,27 +1,53 @@
-"""How `gpu.py` measures: a device's clock, memory and rates."""
+"""How the benchmarks measure: time, memory and rates of a device, and memory of this process."""
 
+import ctypes
+import gc
 import math
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from reporting import Report
 
 
+def process_status(key: str) -> int:
+    """A value of /proc/self/status in bytes (Linux)."""
+    return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+
+
+def reset_peak_memory() -> None:
+    """Start to measure the peak memory (VmHWM) of this process again (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(f: Callable[[], object]) -> float | None:
+    """Megabytes by which the memory of this process grows during a call; None if the system does not report it."""
+    try:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        reset_peak_memory()
+        before = process_status("VmRSS")
+        f()
+        return (process_status("VmHWM") - before) / 2**20
+    except (OSError, AttributeError):
+        return None
+
+
 class Machine:
-    """A device, how calls on it are timed, and its rates."""
+    """A device: times calls on it, and measures its peak rates."""
 
     def __init__(self, device: str, quick: bool) -> None:
         self.device, self.quick, self.cuda = device, quick, device == "cuda"
         self.copy = self.product = math.nan
 
     def name(self) -> str:
-        """Of the card."""
+        """The name of the GPU, or CPU."""
         return torch.cuda.get_device_name() if self.cuda else "CPU"
 
     def median(self, f: Callable[[], object], seconds: float = 0.6) -> float:
-        """Seconds of a call, once compiled and warm."""
+        """Median seconds of a call after a warm-up."""
         seconds = 0.05 if self.quick else seconds
         for _ in range(2):
             f()
@@ -45,7 +71,7 @@ class Machine:
         return first.elapsed_time(last) / 1e3
 
     def peak(self, f: Callable[[], object]) -> float:
-        """Bytes of the card's memory in use at most during a call."""
+        """Peak GPU memory in bytes during a call."""
         if not self.cuda:
             f()
             return math.nan
@@ -56,7 +82,7 @@ class Machine:
         return float(torch.cuda.max_memory_allocated())
 
     def rates(self, report: Report) -> None:
-        """Measure bytes a second (read plus written) of a copy and FLOP/s of a large product in bfloat16, on random numbers."""
+        """Measure bytes per second (read plus written) of a copy, and FLOP/s of a large matrix product in bfloat16, on random numbers."""
         count, n = (2**22, 512) if self.quick else (2**30, 8192)
         x = torch.randn(count // 2, device=self.device)
         y = torch.empty_like(x)
@@ -67,5 +93,5 @@ class Machine:
         report.add(f"product {n} x {n} x {n}, bfloat16", self.product / 1e12, "TFLOP/s")
 
     def recall(self, report: Report) -> None:
-        """Take the rates from the rows, where another process has measured them."""
+        """Take the rates from the rows if an earlier process measured them."""
         self.copy, self.product = ((report.first(name) or math.nan) * unit for name, unit in (("copy, ", 1e9), ("product ", 1e12)))

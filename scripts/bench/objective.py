@@ -1,16 +1,16 @@
-"""Which masks, times and weighting train best: how much noise they have at fixed weights, and where they end at equal tokens.
+"""Which masks, times and weighting train best: the noise of the loss at fixed weights, and the result at equal numbers of tokens.
 
     python scripts/bench/objective.py [--output DIR] [--only NAME] [--list] [--table] [--quick] [--json FILE]
 
-Masks by coins or by exact count x times (or counts) independent or stratified over the batch x weighting by the NELBO or plain cross-entropy.
+Bernoulli masks or exact counts x times (or counts) independent or stratified over the batch x weighting by the NELBO or plain cross-entropy.
 
 Noise: a 64x4 Caduceus after 1 M tokens of E. coli, a fixed batch of 16 windows of 512, many draws. The two weightings differ in scale (and in
-what they weigh), so variances are relative: of the loss over its squared mean, of the gradient (trace of the covariance) over the
-squared norm of the mean gradient. Errors by the jackknife over chunks of draws.
+the weights of positions), so variances are relative: of the loss over its squared mean, of the gradient (trace of the covariance) over the
+squared norm of the mean gradient. Standard errors by the jackknife over chunks of draws.
 
-Training: 4 M tokens with the demo's optimizer and schedule, three seeds, which are those of the weights, the windows and the masks; the
-NELBO of the whole *validation* part in count form, the same noise for all. Differences to the package's default are paired by seed; their
-noise is what is left of the table of methods x seeds when the mean of each is taken away, so that all runs tell it.
+Training: 4 M tokens with the demo's optimizer and schedule and three seeds, which determine weights, windows and masks; the NELBO of the
+complete *validation* part in count form, with the same noise for all. Differences to the package's default are paired by seed. Their noise
+is the residual of the table of methods x seeds after subtracting the means of methods and seeds, so that all runs contribute.
 The test part is never read.
 """
 
@@ -56,14 +56,14 @@ def slug(method: str) -> str:
 
 
 def default_method() -> str:
-    """What the package does unless told otherwise."""
+    """The default method of the package."""
     objective = compose("train", ["objective=mdlm"])["objective"]
     masks = {"Bernoulli": "coins", "ExactCount": "count"}[objective["masking"]["_target_"].rpartition(".")[2]]
     return f"{masks}, {'stratified' if objective['masking']['stratified'] else 'independent'}, {objective['weighting']}"
 
 
 def relative_variances(losses: torch.Tensor, gradient_sums: torch.Tensor, gradient_squares: torch.Tensor) -> tuple[float, float]:
-    """Variance over squared mean, of the loss and of the gradient; the squared norm of the mean is freed of the noise in it.
+    """Variance over squared mean, of the loss and of the gradient; the squared norm of the mean is corrected for its noise.
 
     Args:
         losses: (N,).
@@ -93,12 +93,12 @@ class Study:
         return [*NETWORK, *self.size["network"], *METHODS[method], f"trainer.max_steps={steps}", *valid, f"seed={seed}"]
 
     def weights(self) -> dict:
-        """The partly trained network at which noise is measured."""
+        """The partly trained network for the measurement of noise."""
         return study.train(self.kept.folder / "runs" / "weights", self.settings(default_method(), self.size["fixed_steps"], 1))
 
     def noise(self, method: str) -> dict:
         """Variances of loss and gradient over draws of masks for one batch."""
-        self.kept["weights"]  # says so if it is missing
+        self.kept["weights"]  # raises if it is missing
         loaded = checkpoint.load(self.kept.folder / "runs" / "weights" / "checkpoints" / "last.ckpt")
         data = build(loaded.config["data"])
         data.prepare()
@@ -120,7 +120,7 @@ class Study:
             losses[chunk, each], bounds[chunk, each] = result.loss.detach(), result.nll
             sums[chunk] += flat
             squares[chunk] += flat.square().sum()
-        whole = np.array(relative_variances(losses.flatten(), sums.sum(0), squares.sum()))
+        complete = np.array(relative_variances(losses.flatten(), sums.sum(0), squares.sum()))
         left = [torch.arange(chunks) != c for c in range(chunks)]
         without = np.array([relative_variances(losses[keep].flatten(), sums[keep].sum(0), squares[keep].sum()) for keep in left])
         se = np.sqrt((chunks - 1) / chunks * ((without - without.mean(0)) ** 2).sum(0))
@@ -130,27 +130,27 @@ class Study:
             "loss_mean": float(losses.mean()),
             "loss_sd": float(losses.std()),
             "bound_mean": float(bounds.mean()),
-            "loss_relative_variance": whole[0],
+            "loss_relative_variance": complete[0],
             "loss_relative_variance_se": se[0],
-            "gradient_relative_variance": whole[1],
+            "gradient_relative_variance": complete[1],
             "gradient_relative_variance_se": se[1],
         }
 
     def train(self, method: str, seed: int) -> dict:
-        """Train with one method, and score on the validation part."""
+        """Train with one method, and evaluate on the validation part."""
         run = self.kept.folder / "runs" / f"s{seed}-{slug(method)}"
         metrics = study.train(run, self.settings(method, self.size["steps"], seed))
         result = study.evaluate(run, run / "valid.json", "part=valid", "orders=[]", f"num_draws={self.size['num_draws']}")
-        whole = result["groups"]["all"]
+        scores = result["groups"]["all"]
         return {
             "method": method,
             "seed": seed,
-            **{k: whole[k] for k in ("nll", "bits", "se_mc", "se_total", "tokens")},
+            **{k: scores[k] for k in ("nll", "bits", "se_mc", "se_total", "tokens")},
             "training": metrics,
         }
 
     def rows(self) -> list[dict]:
-        """One row a number, as the other benchmarks write them."""
+        """One row for each number, as in the other benchmarks."""
         default, rows = default_method(), []
 
         def add(name: str, value: float, unit: str, base: float | None, se: float | None = None) -> None:
@@ -169,13 +169,13 @@ class Study:
         return rows
 
     def finished(self) -> tuple[list[str], np.ndarray]:
-        """Methods with runs of all seeds, and their bits: (methods, seeds)."""
+        """Methods with runs for all seeds, and their bits: (methods, seeds)."""
         names = {m: [f"train-s{s}-{slug(m)}" for s in range(1, self.size["seeds"] + 1)] for m in METHODS}
         done = [m for m in METHODS if all(n in self.kept for n in names[m])]
         return done, np.array([[self.kept[n]["bits"] for n in names[m]] for m in done])
 
     def table(self) -> str:
-        """Both tables and what they say."""
+        """Both tables and the conclusions."""
         default, lines = default_method(), []
         noise = [self.kept[f"noise-{slug(m)}"] for m in METHODS if f"noise-{slug(m)}" in self.kept]
         if noise:
@@ -193,15 +193,15 @@ class Study:
         if default not in methods or len(methods) < 2:
             return "\n".join([*lines, f"The training table needs all seeds of the default ({default}) and of one other method."])
         base, seeds = bits[methods.index(default)], bits.shape[1]
-        left = bits - bits.mean(1, keepdims=True) - bits.mean(0, keepdims=True) + bits.mean()
+        residual = bits - bits.mean(1, keepdims=True) - bits.mean(0, keepdims=True) + bits.mean()
         freedom = (len(methods) - 1) * (seeds - 1)
-        se = math.sqrt(2 * (left**2).sum() / freedom / seeds)
+        se = math.sqrt(2 * (residual**2).sum() / freedom / seeds)
         half = student_t(freedom) * se if freedom >= 4 else math.nan
         cells = []
         for m, values in zip(methods, bits):
             difference = values - base
-            own = "" if m == default else f"{difference.std(ddof=1) / math.sqrt(seeds):.4f}"
-            says = (
+            own_se = "" if m == default else f"{difference.std(ddof=1) / math.sqrt(seeds):.4f}"
+            verdict = (
                 "the default"
                 if m == default
                 else "better"
@@ -210,24 +210,30 @@ class Study:
                 if difference.mean() > half
                 else "no difference"
             )
-            shown = [f"{values.mean():.4f} +- {values.std(ddof=1) / math.sqrt(seeds):.4f}", f"{difference.mean():+.4f}", own, says]
+            shown = [f"{values.mean():.4f} +- {values.std(ddof=1) / math.sqrt(seeds):.4f}", f"{difference.mean():+.4f}", own_se, verdict]
             cells.append([m, *shown])
-        header = ["masks, times, weighting", "validation, bits per base", "minus the default", "its own se", f"beyond -+ {half:.4f}"]
+        header = [
+            "masks, times, weighting",
+            "validation, bits per base",
+            "minus the default",
+            "its standard error",
+            f"verdict at +- {half:.4f}",
+        ]
         lines.append(study.markdown(header, cells))
         best = methods[int(bits.mean(1).argmin())]
         gain = base.mean() - bits.mean(1).min()
         lines.append(
-            f"\nLowest mean: {best}, {gain:.4f} bits below the default ({default}); a difference counts beyond {half:.4f} (95 %, {freedom} degrees"
-            f" of freedom). {'The default should change.' if gain > half else 'That is within the noise: no reason to change the default.'}"
+            f"\nLowest mean: {best}, {gain:.4f} bits below the default ({default}); a difference is significant beyond {half:.4f} (95 %, {freedom} degrees"
+            f" of freedom). {'The default should change.' if gain > half else 'This is within the noise: keep the default.'}"
         )
         for factor, name in enumerate(("masks", "times", "weighting")):
             levels = sorted({m.split(", ")[factor] for m in methods})
             if len(levels) == 2 and len(methods) == len(METHODS):
                 first, second = (bits[[m.split(", ")[factor] == level for m in methods]].mean() for level in levels)
-                wide = half / math.sqrt(len(METHODS) / 2)
-                says = "beyond" if abs(first - second) > wide else "within"
+                margin = half / math.sqrt(len(METHODS) / 2)
+                verdict = "beyond" if abs(first - second) > margin else "within"
                 lines.append(
-                    f"{name}: {levels[0]} minus {levels[1]} {first - second:+.4f} bits on average, {says} its noise of {wide:.4f}."
+                    f"{name}: {levels[0]} minus {levels[1]} {first - second:+.4f} bits on average, {verdict} its noise of {margin:.4f}."
                 )
         return "\n".join(lines)
 

@@ -1,12 +1,12 @@
-"""Peak memory of one training step with logits at masked positions only, against logits at all positions.
+"""Peak memory of one training step with logits at masked positions only, compared with logits at all positions.
 
     python scripts/bench/objective_memory.py [--vocab 50257] [--length 256] [--batch 4] [--widths 64 768] [--json FILE]
 
-The same network, masks and loss twice, each in a process of its own: MDLM's bound with coins, stratified times and AdamW. Both
-select the masked positions; one before the head, as `Denoiser` does, one after a log-softmax of every logit. The published code does the
-latter in effect and carries visible tokens over in place; no copy for that is charged to it here. "step" is what
-the process (Linux) or the CUDA allocator (--device cuda) grew by during the second step; "in all" is its peak with weights, gradients
-and optimizer state, which a narrow network over a large vocabulary has little of and a wide one much.
+The same network, masks and loss twice, each in a separate process: MDLM's bound with Bernoulli masks, stratified times and AdamW. Both
+select the masked positions: one before the head, as `Denoiser` does, one after a log-softmax of all logits. The published code does the
+latter in effect and carries visible tokens over in place; that copy is not counted here. "step" is the growth of the process (Linux) or of
+the CUDA allocator (--device cuda) during the second step; "total" is the peak with weights, gradients and optimizer state, which are small
+in a narrow network with a large vocabulary and large in a wide one.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
+from measuring import process_status, reset_peak_memory
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import Denoiser
@@ -28,9 +29,9 @@ from dnadiff.vocab import Vocab
 
 
 class EveryLogit(Denoiser):
-    """Computes the head and the log-softmax at every position, and selects the masked ones afterwards: there is nothing to carry over."""
+    """Computes the head and the log-softmax at every position, and selects the masked ones afterwards."""
 
-    fused_head = False  # a loss asks for log-probabilities, not for sums that hold no logits
+    fused_head = False  # the loss then uses log-probabilities
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         everywhere = self.logits(xt, t, cond, None, valid)
@@ -38,19 +39,14 @@ class EveryLogit(Denoiser):
         return torch.log_softmax(everywhere.masked_fill(banned, -torch.inf), dim=-1)[positions]
 
 
-def status(key: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-
-
 def measure(kind: type[Denoiser], args: argparse.Namespace) -> tuple[int, int]:
-    """Bytes that the second training step adds at its peak, and the peak with all that was there before (but Python and torch)."""
+    """Bytes that the second training step adds at its peak, and the peak including weights and optimizer state (without Python and torch)."""
     torch.manual_seed(0)
-    empty = 0 if args.device == "cuda" else status("VmRSS")
+    empty = 0 if args.device == "cuda" else process_status("VmRSS")
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
     objective = MDLM(AbsorbingProcess(vocab, LogLinear()))
     denoiser = kind(DiT(vocab, args.widths[0], args.n_layers, 4, dropout=0.0)).to(args.device)
-    optimizer = torch.optim.AdamW(denoiser.parameters(), foreach=False)  # one parameter at a time: no copies of all of them
+    optimizer = torch.optim.AdamW(denoiser.parameters(), foreach=False)  # one parameter at a time: no copy of all parameters
     x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), device=args.device)
     for step in range(2):
         optimizer.zero_grad(set_to_none=False)
@@ -58,12 +54,12 @@ def measure(kind: type[Denoiser], args: argparse.Namespace) -> tuple[int, int]:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         elif step == 1:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-            before = status("VmRSS")
+            reset_peak_memory()
+            before = process_status("VmRSS")
         draws = Draws.for_batch(0, args.batch, step, args.device)
         objective(denoiser, x0, torch.ones_like(x0), draws).loss.backward()
         optimizer.step()
-    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else status("VmHWM")
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else process_status("VmHWM")
     return peak - before, peak - empty
 
 
@@ -90,7 +86,7 @@ def main() -> None:
         for kind in KINDS:
             command = [sys.executable, *sys.argv, "--widths", str(width), "--only", kind]
             peak[kind] = [int(x) for x in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
-        for place, name in enumerate(("step", "in all")):
+        for place, name in enumerate(("step", "total")):
             few, every = (peak[kind][place] for kind in KINDS)
             rows.append((f"{width} x {args.n_layers}", name, f"{few / 2**20:,.0f}", f"{every / 2**20:,.0f}", f"{1 - few / every:.0%}"))
         results.append({"d_model": width, "peak_bytes": peak})

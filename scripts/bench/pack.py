@@ -1,9 +1,9 @@
-"""Times packing a made genome: wall time, peak memory, and opening it again.
+"""Time to pack a synthetic genome: wall time, peak memory, and time to open it again.
 
     python scripts/bench/pack.py [--bases 3.1e9] [--gzip] [--folder FOLDER] [--json FILE]
 
-The file is made of one random stretch over and over (soft-masked runs and runs of N included) in 24 records, wrapped at 50; with
---gzip of one compressed member over and over. It needs twice its size on the disk under --folder and is removed at the end.
+The file repeats a random sequence (with soft-masked runs and runs of N) in 24 records, wrapped at 50 bases; with --gzip it repeats one
+compressed member. It needs twice its size on the disk of --folder and is removed at the end.
 """
 
 import argparse
@@ -29,7 +29,7 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 Genome.open(sys.argv[1])
 print(json.dumps({"seconds": seconds, "work": work, "peak": peak, "again": time.perf_counter() - start, "total": genome.total}))
-"""  # in a process of its own, for its peak memory
+"""  # runs in a separate process to measure its peak memory
 STRETCH = 32_000_000
 WIDTH = 50
 
@@ -55,7 +55,7 @@ def member(content: bytes, compressed: bool) -> bytes:
 
 
 def make(path: Path, bases: int, compressed: bool) -> int:
-    """Write the genome and return how many bases it has."""
+    """Write the genome and return its number of bases."""
     body = member(stretch(), compressed)
     each = max(1, round(bases / RECORDS / STRETCH))
     with path.open("wb") as file:
@@ -70,14 +70,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bases", type=float, default=3.1e9, help="size of the genome (default: %(default)s)")
     parser.add_argument("--gzip", action="store_true", help="a compressed file")
-    parser.add_argument("--folder", type=Path, default=None, help="where the file and its packed form go for the time being")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the temporary files")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         path = Path(folder) / ("made.fa.gz" if args.gzip else "made.fa")
         bases = make(path, int(args.bases), args.gzip)
         size = path.stat().st_size
-        time.sleep(2.5)  # a file younger than two seconds is read again, since it might still change
+        time.sleep(2.5)  # a file younger than two seconds is read again, because it might still change
         command = [sys.executable, "-c", MEASURED, str(path)]
         env = os.environ | {"DNADIFF_CACHE": str(Path(folder) / "cache")}
         found = json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)

@@ -1,7 +1,7 @@
-"""What `gpu.py` compares with: the published wiring of a bidirectional mixer around mamba-ssm's CUDA extensions, loaded without their packages.
+"""The baseline of `gpu.py`: the published wiring of a bidirectional mixer with mamba-ssm's CUDA extensions, loaded without their packages.
 
-The extensions are `selective_scan_cuda` and `causal_conv1d_cuda`, installed or as files (`.so` or `.so.xz`) in a folder. The wiring: one
-whole mixer on the sequence and one on its reversal, channels first, each with its own product before and after, the gate inside the scan.
+The extensions are `selective_scan_cuda` and `causal_conv1d_cuda`, installed or as files (`.so` or `.so.xz`) in a folder. The wiring: a
+complete mixer on the sequence and one on its reversal, channels first, each with its own matrix products, and the gate inside the scan.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def extension(name: str, folder: Path | None) -> ModuleType:
         return importlib.import_module(name)
     found = sorted(folder.glob(f"{name}*.so")) + sorted(folder.glob(f"{name}*.so.xz"))
     if not found:
-        raise FileNotFoundError(f"there is no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that holds them")
+        raise FileNotFoundError(f"no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that has them")
     path = found[0]
     if path.suffix == ".xz":
         unpacked = Path(tempfile.mkdtemp(prefix="dnadiff-bench-")) / path.with_suffix("").name
@@ -39,7 +39,7 @@ def extension(name: str, folder: Path | None) -> ModuleType:
 
 
 class CudaScan(torch.autograd.Function):
-    """`selective_scan_cuda` on u, delta, z (B, E, L), A (E, N), B, C (B, 1, N, L), D, bias (E,): what mamba-ssm calls it with."""
+    """`selective_scan_cuda` on u, delta, z (B, E, L), A (E, N), B, C (B, 1, N, L), D, bias (E,), as mamba-ssm calls it."""
 
     raw: ModuleType | None = None
 
@@ -93,7 +93,7 @@ def cuda_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tens
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """silu of the causal convolution of x (B, E, L), by the extension where it works."""
+    """silu of the causal convolution of x (B, E, L), by the extension if it works."""
     if CudaConv.raw is not None:
         return CudaConv.apply(x, weight, bias)
     K = weight.shape[1]
@@ -101,13 +101,13 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def load(folder: Path | None) -> dict[str, str]:
-    """Load both and compare them with PyTorch on small inputs: why each does not work, or nothing."""
+    """Load both extensions and compare them with PyTorch on small inputs; returns why each does not work, or an empty string."""
     reasons = {}
     for holder, name, check in ((CudaScan, "selective_scan_cuda", _check_scan), (CudaConv, "causal_conv1d_cuda", _check_conv)):
         try:
             holder.raw = extension(name, folder)
             reasons[name] = check()
-        except Exception as error:  # a missing file, another PyTorch, another signature: it is the reason
+        except Exception as error:  # a missing file, another version of PyTorch, another signature
             reasons[name] = (str(error) or repr(error)).splitlines()[0]
         if reasons[name]:
             holder.raw = None
@@ -170,7 +170,7 @@ def around(backend: Backend) -> Backend:
 
 
 class PublishedMixer(nn.Module):
-    """The published wiring around the weights of one of our mixers: channels first, everything once for each direction."""
+    """The published wiring with the weights of one of our mixers: channels first, everything once for each direction."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class PublishedMixer(nn.Module):
     def one_way(self, way: nn.Module, hidden: Tensor) -> Tensor:
         (Bt, L, _), rank, N = hidden.shape, way.dt_rank, way.d_state
         flat = hidden.reshape(Bt * L, -1).mT
-        x, z = (self.mixer.in_proj.weight @ flat).view(-1, Bt, L).transpose(0, 1).chunk(2, dim=1)  # (B, E, L), positions side by side
+        x, z = (self.mixer.in_proj.weight @ flat).view(-1, Bt, L).transpose(0, 1).chunk(2, dim=1)  # (B, E, L), contiguous positions
         x = conv(x, way.conv_weight, way.conv_bias)
         low, B, C = F.linear(x.mT.reshape(Bt * L, -1), way.x_proj.weight).split([rank, N, N], dim=-1)
         delta = (way.dt_weight @ low.mT).view(-1, Bt, L).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel ahead of time, as it is launched, and prints registers, spills and shared memory; needs no GPU.
+"""Compile every Triton kernel ahead of time, as it is launched, and print registers, spills and shared memory; needs no GPU.
 
     python scripts/bench/registers.py [--arch 80 90] [--channels 512] [--states 16] [--dtype bfloat16] [--all]
 
@@ -29,7 +29,7 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"
 
 @dataclass(frozen=True)
 class Built:
-    """What the assembler says of a kernel."""
+    """The resources that the assembler reports for a kernel."""
 
     registers: int
     spilled: int
@@ -38,14 +38,14 @@ class Built:
 
 
 class Launch:
-    """A kernel and the arguments that it was called with."""
+    """A kernel and its arguments."""
 
     def __init__(self, kernel: Any, args: tuple, options: dict[str, Any]) -> None:
         self.kernel, self.warps = kernel, options.pop("num_warps", 4)
         self.given = dict(zip(kernel.arg_names, args)) | options
 
     def source(self) -> ASTSource:
-        """What Triton would compile at this launch: types, alignments, and constants."""
+        """The source that Triton compiles for this launch: types, alignments and constants."""
         signature, constants, aligned = {}, {}, {}
         for place, parameter in enumerate(self.kernel.params):
             name, value = parameter.name, self.given[parameter.name]
@@ -69,10 +69,10 @@ class Launch:
         return " ".join([self.kernel.__name__, kind, *flags])
 
     def build(self, arch: int) -> Built:
-        """Compile for a card of this compute capability (times ten).
+        """Compile for a GPU of this compute capability (times ten).
 
         Raises:
-            Exception: of Triton or its assembler, if it does not compile.
+            Exception: from Triton or its assembler, if compilation fails.
         """
         compiled = triton.compile(self.source(), target=GPUTarget("cuda", arch, 32), options={"num_warps": self.warps})
         with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ class Launch:
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Within it nothing is launched; the list fills with what would be."""
+    """A context in which kernels are recorded in a list instead of launched."""
     launches: list[Launch] = []
 
     class Record:
@@ -141,7 +141,7 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
 
 
 def different(launches: list[Launch]) -> list[Launch]:
-    """Those that are not compiled alike."""
+    """The launches without those that compile to the same kernel."""
     return list({launch.source().hash(): launch for launch in launches}.values())
 
 

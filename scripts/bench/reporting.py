@@ -1,4 +1,4 @@
-"""How `gpu.py` reports: rows that are written as they come, a time limit, and processes that go on where one has died."""
+"""How `gpu.py` reports: rows that are written immediately, a time limit, and new processes that continue after one has died."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-STATE = "DNADIFF_BENCH_STATE"  # the file in which a process of `supervised` finds what those before it did
+STATE = "DNADIFF_BENCH_STATE"  # file with the state that earlier processes of `supervised` left
 
 
 class Report:
-    """Rows, written to a file as they come, and the time that is left."""
+    """Result rows, written to a file immediately, and a time limit."""
 
     def __init__(self, path: Path | None, minutes: float) -> None:
         self.path, self.state = path, Path(os.environ[STATE]) if STATE in os.environ else None
@@ -38,11 +38,11 @@ class Report:
         self._write()
 
     def first(self, prefix: str) -> float | None:
-        """The value of the first row whose name begins so."""
+        """The value of the first row whose name starts with `prefix`."""
         return next((row["value"] for row in self.rows if row["name"].startswith(prefix) and "value" in row), None)
 
     def begin(self, name: str) -> bool:
-        """Note what is under way; False if a process has died of it."""
+        """Record what is running; False if a process has died of it before."""
         if name in self.lost:
             return False
         self.under_way = name
@@ -50,26 +50,26 @@ class Report:
         return True
 
     def finish(self) -> None:
-        """What was under way is over: go on, or leave to a new process if the card does not answer any more."""
+        """Record that it has ended; exits, so that a new process continues, if the GPU no longer works."""
         if not alive():
-            print(f"{self.under_way:66} left the card unusable", flush=True)
+            print(f"{self.under_way:66} left the GPU unusable", flush=True)
             self._write()
-            os._exit(1)  # not by an exception: to clean up, PyTorch would need the card
+            os._exit(1)  # not by an exception: PyTorch would need the GPU to clean up
         self.under_way = ""
         self._write()
 
     def cell(self, name: str, f: Callable[[], None], seconds: float = 15) -> None:
-        """Run what fills a cell, once, if there is time for it; its failure is a row."""
+        """Run the measurement of a cell once, if there is time for it; a failure is recorded as a row."""
         if name in self.tried:
             return
         if time.time() + seconds > self.end:
-            print(f"{name:66} left out: the time is up (--minutes)", flush=True)
+            print(f"{name:66} skipped: no time left (--minutes)", flush=True)
             return
         self.tried.append(name)
         self.begin(name)
         try:
             f()
-        except Exception as error:  # the other cells are still wanted
+        except Exception as error:  # the other cells still run
             where = traceback.extract_tb(error.__traceback__)[-1]
             message = (str(error) or repr(error)).strip().splitlines()[0][:200]
             self.rows.append({"name": name, "error": message})
@@ -77,8 +77,8 @@ class Report:
         self.finish()
 
     def _write(self) -> None:
-        whole = [self.rows, self.tried, self.lost, self.under_way, self.end]
-        for path, what in ((self.path, self.rows), (self.state, whole)):
+        state = [self.rows, self.tried, self.lost, self.under_way, self.end]
+        for path, what in ((self.path, self.rows), (self.state, state)):
             if path:
                 new = path.with_suffix(".new")
                 new.write_text(json.dumps(what, indent=1) + "\n", encoding="utf-8")
@@ -86,8 +86,8 @@ class Report:
 
 
 def alive() -> bool:
-    """Whether the card still computes: after an illegal address it does nothing more for the process."""
-    torch = sys.modules.get("torch")  # where nothing has imported it, there is no card to ask
+    """Whether the GPU still computes: after an illegal memory access it does not work for this process any more."""
+    torch = sys.modules.get("torch")  # without torch there is no GPU to check
     if torch is None or not torch.cuda.is_available():
         return True
     try:
@@ -99,9 +99,9 @@ def alive() -> bool:
 
 
 def supervised(minutes: float) -> int:
-    """This script in a process of its own, and in another one behind the cell that a process died of; the last one's exit status.
+    """Run this script in a child process, and in a new one after each that died; returns the exit status of the last one.
 
-    One that hangs is ended 45 seconds after the time is up.
+    A process that hangs is stopped 45 seconds after the time limit.
     """
     end = time.time() + 60 * minutes + 45
     with tempfile.TemporaryDirectory(prefix="dnadiff-bench-") as folder:
@@ -112,10 +112,10 @@ def supervised(minutes: float) -> int:
                     [sys.executable, *sys.argv], env=os.environ | {STATE: str(state)}, timeout=max(end - time.time(), 1), check=False
                 ).returncode
             except subprocess.TimeoutExpired:
-                print("ended: 45 seconds past the time (--minutes)", flush=True)
+                print("stopped: 45 seconds after the time limit (--minutes)", flush=True)
                 return 1
             after = json.loads(state.read_text(encoding="utf-8"))[1:4] if state.exists() else ""
             if code == 0 or code == 2 or after == before:
                 return code
             before = after
-            print(f"the process ended with status {code}; another one goes on", flush=True)
+            print(f"the process ended with status {code}; a new one continues", flush=True)

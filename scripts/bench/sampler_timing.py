@@ -1,23 +1,21 @@
-"""What `sampling.py` times: MDLM's `ddpm_cache`, written after its publication, our samplers and `ar`, by the step where the whole is too long.
+"""The timings of `sampling.py`: MDLM's `ddpm_cache`, our samplers and `ar`, extrapolated from steps if the complete run takes too long.
 
 `ddpm_cache` (arXiv 2406.07524, and its published code): logits and probabilities at every position, uniform times from 1 to 1e-5, one
 categorical draw at every position and step by dividing probabilities by exponential noise (in float32, as published; the tails
-of that draw are not exact), probabilities kept only while no token of the batch changes, and at the end one more call whose likeliest
-token fills what is left. It runs on our kernels, and bans the ids that are never emitted, as ours do: the two differ in the sampler alone.
+of that draw are not exact), probabilities kept while no token of the batch changes, and at the end one more call whose most probable
+token fills the remaining masks. It runs with our kernels, and bans the ids that are never emitted, as ours do: only the sampler differs.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import peak_memory
 from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
@@ -27,12 +25,12 @@ from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Plan, PlannedSampler, Samples
 from dnadiff.vocab import Vocab
 
-EPS = 1e-5  # where MDLM's grid of times ends
-ROUNDS = 3  # passes of each part at least, of which the fastest counts
+EPS = 1e-5  # the last time of MDLM's grid
+ROUNDS = 3  # minimum number of passes of each part, of which the fastest counts
 
 
 def subs_log_probs(denoiser: Denoiser, x: Tensor) -> Tensor:
-    """Log-probabilities (B, L, V) of x0 at every position, as MDLM's code makes them: in place where it does so."""
+    """Log-probabilities (B, L, V) of x0 at every position, as MDLM's code computes them, in place where it does so."""
     logits, mask_id = denoiser.logits(x).float(), denoiser.vocab.mask_id
     banned = torch.zeros(logits.shape[-1])
     banned[list(denoiser.vocab.never_emitted)] = -torch.inf
@@ -45,10 +43,10 @@ def subs_log_probs(denoiser: Denoiser, x: Tensor) -> Tensor:
 
 
 def ddpm_step(denoiser: Denoiser, x: Tensor, t: float, dt: float, probs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One step of the published sampler: the probabilities it used, to be kept, and the next x."""
+    """One step of the published sampler: the probabilities that it used, and the next x."""
     if probs is None:
         probs = subs_log_probs(denoiser, x).exp()
-    q = probs * dt  # log-linear: the chance of a mask is t, that of being revealed in this step dt (over t, which argmax does not see)
+    q = probs * dt  # log-linear: a mask has probability t, being unmasked in this step dt (over t, which argmax ignores)
     q[..., denoiser.vocab.mask_id] = t - dt
     noise = 1e-10 - (torch.rand_like(q) + 1e-10).log()
     drawn = (q / noise).argmax(-1)
@@ -57,7 +55,7 @@ def ddpm_step(denoiser: Denoiser, x: Tensor, t: float, dt: float, probs: Tensor 
 
 @torch.no_grad()
 def ddpm_cache(denoiser: Denoiser, x: Tensor, num_steps: int) -> Samples:
-    """The whole published sampler from masks `x (B, L)`; noise is PyTorch's own."""
+    """The complete published sampler from masks `x (B, L)`, with noise from PyTorch's generator."""
     times, dt = torch.linspace(1, EPS, num_steps + 1).tolist(), (1 - EPS) / num_steps
     probs, calls = None, 0
     for t in times[:-1]:
@@ -70,43 +68,43 @@ def ddpm_cache(denoiser: Denoiser, x: Tensor, num_steps: int) -> Samples:
 
 
 def ddpm_calls(batch: int, length: int, num_steps: int, seed: int = 0) -> int:
-    """Network calls of `ddpm_cache`, the last one included: which step reveals what does not depend on tokens, so coins tell."""
+    """Network calls of `ddpm_cache`, including the last one, simulated: the step that unmasks a position does not depend on tokens."""
     u = np.random.default_rng(seed).random(batch * length)
-    left = np.linspace(1, EPS, num_steps + 1)[1:]  # share of masks left after each step
-    opens = np.searchsorted(-left, -u)  # first step with left <= u
-    changed = np.bincount(opens, minlength=num_steps + 1)[:num_steps] > 0
+    left = np.linspace(1, EPS, num_steps + 1)[1:]  # fraction of masks left after each step
+    unmasked_at = np.searchsorted(-left, -u)  # first step with left <= u
+    changed = np.bincount(unmasked_at, minlength=num_steps + 1)[:num_steps] > 0
     return 1 + int(changed[:-1].sum()) + 1
 
 
 def ddpm_seconds(costs: tuple[float, float], batch: int, length: int, num_steps: int) -> float:
-    """What `num_steps` of MDLM's sampler take at these costs of a step with a call and of one without; the last call draws nothing."""
+    """Seconds of MDLM's sampler from the costs of a step with a call and of one without; the last call draws nothing."""
     calls = ddpm_calls(batch, length, num_steps)
     return calls * costs[0] + (num_steps - calls) * costs[1]
 
 
 @dataclass
 class Timed:
-    """What a cell measured.
+    """The measurement of a cell.
 
     Attributes:
-        seconds: of the whole.
-        calls: network calls, counted in full.
-        rows: sequences evaluated in them, counted in full.
-        share: the part of the rows that was run.
-        memory_mb: by which the process grows, for as many sequences as `DDPM` has.
-        ddpm_costs: seconds of a step of `ddpm_cache` with a call and without, measured in turns.
+        seconds: of the complete run.
+        calls: network calls of the complete run.
+        rows: sequences evaluated in these calls.
+        fraction: the fraction of the rows that was run.
+        memory_mb: growth of the process, for as many sequences as `DDPM` has.
+        ddpm_costs: seconds of a step of `ddpm_cache` with a call and without, measured in alternation.
     """
 
     seconds: float
     calls: int
     rows: int
-    share: float
+    fraction: float
     memory_mb: float | None
     ddpm_costs: tuple[float, float] | None
 
 
 def in_turns(parts: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, tuple[float, Any]]:
-    """Seconds of the fastest pass of each, and what it returned; `ROUNDS` at least."""
+    """Seconds of the fastest pass of each part and its result, in alternation; at least `ROUNDS` passes."""
     best: dict[str, tuple[float, Any]] = {}
     began, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or (rounds < 100 and (time.perf_counter() - began) * (rounds + 1) / rounds < seconds):
@@ -120,37 +118,20 @@ def in_turns(parts: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
     return best
 
 
-def peak_memory(f: Callable[[], object]) -> float | None:
-    """Megabytes that the process grows by during f (Linux)."""
-
-    def status(key: str) -> int:
-        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-
-    try:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-        before = status("VmRSS")
-        f()
-        return (status("VmHWM") - before) / 1024
-    except (OSError, AttributeError):
-        return None
-
-
 class DDPM:
-    """Steps of MDLM's sampler at `rows` sequences, half of whose tokens are masked, to be timed.
+    """Steps of MDLM's sampler on `rows` sequences, half of whose tokens are masked.
 
     Args:
         denoiser: the network.
-        rows: sequences.
+        rows: number of sequences.
         length: tokens in each.
-        seconds: that one pass may take; it has one step at least.
+        seconds: time limit of one pass, which has at least one step.
     """
 
     def __init__(self, denoiser: Denoiser, rows: int, length: int, seconds: float) -> None:
         masks = torch.full((rows, length), denoiser.vocab.mask_id)
         self.denoiser, self.rows = denoiser, rows
-        self.half = torch.where(torch.rand(masks.shape) < 0.5, masks, denoiser.vocab.emitted[0])  # in the middle of the way
+        self.half = torch.where(torch.rand(masks.shape) < 0.5, masks, denoiser.vocab.emitted[0])  # the state after half of the steps
         with torch.no_grad():
             self.memory = peak_memory(lambda: ddpm_step(denoiser, masks, 1.0, 1e-3, None))
             start = time.perf_counter()
@@ -159,7 +140,7 @@ class DDPM:
         self.num_steps = max(1, min(64, int(seconds / self.one)))
 
     def parts(self) -> dict[str, Callable[[], Any]]:
-        """A pass of steps with a network call, and one of steps that keep the probabilities."""
+        """A pass of steps with a network call, and a pass of steps that keep the probabilities."""
         return {"call": lambda: self._steps(None), "kept": lambda: self._steps(self.probs)}
 
     @torch.no_grad()
@@ -173,32 +154,32 @@ class DDPM:
 
 
 def time_ddpm(denoiser: Denoiser, batch: int, rows: int, length: int, num_steps: int, known: Mapping[str, Any], seconds: float) -> Timed:
-    """MDLM's sampler: run where the whole takes less than twice `seconds`, else made of what a step was found to cost (`known`)."""
+    """MDLM's sampler: run completely if that takes less than twice `seconds`, otherwise extrapolated from the cost of a step (`known`)."""
     calls, costs = ddpm_calls(batch, length, num_steps), tuple(known["ddpm_costs"])
     estimate = ddpm_seconds(costs, batch, length, num_steps)
     if rows < batch or estimate > 2 * seconds:
         return Timed(estimate, calls, calls * batch, 0.0, known["memory_mb"], costs)
     x = torch.full((batch, length), denoiser.vocab.mask_id)
-    took, result = in_turns({"whole": lambda: ddpm_cache(denoiser, x, num_steps)}, seconds)["whole"]
+    took, result = in_turns({"complete": lambda: ddpm_cache(denoiser, x, num_steps)}, seconds)["complete"]
     return Timed(took, result.nfe, result.rows, 1.0, known["memory_mb"], costs)
 
 
 class Uniform(BaseDenoiser):
-    """Fair bits without a network, to count calls and rows."""
+    """A uniform denoiser without cost, to count calls and rows."""
 
     def log_probs(self, x: Tensor, t: Tensor, cond: None, positions: Tensor, valid: None) -> Tensor:
-        """See `Denoiser.log_probs`."""
+        """Log-probabilities of the two tokens."""
         return torch.tensor([0.0, 0.0, -torch.inf]).expand(int(positions.sum()), -1)
 
 
 def counted(sampler: PlannedSampler, process: AbsorbingProcess, batch: int, length: int) -> Samples:
-    """Calls and rows of a sampler whose order does not look at tokens: by running it, without a network."""
-    coins = AbsorbingProcess(Vocab(3, 2, 2, (2,)), process.noise)
-    return sampler.sample(Uniform(coins.vocab), coins, coins.prior(batch, length), Draws.for_batch(0, batch))
+    """Calls and rows of a sampler whose order does not depend on tokens, by running it without a network."""
+    uniform = AbsorbingProcess(Vocab(3, 2, 2, (2,)), process.noise)
+    return sampler.sample(Uniform(uniform.vocab), uniform, uniform.prior(batch, length), Draws.for_batch(0, batch))
 
 
-class Some(PlannedSampler):
-    """Some steps of a sampler's plan, `chosen`; what the steps before and between them open is given."""
+class PartialPlan(PlannedSampler):
+    """The `chosen` steps of a sampler's plan; positions that other earlier steps unmask are given."""
 
     def __init__(self, plan: Plan, chosen: Tensor) -> None:
         super().__init__()
@@ -206,16 +187,16 @@ class Some(PlannedSampler):
         self.given = (plan.step >= 0) & (plan.step < chosen[-1]) & (self.step < 0)
 
     def num_steps_for(self, length: int) -> int:
-        """See `Sampler`."""
+        """The maximum number of steps."""
         return length
 
     def template(self, process: AbsorbingProcess) -> Tensor:
-        """x (B, L) to begin with: random letters where the sampler would have been."""
+        """The initial x (B, L): random letters where earlier steps unmask."""
         letters = torch.tensor(process.vocab.emitted)[torch.randint(len(process.vocab.emitted), self.step.shape)]
         return torch.where(self.given, letters, process.vocab.mask_id)
 
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
-        """See `PlannedSampler`."""
+        """The chosen steps."""
         return Plan(self.step)
 
 
@@ -229,16 +210,16 @@ def time_planned(
     length: int,
     seconds: float,
 ) -> Timed:
-    """One of ours, in turns with MDLM's: whole where it is short, else its first call and some others, evenly spread.
+    """One of our samplers, alternating with MDLM's: run completely if it is short, otherwise its first call and some others, evenly spread.
 
-    The first call has one row whatever the batch, and is scaled by the batch all the same where fewer sequences are timed.
+    The first call has one row for any batch, but is scaled by the batch if fewer sequences are timed.
     """
     count = counted(sampler, process, batch, length)
     plan = sampler.plan(torch.ones(few, length, dtype=torch.bool), process, Draws.for_batch(0, few))
     steps = plan.step.unique()
 
     def part(chosen: Tensor, rows: int = few) -> Callable[[], Samples]:
-        some = Some(Plan(plan.step[:rows]), chosen)
+        some = PartialPlan(Plan(plan.step[:rows]), chosen)
         x, draws = some.template(process), Draws.for_batch(0, rows)
         return lambda: some.sample(denoiser, process, x, draws)
 
@@ -263,7 +244,7 @@ def time_planned(
 def time_ar(
     denoiser: CausalDenoiser, process: AbsorbingProcess, batch: int, few: int, ddpm_rows: int, length: int, seconds: float
 ) -> Timed:
-    """Left to right with its cache; a Mamba's step costs the same everywhere, so a shorter sequence tells."""
+    """Left to right with its cache; a step of Mamba costs the same at every position, so a shorter sequence is timed."""
 
     def run(tokens: int, rows: int = few) -> Samples:
         return Autoregressive().sample(denoiser, process, process.prior(rows, tokens), Draws.for_batch(0, rows))

@@ -1,25 +1,26 @@
-"""Seconds, network calls and expected code length of our samplers and of MDLM's `ddpm_cache`: same network, same machine, same run.
+"""Time, network calls and expected code length of our samplers and of MDLM's `ddpm_cache`, with the same network on the same machine.
 
     python scripts/bench/sampling.py [--checkpoint RUN] [--causal RUN] [--output DIR] [--only NAME] [--list] [--table] [--quick]
                                      [--json FILE] [--picture FILE]
 
 Sequences of 1,024 tokens, batches of 1 and of 64. `dna`: the network of RUN, or a 64x4 Caduceus after 2 M tokens of E. coli; for `ar` a causal twin
-(a Mamba of one layer more, 0.3 % more parameters). `50257`: the same networks widened to a text vocabulary, with random weights: speed needs no
-training, and a code length there would say nothing. Points of equal code length are then those of the DNA network's h(n).
+(a Mamba with one layer more, 0.3 % more parameters). `50257`: the same networks widened to a text vocabulary, with random weights, because
+speed does not depend on training. Their code lengths are meaningless, so points of equal code length are those of the DNA network's h(n).
 
-Each cell is kept in DIR as it finishes, and a second start goes on; `--only` runs some, in the order in which they are named. Everything takes
-about 20 minutes on two quiet cores.
+Each cell is saved in DIR when it is finished, and starting again continues; `--only` runs the named cells in the given order. Everything
+takes about 20 minutes on two idle cores.
 
 Code lengths come from h(n), measured once on validation windows: sum_k s_k h(n_k) for groups, its expectation over binomial sizes of groups for T
-steps (`dnadiff.likelihood.code_length`), the exact -log p for `ar`. Best sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by the
-h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is 0 for one token at a time, 1 for one call.
+steps (`dnadiff.likelihood.code_length`), the exact -log p for `ar`. Optimal sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by
+the h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is 0 for one token at a time, 1 for one call.
 
-Seconds are those of the fastest of several passes. Where the whole takes too long (`share` below 100 %), it is made of parts, and a step's cost does not depend on
-what the tokens are: for `ddpm_cache` the cost of a step with a call and that of one without, times their numbers; for ours the first call, and the cost
-of a row (a sequence evaluated once) in some of the others, evenly spread, times the rows. Calls and rows are counted in full, by
-the sampler itself. Every cell of ours times steps of `ddpm_cache` as well, in turns with its own, so that what else the machine does
-meets both: ratios are between these, at the T of equal code length. With the large vocabulary 64 sequences do not fit into memory for
-`ddpm_cache` (13 GB for each array): it is timed on one, and ours on four, and scaled by rows; calls and rows are counted for 64.
+Times are those of the fastest of several passes. If the complete run takes too long ("fraction run" below 100 %), its time is composed of
+parts, which is possible because the cost of a step does not depend on the tokens: for `ddpm_cache` the cost of a step with a call and of one
+without, times their numbers; for ours the first call, and the cost of a row (a sequence evaluated once) in some of the others, evenly
+spread, times the rows. Calls and rows are counted completely, by the sampler itself. Every cell of ours alternates with steps of
+`ddpm_cache`, so that other load on the machine affects both: ratios are between these, at the T of equal code length. With the large
+vocabulary 64 sequences do not fit into memory for `ddpm_cache` (13 GB for each array): it is timed on one sequence, ours on four, and scaled
+by rows; calls and rows are counted for 64.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ NETWORK = ["data=ecoli", "optimizer.lr=6e-3", "weight_decay=0.01", "matmul_preci
 FULL = {
     "length": 1024,
     "batches": (1, 64),
-    "timed": {"dna": (64, 64), "50257": (4, 1)},  # sequences at most that are timed at once, of ours and of ddpm_cache
+    "timed": {"dna": (64, 64), "50257": (4, 1)},  # maximum number of sequences timed at once, of ours and of ddpm_cache
     "steps": (8, 16, 32, 64, 128, 256, 512, 1000),
     "calls": (8, 16, 32, 64, 128),
     "network": ["data.length=1024", "data.batch_size=16"],
@@ -104,7 +106,7 @@ class Study:
         self.pieces |= {name: lambda c=cell: self.cell(*c) for name, cell in self.cells.items()}
 
     def methods(self) -> dict[str, tuple[Any, ...]]:
-        """Samplers and their numbers of steps or calls; `lost2` is as few groups as lose at most 2 % of the structure."""
+        """Samplers and their numbers of steps or calls; `lost2` is the smallest number of groups that loses at most 2 % of the structure."""
         calls, steps = self.size["calls"], self.size["steps"]
         groups = {"grouped_optimal": ("lost2", *calls), "grouped": ("lost2", *calls)}
         return {**groups, "ancestral": (*calls, steps[-1]), "first_hitting": (None,), "ar": (None,), "ddpm_cache": steps}
@@ -122,10 +124,10 @@ class Study:
         )
 
     def loaded(self, backbone: str) -> checkpoint.Loaded:
-        """The model of DNA, given or trained here."""
+        """The model of DNA, from the command line or trained here."""
         name = {"caduceus": "weights", "mamba": "weights-ar"}[backbone]
         if self.given[backbone] is None:
-            self.kept[name]  # says so if it is missing
+            self.kept[name]  # raises if it is missing
         return checkpoint.load(self.given[backbone] or self.kept.folder / "runs" / name)
 
     def network(self, vocabulary: str, causal: bool) -> tuple[nn.Module, AbsorbingProcess]:
@@ -140,7 +142,7 @@ class Study:
         return wide, AbsorbingProcess(TEXT, LogLinear())
 
     def curve(self) -> dict:
-        """h(n) of the model on validation windows, and what the causal twin makes of the same."""
+        """h(n) of the model on validation windows, and the exact code length of the causal twin on the same windows."""
         found, twin, length = self.loaded("caduceus"), self.loaded("mamba"), self.size["length"]
         data = build(found.config["data"])
         data.prepare()
@@ -161,14 +163,14 @@ class Study:
         return {"h": h.tolist(), "h_chooses": chooses.tolist(), "nelbo": float(h.mean()), "ar": float(ar), **about}
 
     def sizes(self, method: str, steps: Any) -> np.ndarray | None:
-        """Sizes of the groups of a cell; None where 2 % of no structure is asked for."""
+        """Sizes of the groups of a cell; None for `lost2` if the model has no structure to lose."""
         h, best = np.array(self.kept["curve"]["h_chooses"]), method == "grouped_optimal"
         if steps == "lost2":
             return code_length.fewest_groups(h, optimal=best)
         return code_length.optimal_sizes(h, steps) if best else code_length.uniform_sizes(len(h), steps)
 
     def ddpm_step(self, vocabulary: str, batch: int) -> dict:
-        """What a step of `ddpm_cache` costs, with a network call and without."""
+        """The cost of a step of `ddpm_cache`, with and without a network call."""
         keep_freed_memory()
         denoiser, _ = self.network(vocabulary, False)
         steps = DDPM(denoiser, min(batch, self.size["timed"][vocabulary][1]), self.size["length"], self.seconds / 20)
@@ -182,7 +184,7 @@ class Study:
         sizes = self.sizes(method, steps) if method.startswith("grouped") else None
         about = {"vocabulary": vocabulary, "batch": batch, "method": method, "threads": torch.get_num_threads()}
         if steps == "lost2" and sizes is None:
-            return about | {"steps": None, "why": "this model has found no structure"}
+            return about | {"steps": None, "why": "this model has learned no structure"}
         denoiser, process = self.network(vocabulary, method == "ar")
         if method == "ddpm_cache":
             known = self.kept[f"{vocabulary}-b{batch}-ddpm_step"]
@@ -197,7 +199,7 @@ class Study:
         return about | {"steps": number, "timed_rows": theirs if method == "ddpm_cache" else ours, "memory_rows": theirs, **vars(found)}
 
     def nats(self, method: str, steps: int, asked: Any) -> tuple[float, float]:
-        """Expected code length in nats per token by the DNA network's h(n), and lost structure; NaN for what there is not."""
+        """Expected code length in nats per token by the DNA network's h(n), and lost structure; NaN if it is not defined."""
         if method == "ar":
             return self.kept["curve"]["ar"], math.nan
         h = np.array(self.kept["curve"]["h"])
@@ -211,7 +213,7 @@ class Study:
         return total / len(h), code_length.lost_structure(h, total)
 
     def rows(self) -> list[dict]:
-        """What is finished, with code lengths and the ratio to `ddpm_cache` at equal code length."""
+        """The finished cells, with code lengths and the ratio to `ddpm_cache` at equal code length."""
         if "curve" not in self.kept:
             return []
         rows = []
@@ -233,7 +235,7 @@ class Study:
         return rows
 
     def table(self) -> str:
-        """All cells, and what they say about the aims."""
+        """The table of all cells, and the targets."""
         rows, lines = self.rows(), []
         for vocabulary in ("dna", "50257"):
             for batch in self.size["batches"]:
@@ -244,7 +246,7 @@ class Study:
                         f"{r['nats']:.5f}" if vocabulary == "dna" else "",
                         "" if math.isnan(r["lost_structure"]) else f"{100 * r['lost_structure']:.2f} %",
                         "" if r["memory_mb"] is None else f"{r['memory_mb']:,.0f}",
-                        f"{100 * r['share']:.0f} %",
+                        f"{100 * r['fraction']:.0f} %",
                         f"{r['ratio']:.2f} (T = {r['equal_steps']})" if r["ratio"] else "",
                     ]
                     for r in rows
@@ -252,54 +254,54 @@ class Study:
                 ]
                 if cells:
                     header = ["sampler", "steps", "seconds", "calls", "rows", "nats per token", "lost structure"]
-                    header += [f"MB for {min(batch, self.size['timed'][vocabulary][1])}", "share run"]
+                    header += [f"MB for {min(batch, self.size['timed'][vocabulary][1])}", "fraction run"]
                     lines += [f"\nVocabulary {vocabulary}, batch {batch}, {self.size['length']} tokens\n"]
                     lines += [study.markdown([*header, "times faster than ddpm_cache at equal code length"], cells)]
-        return "\n".join([*lines, "", *self.aims(rows)])
+        return "\n".join([*lines, "", *self.targets(rows)])
 
-    def aims(self, rows: list[dict]) -> list[str]:
-        """The aims, each with what was found."""
+    def targets(self, rows: list[dict]) -> list[str]:
+        """The targets, each with its result."""
         large, said = max(self.size["batches"]), []
 
         methods = ("grouped_optimal", "grouped", "ancestral")
         every = [r for r in rows if r["ratio"] and r["method"] in methods]
-        for vocabulary, aim in (("dna", 1.2), ("50257", 3.0)):
+        for vocabulary, target in (("dna", 1.2), ("50257", 3.0)):
             for method in methods:
                 ratios = [r["ratio"] for r in every if (r["vocabulary"], r["batch"], r["method"]) == (vocabulary, large, method)]
                 if ratios:
                     said.append(
                         f"{vocabulary}, batch {large}, equal code length: {method} is {math.exp(np.mean(np.log(ratios))):.2f} times faster than "
-                        f"ddpm_cache (geometric mean of {len(ratios)} cells, {min(ratios):.2f} to {max(ratios):.2f}); aim {aim}"
+                        f"ddpm_cache (geometric mean of {len(ratios)} cells, {min(ratios):.2f} to {max(ratios):.2f}); target {target}"
                     )
         for r in rows:
             if r["asked"] == "lost2" and r["ratio_default"]:
                 said.append(
                     f"{r['vocabulary']}, batch {r['batch']}: {r['method']} with {r['steps']} calls ({100 * r['lost_structure']:.2f} % lost) is "
                     f"{r['ratio_default']:.1f} times faster than ddpm_cache with T = {self.size['steps'][-1]}"
-                    f"{'; aim 12' if r['batch'] == large else ''}"
+                    f"{'; target 12' if r['batch'] == large else ''}"
                 )
         if every:
             worst = min(every, key=lambda r: r["ratio"])
             slower = sum(r["ratio"] < 1 for r in every)
             said.append(
-                f"slower than ddpm_cache at equal code length: {slower} of {len(every)} cells; the least ratio is {worst['ratio']:.2f} ({worst['name']})"
+                f"slower than ddpm_cache at equal code length: {slower} of {len(every)} cells; the smallest ratio is {worst['ratio']:.2f} ({worst['name']})"
             )
         return said
 
     def picture(self, path: Path) -> Path | None:
-        """Code length against seconds, one panel for each batch size; None before anything is finished."""
+        """Code length against seconds, one panel for each batch size; None if no cell is finished."""
         from dnadiff.report import figures
 
         rows = [r for r in self.rows() if r["vocabulary"] == "dna"]
         if not rows:
             return None
-        panels = [(draw, ([r for r in rows if r["batch"] == batch], batch)) for batch in self.size["batches"]]
+        panels = [partial(draw, rows=[r for r in rows if r["batch"] == batch], batch=batch) for batch in self.size["batches"]]
         return figures.save(figures.overview(panels), path)
 
 
 def steps_at(curve: list[tuple[float, int]], lost: float) -> int | None:
-    """The T of `ddpm_cache` that loses as much structure, on the line between points (lost, T) in logarithms of both; None outside of them."""
-    points = sorted((math.log(share), math.log(steps)) for share, steps in curve if share > 0)
+    """The T of `ddpm_cache` that loses as much structure, interpolated between points (lost, T) on log scales; None outside their range."""
+    points = sorted((math.log(loss), math.log(steps)) for loss, steps in curve if loss > 0)
     if len(points) < 2 or not lost > 0 or not points[0][0] <= math.log(lost) <= points[-1][0] + 0.01:
         return None
     return round(math.exp(np.interp(math.log(lost), *zip(*points))))
@@ -324,10 +326,10 @@ def main() -> None:
     parser = study.arguments(__doc__, "runs/bench_sampling")
     parser.add_argument("--checkpoint", metavar="RUN", help="a trained model of DNA (default: a short training here)")
     parser.add_argument("--causal", metavar="RUN", help="its causal twin for ar (default: a short training here)")
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="of the short trainings (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for the passes of one cell (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens of the short trainings (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time for one cell (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="where the picture goes (default: picture.png in the output folder)")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="file for the picture (default: picture.png in the output folder)")
     options = parser.parse_args()
     if options.quick:
         options.tokens, options.seconds = min(options.tokens, 2_000), min(options.seconds, 0.1)

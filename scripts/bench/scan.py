@@ -1,32 +1,31 @@
-"""Times every scan, forward and forward + backward, beside the portable one and beside what the machine could do.
+"""Time every scan, forward and forward + backward, relative to the portable scan and to the limit of the machine.
 
     python scripts/bench/scan.py [--quick] [--json FILE]
 
-At the first sizes PyTorch's own associative scan, compiled, runs too: what a careful user would write without this package. It
-holds every state of every position.
+At the first sizes PyTorch's own associative scan, compiled, runs too: what a user would write without this package. It stores all states
+of all positions.
 
-Times are the fastest of several repeats: other programs only ever add to them. Peak memory is what the process grew by
-(Linux only), inputs excluded, gradients included.
+Times are the fastest of several repeats, because other programs only add to them. Peak memory is the growth of the process (Linux only),
+without inputs, with gradients.
 
 The limit is the larger of two times, both from rates measured in the same run:
 
 - arithmetic: a state costs 10 vector multiplications or multiply-adds per position forward (7 for the exponential: scale, 5 of the
-  polynomial, the exponent; then dx B, the state and the output; rounding and subtraction have ports of their own on some
-  processors) and 18 backward (9 to recompute it, 9 for the gradients), issued as fast as a float32 matrix product issues its
-  multiply-adds (its FLOP/s divided by 2), PyTorch's or the kernels', whichever is faster;
-- bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta, dB, dC and the inputs again), as
-  fast as a copy moves them.
+  polynomial, the exponent; then dx B, the state and the output; rounding and subtraction have separate ports on some processors) and 18
+  backward (9 to recompute it, 9 for the gradients), issued as fast as a float32 matrix product issues its multiply-adds (its FLOP/s
+  divided by 2), PyTorch's or the kernels', whichever is faster;
+- bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta, dB, dC and the inputs again), at the
+  rate of a copy.
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measuring import peak_memory
 
 from dnadiff.commands import keep_freed_memory
 from dnadiff.kernels import SCANS, available_scans, linear, selective_scan, short_conv
@@ -37,7 +36,7 @@ INSTRUCTIONS = {"forward": 10, "forward+backward": 28}
 
 
 def fastest(f: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest call, of at least three and as many as fit."""
+    """Seconds of the fastest of at least three calls, and of as many as fit into `seconds`."""
     f()
     times = []
     while len(times) < 3 or (sum(times) < seconds and len(times) < 200):
@@ -47,27 +46,10 @@ def fastest(f: Callable[[], object], seconds: float) -> float:
     return min(times)
 
 
-def peak_memory(f: Callable[[], object]) -> float | None:
-    """Megabytes that the process grows by during f, where the system can tell."""
-
-    def status(key: str) -> int:
-        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-
-    try:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status("VmRSS")
-        f()
-        return (status("VmHWM") - before) / 1024
-    except (OSError, AttributeError):
-        return None
-
-
 def machine_rates() -> tuple[float, float]:
-    """Multiply-adds per second in a float32 matrix product, and bytes per second that a copy reads and writes."""
+    """Multiply-adds per second of a float32 matrix product, and bytes per second of a copy (read plus written)."""
     matmul = 0.0
-    for n in (512, 1024):  # the smaller one may fit between two interruptions, the larger one runs closer to the peak
+    for n in (512, 1024):  # the smaller one may run between two interruptions, the larger one is closer to the peak
         a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
         for product in (lambda a=a, b=b, c=c: torch.mm(a, b, out=c), lambda a=a, b=b: linear(a, b)):
             matmul = max(matmul, n**3 / fastest(product, 0.3))
@@ -78,7 +60,7 @@ def machine_rates() -> tuple[float, float]:
 def associative(
     u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor, bias: torch.Tensor
 ):
-    """The same function by `torch._higher_order_ops.associative_scan`, to be compiled."""
+    """The selective scan by `torch._higher_order_ops.associative_scan`, to be compiled."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     step = torch.nn.functional.softplus(delta + bias)
@@ -88,7 +70,7 @@ def associative(
 
 
 def limit(part: str, Bt: int, L: int, E: int, N: int, rates: tuple[float, float]) -> float:
-    """Seconds below which no scan of this kind can be on this machine."""
+    """Lower bound in seconds for any scan of this size on this machine."""
     forward, backward = 3 * E + 2 * N, 5 * E + 4 * N
     moved = 4 * Bt * L * (forward + (backward if part != "forward" else 0))
     return max(Bt * L * E * N * INSTRUCTIONS[part] / rates[0], moved / rates[1])
@@ -115,8 +97,8 @@ def calls(f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first size alone, a few repeats")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and what the ratio is to")
+    parser.add_argument("--quick", action="store_true", help="only the first size, a few repeats")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and the reference of the ratio")
     args = parser.parse_args()
     seconds, sizes = (0.2, SIZES[:1]) if args.quick else (1.0, SIZES + LONG)
 
@@ -139,7 +121,7 @@ def main() -> None:
         found: dict[str, float] = {}
         scans = {name: lambda *x, name=name: selective_scan(*x, scan=name) for name in names}
         if L > 1024:
-            print(f"(no reference and no associative scan at L {L}: the one takes minutes, the other {20 * Bt * L * E * N >> 30} GB)")
+            print(f"(no reference and no associative scan at L {L}: the first takes minutes, the second {20 * Bt * L * E * N >> 30} GB)")
             scans.pop("reference", None)
         else:
             scans["associative, compiled"] = torch.compile(associative)

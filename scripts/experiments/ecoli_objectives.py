@@ -1,19 +1,20 @@
-"""Every objective on E. coli: one network, equal tokens, equal tuning, and differences paired by window.
+"""Compare all objectives on E. coli: one network, equal tokens, equal tuning, and differences paired by window.
 
     python scripts/experiments/ecoli_objectives.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-The network is a 64x4 Caduceus; the autoregressive control its causal twin, a Mamba of one layer more, whose 164,608 parameters are 0.3 % more.
-12 M tokens each, windows of 512, the demo's optimizer and schedule; `mlm then mdlm` spends half of them on either. Every objective tries
-the same learning rates with a quarter of the tokens; the control also dropout and weight decay, at full length, for that is where
-they could help. Whatever is chosen, learning rate, checkpoint (early stopping: the best of six validations), dropout and decay, is chosen on the
-validation part. The test part is scored once for each model, at the end: all windows of 512, count form (AR: exact), novel bases apart.
+The network is a 64x4 Caduceus; the autoregressive control is its causal twin, a Mamba with one layer more (164,608 parameters, 0.3 % more).
+12 M tokens each, windows of 512, the demo's optimizer and schedule; `mlm then mdlm` spends half of them on each. Every objective tries
+the same learning rates with a quarter of the tokens; the control also tries dropout and weight decay, at full length, because that is where
+they could help. All choices (learning rate, checkpoint by early stopping at the best of six validations, dropout and decay) are made on the
+validation part. The test part is evaluated once for each model, at the end: all windows of 512, count form (AR: exact), novel bases apart.
 
-`mdlm` trains on plain cross-entropy; score entropy and D3PM here train on their bounds, and `mdlm_nelbo`, weighted as they are, is what
-they compare with. Each model is one training run, and the intervals are over windows alone: the seeds of scripts/bench/objective.py
-ended up to 0.0034 bits apart with one method, so that smaller differences say nothing of the objectives.
+`mdlm` trains on plain cross-entropy; score entropy and D3PM train on their bounds here, and `mdlm_nelbo`, which has the same weighting, is
+their baseline. Each model is one training run, and the intervals are over windows only: the seeds of scripts/bench/objective.py
+ended up to 0.0034 bits apart with one method, so smaller differences are no evidence about the objectives.
 
-`sedd` is not told the time, so that its network is the others' (its habit, a time input, makes it 311,872 parameters: `sedd_time`). All
-but AR are scored by the same bound, in continuous time with SUBS; "own bound" is what each was trained on, on validation windows.
+`sedd` is not conditioned on time, so that its network is the same as the others' (with its usual time input it has 311,872 parameters:
+`sedd_time`). All but AR are evaluated by the same bound, in continuous time with SUBS; "own bound" is the training objective of each, on
+validation windows.
 """
 
 import itertools
@@ -43,7 +44,7 @@ TITLES = {
     "ar": "AR, Mamba",
     "mdlm_nelbo": "mdlm, weighting=nelbo",
     "mlm_mdlm": "mlm, then mdlm",
-    "sedd_time": "sedd, told the time",
+    "sedd_time": "sedd, conditioned on time",
     "d3pm": "d3pm, T = 1000",
 }
 BLOCK = 16  # windows in a block of the bootstrap, as in configs/evaluate.yaml
@@ -82,7 +83,7 @@ class Study:
         return "" if variant == PLAIN else "".join(f"-{key}{value}" for key, value in variant.items())
 
     def train(self, name: str, model: str, steps: int, rate: str, variant: dict) -> dict:
-        """Train in `runs/name`; two runs, of half the steps each, where pretraining comes first."""
+        """Train in `runs/name`; with pretraining, two runs of half the steps each."""
         common = [*self.size["data"], f"optimizer.lr={rate}", f"weight_decay={variant['decay']}", "matmul_precision=medium"]
         if "dropout" in variant:
             common.append(f"backbone.dropout={variant['dropout']}")
@@ -111,7 +112,7 @@ class Study:
         return {"training": self.train(name, model, self.size["tune_steps"], rate, PLAIN), "valid": self.score(name, "valid")}
 
     def final(self, model: str, variant: dict) -> dict:
-        """A run of full length with the better rate."""
+        """A run of full length with the best learning rate."""
         bits = {rate: self.kept[f"tune-{model}-{rate}"]["valid"]["groups"]["all"]["bits"] for rate in self.size["rates"]}
         rate = min(bits, key=bits.get)
         name = f"final-{model}{self.slug(variant)}"
@@ -126,14 +127,14 @@ class Study:
         }
 
     def test(self, model: str) -> dict:
-        """The variant that is best on validation, on the test part."""
+        """The best variant on validation, evaluated on the test part."""
         finals = [self.kept[f"final-{model}{self.slug(v)}"] for v in self.variants(model)]
         best = min(finals, key=lambda f: f["valid"]["groups"]["all"]["bits"])
         tried = {self.slug(f["variant"]).strip("-"): f["valid"]["groups"]["all"]["bits"] for f in finals}
         return {**{k: best[k] for k in ("rate", "variant", "run", "training")}, "tried": tried, "test": self.score(best["run"], "test")}
 
     def markov(self) -> dict:
-        """The classical baselines, on the same windows."""
+        """Markov models on the same windows."""
         start = time.monotonic()
         data = build(compose("train", self.size["data"])["data"])
         data.prepare()
@@ -152,13 +153,13 @@ class Study:
         return {"orders": rows, "tokens": about["split_tokens"]["train"], "seconds": time.monotonic() - start}
 
     def scores(self) -> dict[str, Scores]:
-        """The test windows of everything that is finished."""
+        """The scores of the test windows of all finished pieces."""
         found = {f"markov-{k}": self.runs / f"markov-{k}.npz" for k in self.size["orders"] if "markov" in self.kept}
         found |= {m: self.runs / self.kept[f"test-{m}"]["run"] / "test.npz" for m in MODELS if f"test-{m}" in self.kept}
         return {name: Scores.load(path) for name, path in found.items()}
 
     def table(self) -> str:
-        """What is finished."""
+        """The table of finished pieces."""
         scores, rows = self.scores(), []
         low = f"markov-{min(self.size['orders'])}"
         for name, each in scores.items():
@@ -211,7 +212,7 @@ class Study:
         return "\n\n".join(lines)
 
     def tried(self, model: str) -> str:
-        """What the tuning of a model saw, bits per base on validation."""
+        """The tuning results of a model, bits per base on validation."""
         tunes = {r: self.kept[n]["valid"]["groups"]["all"]["bits"] for r in self.size["rates"] if (n := f"tune-{model}-{r}") in self.kept}
         finals = {
             n: self.kept[n]["valid"]["groups"]["all"]["bits"]
@@ -227,13 +228,5 @@ def interval(difference: ConfidenceInterval) -> str:
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def main() -> None:
-    options = study.arguments(__doc__, "runs/ecoli_objectives").parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
-    study.work(it.pieces, it.kept, options)
-    if not options.list:
-        print("\n" + it.table())
-
-
 if __name__ == "__main__":
-    main()
+    study.run_study(Study, __doc__, "runs/ecoli_objectives", FULL, QUICK)

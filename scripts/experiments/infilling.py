@@ -1,21 +1,21 @@
-"""Infilling of held-out windows, half of each masked: the network against two-sided and one-sided Markov models of order 12.
+"""Infilling of held-out windows with half of the bases masked: the network compared with two-sided and one-sided Markov models of order 12.
 
     python scripts/experiments/infilling.py [--ecoli RUN] [--chr20 RUN] [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-Windows of the test part, spread evenly, without unknown bases. `middle`: the middle half is one gap, as in `infill=`; `random`: every
-other base on average is hidden, spread at random. Without --ecoli a 64x4 Caduceus is trained first (12 M tokens).
+Windows of the test part, spread evenly, without unknown bases. `middle`: the middle half is one gap, as in `infill=`; `random`: half of the
+bases are masked at random. Without --ecoli a 64x4 Caduceus is trained first (12 M tokens).
 
-What is said of a hidden base given the visible half of its window:
+Predictions of a masked base given the visible half of its window:
 
-- *network*: its law in one call; *designs*: what `sample infill=` draws, base after base (one call for each of 64 groups).
-- *order 12, two-sided*: the law of a hidden base under the back-off Markov chain itself, given both sides, by Gibbs sampling: the
-  probabilities of each full conditional, averaged over sweeps. Started from draws of the one-sided model.
-- *order 12, neighbours*: q(b | known bases to the left) q(b | known bases to the right) / q(b), no sampling.
-- *order 12, one-sided*: q(b | known bases to the left), shorter where bases are hidden.
-- *unconditional*: the network with everything hidden; *most frequent base* knows nothing at all.
+- *network*: its distribution in one call; *designs*: draws of `sample infill=`, base after base (one call for each of 64 groups).
+- *order 12, two-sided*: the distribution of a masked base under the back-off Markov chain itself, given both sides, by Gibbs sampling: the
+  probabilities of each full conditional, averaged over sweeps. Initialized with draws of the one-sided model.
+- *order 12, neighbors*: q(b | known bases to the left) q(b | known bases to the right) / q(b), no sampling.
+- *order 12, one-sided*: q(b | known bases to the left), with a shorter context next to masked bases.
+- *unconditional*: the network with all bases masked; *most frequent base*: no information.
 
-*likeliest*: how often the most probable base is the right one. *drawn*: how often a base drawn from the law is right, the mean
-probability of the right base. Intervals are 95 % over windows. The Markov models are fitted on the training part of both strands and tuned on validation.
+*most probable*: how often the most probable base is correct. *drawn*: how often a base drawn from the distribution is correct, the mean
+probability of the correct base. Intervals are 95 % over windows. The Markov models are fitted on both strands of the training part and tuned on validation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TITLES = {
     "network": "network, one call",
     "designs": "network, designs (`infill=`)",
     "two_sided": "order 12, two-sided (Gibbs)",
-    "neighbours": "order 12, neighbours",
+    "neighbours": "order 12, neighbors",
     "one_sided": "order 12, one-sided",
     "unconditional": "unconditional network",
     "most_frequent": "most frequent base",
@@ -67,8 +67,8 @@ QUICK = {
 }
 
 
-def hidden(pattern: str, num: int, length: int) -> np.ndarray:
-    """Which bases of each window are masked, half of them: (num, length) bool."""
+def half_masks(pattern: str, num: int, length: int) -> np.ndarray:
+    """The masked half of each window: (num, length) bool."""
     masks = np.zeros((num, length), bool)
     if pattern == "middle":
         masks[:, length // 4 : length // 4 + length // 2] = True
@@ -80,12 +80,12 @@ def hidden(pattern: str, num: int, length: int) -> np.ndarray:
 
 
 def one_sided(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
-    """q(b | known bases to the left) at each position: (S, L, 4); 4 is unknown."""
+    """q(b | known bases to the left) at each position: (S, L, 4); code 4 is unknown."""
     return np.stack([np.exp(model.log_prob_rows(bases)) for bases in windows])
 
 
-def neighbours(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
-    """Left times right by the composition, normalised: (S, L, 4)."""
+def neighbors(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
+    """Left times right over the composition, normalized: (S, L, 4)."""
     left = one_sided(model, windows)
     right = one_sided(model, np.stack([reverse_complement(bases) for bases in windows]))[:, ::-1, ::-1]
     both = left * right / np.exp(model.log_prob_rows(np.full(1, UNKNOWN, np.uint8)))[0]
@@ -93,14 +93,14 @@ def neighbours(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
 
 
 def two_sided(model: BackoffMarkov, windows: np.ndarray, masks: np.ndarray, sweeps: int, burn: int, seed: int = 0) -> np.ndarray:
-    """The law of each hidden base given all visible ones under the chain of the model: (S, L, 4), by Gibbs sampling.
+    """The distribution of each masked base given all visible ones under the Markov chain: (S, L, 4), by Gibbs sampling.
 
-    Bases further apart than the order are drawn at once: given all others, each depends on its own context and on the bases whose
-    context it is in.
+    Bases further apart than the order are drawn together: given all others, each depends only on its own context and on the bases whose
+    context includes it.
     """
     rng = np.random.default_rng(seed)
     x = windows.copy()
-    for at in range(x.shape[1]):  # the start: left to right
+    for at in range(x.shape[1]):  # initialization from left to right
         rows = masks[:, at].nonzero()[0]
         if len(rows):
             context = x[rows, max(0, at - model.order) : at + 1].copy()
@@ -109,13 +109,13 @@ def two_sided(model: BackoffMarkov, windows: np.ndarray, masks: np.ndarray, swee
     total = np.zeros((*x.shape, 4))
     for sweep in range(sweeps):
         for phase in rng.permutation(model.order + 1):
-            law = _full_conditionals(model, x, phase)
+            probs = _full_conditionals(model, x, phase)
             places = np.zeros_like(masks)
             places[:, phase :: model.order + 1] = True
             places &= masks
-            x[places] = _draw(law[places], rng)
+            x[places] = _draw(probs[places], rng)
             if sweep >= burn:
-                total[places] += law[places]
+                total[places] += probs[places]
     return total / (sweeps - burn)
 
 
@@ -140,18 +140,18 @@ def _full_conditionals(model: BackoffMarkov, x: np.ndarray, phase: int) -> np.nd
         for at in range(phase, length, reach):
             score[:, at, base] = sums[:, min(at + reach, length)] - sums[:, at]
     at = slice(phase, None, reach)
-    law = np.exp(score[:, at] - score[:, at].max(-1, keepdims=True))
-    score[:, at] = law / law.sum(-1, keepdims=True)
+    probs = np.exp(score[:, at] - score[:, at].max(-1, keepdims=True))
+    score[:, at] = probs / probs.sum(-1, keepdims=True)
     return score
 
 
-def _draw(law: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    ends = law.cumsum(-1)
-    return (rng.random((len(law), 1)) * ends[:, -1:] > ends).sum(-1).clip(max=3).astype(np.uint8)
+def _draw(probs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    ends = probs.cumsum(-1)
+    return (rng.random((len(probs), 1)) * ends[:, -1:] > ends).sum(-1).clip(max=3).astype(np.uint8)
 
 
 def network(model: Any, windows: np.ndarray, masks: np.ndarray, batch_size: int = 16) -> np.ndarray:
-    """The network's law at each position with `masks` hidden, in one call: (S, L, 4)."""
+    """The network's distribution at each masked position, in one call: (S, L, 4)."""
     ids = torch.from_numpy(model.tokenizer.ids_from_bases(windows).astype(np.int64))
     xt = torch.where(torch.from_numpy(masks), model.tokenizer.vocab.mask_id, ids)
     letters = model.tokenizer.ids_from_bases([0, 1, 2, 3]).astype(np.int64)
@@ -162,7 +162,7 @@ def network(model: Any, windows: np.ndarray, masks: np.ndarray, batch_size: int 
 
 
 def designs(model: Any, windows: np.ndarray, masks: np.ndarray, each: int) -> np.ndarray:
-    """Share of `each` designs that have the right base at each position: (S, L)."""
+    """Fraction of `each` designs that have the correct base at each position: (S, L)."""
     ids = model.tokenizer.ids_from_bases(windows).astype(np.int64)
     codes, nothing = np.full(ids.shape[1], FREE, np.uint8), np.zeros(ids.shape[1], np.uint8)
     patterns = [
@@ -174,9 +174,9 @@ def designs(model: Any, windows: np.ndarray, masks: np.ndarray, each: int) -> np
     return (np.stack(drawn).reshape(len(ids), each, -1) == ids[:, None]).mean(1)
 
 
-def interval(right: np.ndarray, masks: np.ndarray) -> dict[str, float]:
-    """Mean of `right (S, L)` over hidden bases, with its 95 % interval over windows."""
-    found = ratio((right * masks).sum(1), masks.sum(1), blocks(len(masks), 1))
+def interval(correct: np.ndarray, masks: np.ndarray) -> dict[str, float]:
+    """Mean of `correct (S, L)` over masked bases, with its 95 % interval over windows."""
+    found = ratio((correct * masks).sum(1), masks.sum(1), blocks(len(masks), 1))
     return {"value": found.value, "low": found.low, "high": found.high}
 
 
@@ -200,22 +200,22 @@ class Study:
             data = build(without_download(model.config["data"]))
             data.prepare()
             tiles = data.test_windows("test")
-            whole = (
+            candidates = (
                 data.tokenizer.bases(tiles[i]["ids"].numpy()) for i in np.linspace(0, len(tiles) - 1, 4 * self.size["windows"]).astype(int)
             )
-            known = [bases for bases in whole if (bases < UNKNOWN).all()]
+            known = [bases for bases in candidates if (bases < UNKNOWN).all()]
             chosen = np.linspace(0, len(known) - 1, min(self.size["windows"], len(known))).astype(int)
             self.loaded[genome] = model, data, np.stack([known[i] for i in chosen])
         return self.loaded[genome]
 
     def markov_of(self, genome: str) -> BackoffMarkov:
-        """The back-off model, fitted once a session."""
+        """The back-off model, fitted once per process."""
         if genome not in self.markov:
             self.markov[genome] = fit_markov(self.data(genome)[1], [self.size["order"]])[self.size["order"]]
         return self.markov[genome]
 
-    def law(self, genome: str, method: str, masks: np.ndarray) -> np.ndarray:
-        """(S, L, 4)."""
+    def distribution(self, genome: str, method: str, masks: np.ndarray) -> np.ndarray:
+        """Probabilities of the bases by one method: (S, L, 4)."""
         model, _, windows = self.data(genome)
         seen = np.where(masks, UNKNOWN, windows).astype(np.uint8)
         if method == "network":
@@ -223,7 +223,7 @@ class Study:
         if method == "unconditional":
             return network(model, windows, np.ones_like(masks))
         if method == "neighbours":
-            return neighbours(self.markov_of(genome), seen)
+            return neighbors(self.markov_of(genome), seen)
         if method == "two_sided":
             return two_sided(self.markov_of(genome), windows, masks, self.size["sweeps"], self.size["burn"])
         if method == "one_sided":
@@ -234,7 +234,7 @@ class Study:
     def piece(self, genome: str, pattern: str, method: str) -> dict[str, Any]:
         """Accuracies of one method."""
         model, data, windows = self.data(genome)
-        masks = hidden(pattern, *windows.shape)
+        masks = half_masks(pattern, *windows.shape)
         about = {
             "windows": len(windows),
             "length": windows.shape[1],
@@ -244,14 +244,14 @@ class Study:
         }
         if method == "designs":
             return {"drawn": interval(designs(model, windows, masks, self.size["designs"]), masks), **about}
-        law = self.law(genome, method, masks)
-        of_right = np.take_along_axis(law, windows[..., None].astype(int), -1)[..., 0]
-        likeliest = interval(law.argmax(-1) == windows, masks)
-        bits = float(-(np.log2(np.maximum(of_right, 1e-30)) * masks).sum() / masks.sum())
-        return {"likeliest": likeliest, "drawn": interval(of_right, masks), "marginal_bits": bits, **about}
+        probs = self.distribution(genome, method, masks)
+        of_correct = np.take_along_axis(probs, windows[..., None].astype(int), -1)[..., 0]
+        likeliest = interval(probs.argmax(-1) == windows, masks)
+        bits = float(-(np.log2(np.maximum(of_correct, 1e-30)) * masks).sum() / masks.sum())
+        return {"likeliest": likeliest, "drawn": interval(of_correct, masks), "marginal_bits": bits, **about}
 
     def table(self) -> str:
-        """What is finished."""
+        """The table of finished pieces."""
         rows = []
         for name in self.pieces:
             if name in self.kept:
@@ -260,7 +260,7 @@ class Study:
                 cells = [_percent(row.get(key)) for key in ("likeliest", "drawn")]
                 rows.append([genome, pattern, TITLES[method], *cells, f"{row['marginal_bits']:.4f}" if "marginal_bits" in row else ""])
         return study.markdown(
-            ["genome", "hidden", "method", "likeliest right, %", "drawn right, %", "bits of the hidden bases, one by one"], rows
+            ["genome", "masked", "method", "most probable correct, %", "drawn correct, %", "bits of the masked bases, one by one"], rows
         )
 
 
@@ -272,15 +272,15 @@ def _percent(found: dict[str, float] | None) -> str:
 
 
 def _unknown(number: float | None) -> bool:
-    """Not a number; as JSON has it, null."""
+    """NaN, or null in JSON."""
     return number is None or math.isnan(number)
 
 
 def main() -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/infilling")
-    parser.add_argument("--ecoli", type=Path, help="a run trained on E. coli")
-    parser.add_argument("--chr20", type=Path, help="a run trained on human chr20")
+    parser.add_argument("--ecoli", type=Path, help="a model trained on E. coli")
+    parser.add_argument("--chr20", type=Path, help="a model trained on human chr20")
     options = parser.parse_args()
     folder = options.output / "quick" if options.quick else options.output
     work = Study(folder, {"ecoli": options.ecoli, "chr20": options.chr20}, QUICK if options.quick else FULL)

@@ -1,16 +1,16 @@
-"""Do the objectives reach a source whose entropy is known? A random order-3 Markov chain of at most 1.2 bits per base.
+"""Do the objectives reach the entropy of a known source? A random order-3 Markov chain of at most 1.2 bits per base.
 
     python scripts/experiments/known_source.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-The best that any model can do on windows of L bases is known without a model: their entropy, (H of 3 bases + (L - 3) H)/L bits per base,
-is what the exact next-base law costs, and the exact posterior's NELBO too (the chain rule holds in every order). For T discrete steps it is
+The optimum for any model on windows of L bases is known: their entropy, (H of 3 bases + (L - 3) H)/L bits per base, is the cost of the exact
+next-base distribution, and also the NELBO of the exact posterior (the chain rule holds in every order). For T discrete steps it is
 sum_i (alpha_s - alpha_t) E h(n), n ~ Binomial(L - 1, alpha_t), with the exact h(n): the mean posterior entropy of a masked base when
 n random others are visible, by forward-backward over the chain's 64 states, Monte Carlo over masks and windows. The score entropy of the
-exact ratios is sum_n h(n)/L, which is the entropy of the window again: the Monte Carlo must find that, and the table says what it finds.
+exact ratios is sum_n h(n)/L, which is the entropy of the window again: the table shows the Monte Carlo estimate of it.
 
-Test windows are a sample of the source, so a model is judged by its excess over -log2 p of those very windows, which the chain gives
-exactly. `d3pm` and `sedd` are scored by their own bounds (mass on the mask, reconstruction and unnormalised ratios all cost), the others by
-`python -m dnadiff.evaluate`. The target is the excess that the exact law has, within 1 % of 2 - the target's bits.
+Test windows are a sample of the source, so a model is evaluated by its excess over -log2 p of these windows, which the chain gives exactly.
+`d3pm` and `sedd` are evaluated by their own bounds (mass on the mask, reconstruction and unnormalized ratios all cost), the others by
+`python -m dnadiff.evaluate`. The target is the excess of the exact distribution, within 1 % of 2 - the target's bits.
 """
 
 import math
@@ -27,7 +27,7 @@ from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.held_out import Windows
 
-ORDER, MOST_BITS = 3, 1.2
+ORDER, MAX_BITS = 3, 1.2
 CONTEXTS = 4**ORDER
 OBJECTIVES = {
     "mdlm": ["objective=mdlm", "backbone=caduceus"],
@@ -41,27 +41,27 @@ QUICK = {"length": 64, "records": 4, "bases": 4_000, "steps": 12, "batch": 8, "s
 
 
 class Chain:
-    """A random order-3 Markov chain over A, C, G, T whose entropy rate lies just below `most_bits`.
+    """A random order-3 Markov chain over A, C, G, T with an entropy rate just below `max_bits`.
 
     The logits of the next base are a random effect of each of the three bases before it and, half as large, one of the three together.
-    Effects of all three together alone make a source in which single bases tell almost nothing (h(0) is 1.98 bits and h(L - 1) 0.4): the
-    posterior is then a decoding problem that a 64x4 Caduceus does not solve in minutes (0.05 bits above the exact h(n) after 12 M tokens).
+    Without the separate effects single bases would carry almost no information (h(0) is 1.98 bits and h(L - 1) 0.4): the
+    posterior would be a decoding problem that a 64x4 Caduceus does not solve in minutes (0.05 bits above the exact h(n) after 12 M tokens).
 
     Attributes:
-        rows: (64, 4) law of the next base; the context of bases a, b, c (oldest first) is 16 a + 4 b + c.
-        stationary: (64,) law of the contexts.
+        rows: (64, 4) distribution of the next base; the context of bases a, b, c (oldest first) is 16 a + 4 b + c.
+        stationary: (64,) stationary distribution of the contexts.
     """
 
-    def __init__(self, seed: int = 1, most_bits: float = MOST_BITS) -> None:
+    def __init__(self, seed: int = 1, max_bits: float = MAX_BITS) -> None:
         draws = np.random.default_rng(seed)
         effects = draws.normal(size=(ORDER, 4, 4))
         each = np.indices((4,) * ORDER).reshape(ORDER, CONTEXTS)  # bases a, b, c of every context
         logits = sum(effect[bases] for effect, bases in zip(effects, each)) + 0.5 * draws.normal(size=(CONTEXTS, 4))
-        low, high = 0.0, 50.0  # the sharper the rows, the lower the rate; `high` is always sharp enough
+        low, high = 0.0, 50.0  # sharper rows have a lower rate; `high` is always sharp enough
         for _ in range(60):
             middle = (low + high) / 2
             self._sharpen(logits, middle)
-            low, high = (middle, high) if self.rate > most_bits else (low, middle)
+            low, high = (middle, high) if self.rate > max_bits else (low, middle)
         self._sharpen(logits, high)
 
     def _sharpen(self, logits: np.ndarray, factor: float) -> None:
@@ -81,7 +81,7 @@ class Chain:
         return float(-(self.stationary[:, None] * self.rows * np.log2(self.rows)).sum())
 
     def conditional_bits(self, order: int) -> float:
-        """Entropy of a base given `order` < 3 bases before it: what a model of lower order costs at best."""
+        """Entropy of a base given `order` < 3 bases before it: the minimum cost of a model of lower order."""
         joint = (self.stationary[:, None] * self.rows).reshape(4 ** (ORDER - order), 4**order, 4).sum(0)
         return float(-(joint * np.log2(joint / joint.sum(1, keepdims=True))).sum())
 
@@ -91,7 +91,7 @@ class Chain:
         return float((start + (length - ORDER) * self.rate) / length)
 
     def sample(self, number: int, length: int, seed: int) -> np.ndarray:
-        """(number, length) bases 0..3, each row from the stationary law on."""
+        """(number, length) bases 0..3, each row starting from the stationary distribution."""
         draws = np.random.default_rng(seed)
         context = draws.choice(CONTEXTS, size=number, p=self.stationary)
         bases = np.empty((number, length), np.uint8)
@@ -109,23 +109,23 @@ class Chain:
         return np.log(self.stationary)[context[:, 0]] + np.log(self.rows)[context, bases[:, ORDER:]].sum(1)
 
     def posterior(self, bases: np.ndarray, masked: np.ndarray) -> np.ndarray:
-        """(S, L, 4): the law of each base given the visible ones, by forward-backward over the 64 contexts.
+        """(S, L, 4): the distribution of each base given the visible ones, by forward-backward over the 64 contexts.
 
         Args:
             bases: (S, L).
             masked: (S, L) bool.
         """
         number, length = bases.shape
-        fits = np.where(masked[..., None], 1.0, np.eye(4)[bases])  # (S, L, 4): which letters a position may hold
-        forward = np.empty((length, number, CONTEXTS))  # law of the last three bases, given what is visible so far
-        law = self.stationary.reshape(1, 4, 4, 4) * np.einsum("sa,sb,sc->sabc", fits[:, 0], fits[:, 1], fits[:, 2])
-        forward[2] = (law / law.sum((1, 2, 3), keepdims=True)).reshape(number, CONTEXTS)
+        fits = np.where(masked[..., None], 1.0, np.eye(4)[bases])  # (S, L, 4): the possible bases of each position
+        forward = np.empty((length, number, CONTEXTS))  # distribution of the last three bases, given those visible so far
+        joint = self.stationary.reshape(1, 4, 4, 4) * np.einsum("sa,sb,sc->sabc", fits[:, 0], fits[:, 1], fits[:, 2])
+        forward[2] = (joint / joint.sum((1, 2, 3), keepdims=True)).reshape(number, CONTEXTS)
         rows = self.rows.reshape(4, 16, 4)
         for at in range(ORDER, length):
-            law = np.einsum("sac,acx->scx", forward[at - 1].reshape(number, 4, 16), rows) * fits[:, at, None, :]
-            forward[at] = (law / law.sum((1, 2), keepdims=True)).reshape(number, CONTEXTS)
+            joint = np.einsum("sac,acx->scx", forward[at - 1].reshape(number, 4, 16), rows) * fits[:, at, None, :]
+            forward[at] = (joint / joint.sum((1, 2), keepdims=True)).reshape(number, CONTEXTS)
         posterior = np.empty((number, length, 4))
-        backward = np.ones((number, CONTEXTS))  # likelihood of what comes, given the context, up to a factor
+        backward = np.ones((number, CONTEXTS))  # likelihood of later bases given the context, up to a factor
         for at in range(length - 1, ORDER - 1, -1):
             both = forward[at] * backward
             posterior[:, at] = both.reshape(number, 16, 4).sum(1)
@@ -139,7 +139,7 @@ class Chain:
     def exact_h(self, length: int, masks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """h(n) in nats and its standard error, (L,) each: mean posterior entropy of a masked base when n random others are visible.
 
-        The expected cross-entropy of the exact posterior is its entropy, which spreads less than -log p of the base that was drawn.
+        The expected cross-entropy of the exact posterior is its entropy, which has less variance than -log p of the base that was drawn.
         """
         draws, h = np.random.default_rng(seed), np.empty((length, masks))
         for n in range(length):
@@ -152,7 +152,7 @@ class Chain:
 
 
 def step_weights(length: int, alpha: np.ndarray) -> np.ndarray:
-    """(L,) what h(n) counts in T steps: `code_length.discrete_time` is linear in h."""
+    """(L,) weights of h(n) in T steps: `code_length.discrete_time` is linear in h."""
     return np.array([code_length.discrete_time(unit, alpha) for unit in np.eye(length)]) / length
 
 
@@ -178,7 +178,7 @@ class Study:
         self.pieces = {"source": self.source, **{name: lambda name=name: self.model(name) for name in OBJECTIVES}}
 
     def source(self) -> dict:
-        """The FASTA file and what is exact."""
+        """The FASTA file and the exact values."""
         size, bit = self.size, math.log(2)
         bases = self.chain.sample(size["records"], size["bases"], seed=11)
         self.fasta.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ class Study:
         }
 
     def model(self, name: str) -> dict:
-        """Train one objective and score it on the test windows."""
+        """Train one objective and evaluate it on the test windows."""
         source, size, bit = self.kept["source"], self.size, math.log(2)
         folder = self.kept.folder / "runs" / name
         width, layers = size["size"]
@@ -239,7 +239,7 @@ class Study:
             steps = loaded.config["objective"]["masking"]["num_steps"]
             alpha = loaded.process.noise.alpha(torch.linspace(0, 1, steps + 1, dtype=torch.float64)).numpy()
             weight = step_weights(size["length"], alpha)
-            # The mean of h over n is known exactly: only the difference to it is left to Monte Carlo.
+            # The mean of h over n is known exactly: only the difference to it is estimated by Monte Carlo.
             more = weight - 1 / size["length"]
             target = source["window"] + float(more @ np.array(source["h"])) / bit
             target_se, how = float(np.sqrt((more**2 * np.array(source["h_se"]) ** 2).sum())) / bit, f"T = {steps} steps, from h(n)"
@@ -255,7 +255,7 @@ class Study:
         }
 
     def table(self) -> str:
-        """What is finished."""
+        """The table of finished pieces."""
         lines = []
         if "source" in self.kept:
             s = self.kept["source"]
@@ -279,13 +279,5 @@ class Study:
         return "\n".join([*lines, study.markdown(header, rows)])
 
 
-def main() -> None:
-    options = study.arguments(__doc__, "runs/known_source").parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
-    study.work(it.pieces, it.kept, options)
-    if not options.list:
-        print("\n" + it.table())
-
-
 if __name__ == "__main__":
-    main()
+    study.run_study(Study, __doc__, "runs/known_source", FULL, QUICK)

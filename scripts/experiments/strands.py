@@ -1,11 +1,11 @@
-"""What knowing of the other strand is worth: Caduceus-Ph, Ph with augmentation, and Caduceus-PS at equal FLOPs on E. coli.
+"""The value of the reverse strand: Caduceus-Ph, Ph with augmentation, and Caduceus-PS at equal FLOPs on E. coli.
 
     python scripts/experiments/strands.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-64x4 networks with the demo's objective, optimizer and schedule, windows of 512. A PS network reads both strands of each window, which costs twice:
-it has half the steps. Two seeds each (of weights, windows and masks); the checkpoint is the best of four validations. Nothing is chosen
-with the test part, which is scored once for each run: all its windows, on the strand given and on the other one. For a PS
-network the two bounds differ by Monte-Carlo noise alone; for Ph their mean is a bound as well, at twice the cost.
+64x4 networks with the demo's objective, optimizer and schedule, windows of 512. A PS network reads both strands of each window, which costs
+twice as much: it has half the steps. Two seeds each (of weights, windows and masks); the checkpoint is the best of four validations. Nothing
+is chosen on the test part, which is evaluated once for each run: all its windows, on both strands. For a PS network the two bounds differ
+only by Monte Carlo noise; for Ph their mean is a bound as well, at twice the cost.
 """
 
 import itertools
@@ -61,7 +61,7 @@ class Study:
         return f"{network}-s{seed}"
 
     def run(self, network: str, seed: int) -> dict:
-        """Train, and score the test part on both strands."""
+        """Train, and evaluate the test part on both strands."""
         name, (_, settings, cost) = self.name(network, seed), NETWORKS[network]
         folder, steps = self.runs / name, self.size["steps"] // cost
         sizes = [*self.size["network"], *self.size["data"], f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps // 4}"]
@@ -71,7 +71,7 @@ class Study:
         return {"training": training, "groups": result["groups"], "strands": result["both_strands"]["all"], "protocol": result["protocol"]}
 
     def table(self) -> str:
-        """What is finished."""
+        """The table of finished pieces."""
         done = {n: [s for s in range(1, self.size["seeds"] + 1) if self.name(n, s) in self.kept] for n in NETWORKS}
         scores = {(n, s): Scores.load(self.runs / self.name(n, s) / "test.npz") for n in done for s in done[n]}
         rows = []
@@ -100,13 +100,5 @@ def difference(interval) -> str:
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def main() -> None:
-    options = study.arguments(__doc__, "runs/strands").parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
-    study.work(it.pieces, it.kept, options)
-    if not options.list:
-        print("\n" + it.table())
-
-
 if __name__ == "__main__":
-    main()
+    study.run_study(Study, __doc__, "runs/strands", FULL, QUICK)

@@ -1,7 +1,7 @@
-"""Experiments of many runs that survive an interruption: each finished piece is one JSON file, and tables are made of the files.
+"""Studies of many runs that survive an interruption: each finished piece is a JSON file, and tables are made of these files.
 
-A piece trains and evaluates by the command lines that a user would type; a second start skips what is finished, and goes on with the
-training run in hand.
+A piece trains and evaluates by the command lines that a user would type. Starting a study again skips finished pieces, and resumes an
+interrupted training run.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dnadiff.data.cache import locked
 from dnadiff.data.files import write_json
 from dnadiff.progress import duration
 
 Piece = Callable[[], Mapping[str, Any]]
-_WAIT = 5.0  # seconds between two looks at what other processes have in hand
+_WAIT = 5.0  # seconds between two checks whether other processes have finished their pieces
 
 
 class NotYet(ValueError):
-    """A piece needs another one that is not finished."""
+    """A piece depends on another one that is not finished."""
 
 
 class Kept:
     """The finished pieces of a study: `folder/NAME.json`.
 
     Args:
-        folder: made when the first piece is kept.
-        settings: of the study, kept with each piece, so that one made with others is known.
+        folder: created with the first piece.
+        settings: settings of the study, saved with each piece to detect pieces that were made with other settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.settings = folder, json.loads(json.dumps(settings or {}, default=str))
 
     def path(self, name: str) -> Path:
-        """Where a piece is kept."""
+        """The file of a piece."""
         return self.folder / f"{name}.json"
 
     def __contains__(self, name: str) -> bool:
@@ -48,7 +48,7 @@ class Kept:
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name not in self:
-            raise NotYet(f"piece {name} is not finished in {self.folder}; it comes first: --only {name}")
+            raise NotYet(f"piece {name} is not finished in {self.folder}; run it first: --only {name}")
         row = self._read(name)
         row.pop("of_study", None)
         return row
@@ -58,7 +58,7 @@ class Kept:
 
     @contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
-        """Hold a piece against other processes; yields False where one of them has it in hand."""
+        """Lock a piece; yields False if another process has locked it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = self.folder / f".{name}.lock"
         with locked(lock, wait=False) as held:
@@ -69,45 +69,45 @@ class Kept:
                     lock.unlink(missing_ok=True)
 
     def keep(self, name: str, row: Mapping[str, Any]) -> None:
-        """Write a piece, all of it or nothing."""
+        """Write a piece atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.path(name), {**row, "of_study": self.settings})
 
     def changed(self, name: str) -> str:
-        """What a piece was made with that is now otherwise: `epochs 10, now 8`; empty if nothing is, or the piece does not say."""
+        """Settings that changed since a piece was made, such as `epochs 10, now 8`; empty if none did, or the piece has no settings."""
         before = self._read(name).get("of_study", self.settings)
         keys = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
         return "; ".join(f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys)
 
 
 def arguments(description: str, output: str) -> argparse.ArgumentParser:
-    """The options that every study has."""
+    """The command-line options of all studies."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(output), help="folder of the kept pieces and runs (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path(output), help="folder for pieces and runs (default: %(default)s)")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="this piece, or all whose names begin so; may be given again, and the order counts"
+        "--only", action="append", metavar="NAME", help="this piece, or all that start with NAME; can be repeated, the order counts"
     )
-    parser.add_argument("--list", action="store_true", help="show the pieces and what is finished")
-    parser.add_argument("--table", action="store_true", help="print the table of what is finished, and run nothing")
-    parser.add_argument("--quick", action="store_true", help="everything small, in OUTPUT/quick: shows that it runs, and nothing else")
+    parser.add_argument("--list", action="store_true", help="list the pieces and which are finished")
+    parser.add_argument("--table", action="store_true", help="print the table of finished pieces without running any")
+    parser.add_argument("--quick", action="store_true", help="small sizes, in OUTPUT/quick: only tests that the study runs")
     return parser
 
 
 def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
-    """Run what is asked for and not finished: in the order of `--only`, and of the pieces under each.
+    """Run the chosen pieces that are not finished, in the order of `--only`.
 
-    Finished pieces that were made with other settings are named first; they stay, and enter the tables.
+    Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables.
 
-    Several processes may work in one folder: a piece that another one has in hand is passed over, and waited for at the end, for others
-    may need it.
+    Several processes can work in one folder: a piece that another process runs is skipped, and waited for at the end, because others may
+    depend on it.
 
     Raises:
-        ValueError: if `--only` names no piece.
-        NotYet: if a piece needs one that nobody is at.
+        ValueError: if `--only` matches no piece.
+        NotYet: if a piece depends on one that no process runs.
     """
     chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
-        raise ValueError(f"--only {' '.join(options.only)} names no piece; there are {', '.join(pieces)}")
+        raise ValueError(f"--only {' '.join(options.only)} matches no piece; there are {', '.join(pieces)}")
     found = {name: kept.changed(name) for name in pieces if name in kept}
     for change in dict.fromkeys(filter(None, found.values())):
         print(f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}", flush=True)
@@ -134,6 +134,33 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
             time.sleep(_WAIT)
 
 
+class TabulatedStudy(Protocol):
+    """A study that `run_study` can run."""
+
+    pieces: Mapping[str, Piece]
+    kept: Kept
+
+    def table(self) -> str:
+        """The table of finished pieces."""
+
+
+def run_study(make: Callable[[Path, dict], TabulatedStudy], description: str, output: str, full: dict, quick: dict) -> None:
+    """The command line of a study: run its pieces and print its table.
+
+    Args:
+        make: the study, from its folder and its settings.
+        description: help text.
+        output: default folder.
+        full: settings of the study.
+        quick: settings with `--quick`.
+    """
+    options = arguments(description, output).parse_args()
+    made = make(options.output / "quick" if options.quick else options.output, quick if options.quick else full)
+    work(made.pieces, made.kept, options)
+    if not options.list:
+        print("\n" + made.table())
+
+
 def _brief(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -147,15 +174,15 @@ def _run(name: str, place: str, piece: Piece, kept: Kept) -> None:
 
 
 def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """`metrics.json` of a training run in `folder`, begun, gone on with, or long finished; `arguments` is added to what it says.
+    """Train in `folder`, or resume or reuse the run there; returns its `metrics.json` and the `arguments`.
 
     Raises:
-        ValueError: if the run in `folder` was begun with other arguments: its numbers would pass for those of these.
+        ValueError: if the run in `folder` was started with other arguments.
     """
     finished, begun = folder / "metrics.json", folder / "arguments.json"
     if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(arguments):
         changed = " ".join(sorted(set(before) ^ set(arguments))) or "their order"
-        raise ValueError(f"{folder} holds a run with other arguments ({changed}); set another --output, or remove that folder")
+        raise ValueError(f"{folder} has a run with other arguments ({changed}); set another --output, or remove that folder")
     if not finished.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_json(begun, list(arguments))
@@ -165,13 +192,13 @@ def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def evaluate(run: Path, output: Path, *arguments: str) -> dict[str, Any]:
-    """What `python -m dnadiff.evaluate` writes for the run, at `output`."""
+    """Run `python -m dnadiff.evaluate` for a run and return what it writes to `output`."""
     command("evaluate", f"checkpoint={run}", f"output={output}", "overwrite=true", f"hydra.run.dir={run}", *arguments)
     return json.loads(output.read_text(encoding="utf-8"))
 
 
 def command(name: str, *arguments: str) -> None:
-    """Run one command line as a user would type it; ends this process if it fails."""
+    """Run one command; exits if it fails."""
     print(f"$ python -m dnadiff.{name} {' '.join(arguments)}", flush=True)
     status = subprocess.run([sys.executable, "-m", f"dnadiff.{name}", *arguments], check=False).returncode
     if status:
@@ -179,7 +206,7 @@ def command(name: str, *arguments: str) -> None:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for the documentation.
+    """A Markdown table.
 
     >>> print(markdown(["a", "b"], [["1", "2"]]))
     | a | b |

@@ -1,13 +1,13 @@
-"""Every objective on small texts: one network, equal tokens, equal tuning, and differences paired by window.
+"""Compare all objectives on small texts: one network, equal tokens, equal tuning, and differences paired by window.
 
     python scripts/experiments/text_objectives.py [--data DIR] [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-Tiny Shakespeare and War and Peace by characters, the Penn Treebank by BERT's word pieces; DIR holds tiny_shakespeare.txt.gz,
+Tiny Shakespeare and War and Peace by characters, the Penn Treebank by BERT's word pieces; DIR has tiny_shakespeare.txt.gz,
 war_and_peace.txt.gz, ptb.{train,valid,test}.txt.gz and tokenizers/. The network is a DiT of 128x4 (condition 16 wide, no dropout); the autoregressive
-control is its causal twin, a transformer of the same width and depth. All see the same number of tokens. Every objective tries the
+control is its causal twin, a transformer of the same width and depth. All are trained on the same number of tokens. Every objective tries the
 same learning rates with a fifth of the steps; the rate and the checkpoint (early stopping) are chosen on the validation part by the
-objective's own bound. The test part is scored once for each model: count form in continuous time with SUBS (AR: exact), whatever it was trained on.
-`ablation-*`: the properties of SUBS, T and time conditioning on Shakespeare with half of the steps, at the rate chosen for mdlm there.
+objective's own bound. The test part is evaluated once for each model: count form in continuous time with SUBS (AR: exact), for every training
+objective. `ablation-*`: the properties of SUBS, T and time conditioning on Shakespeare with half of the steps, at the learning rate of mdlm.
 """
 
 import math
@@ -19,7 +19,7 @@ from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.likelihood.held_out import Scores
 
 DIT = ["backbone=dit", "backbone.cond_dim=16", "backbone.dropout=0.0"]
-# Masks, times and weighting are the published ones; `mdlm_ce` has this package's default weighting. No network is told the time.
+# Masks, times and weighting are the published ones; `mdlm_ce` has this package's default weighting. No network is conditioned on time.
 MODELS = {
     "ar": ["objective=ar", "backbone=transformer", "backbone.dropout=0.0"],
     "mdlm": ["objective=mdlm", "objective.weighting=nelbo", *DIT],
@@ -29,7 +29,7 @@ MODELS = {
 }
 TITLES = {"ar": "AR, transformer", "mdlm_ce": "mdlm, weighting=cross_entropy", "d3pm": "d3pm, T = 1000"}
 SUBS = {(True, True): "both", (True, False): "zero masking", (False, True): "carry-over", (False, False): "neither"}
-# name -> arguments; in the paper's order: its rows are cumulative, these stand for themselves.
+# Arguments by name, in the paper's order; the paper's rows are cumulative, these are separate.
 ABLATIONS = {
     "continuous": MODELS["mdlm"],
     **{
@@ -54,16 +54,16 @@ BIT = math.log(2)
 
 
 def corpora(data: Path) -> dict[str, dict]:
-    """What differs between the texts: where they are and how much each model sees."""
+    """The settings of each text: its files, and the number of steps."""
     characters = ["data=text", "data.length=128", "data.batch_size=8"]
-    # The Penn Treebank has parts of its own; the vocabulary makes the head most of the work, so that there are fewer tokens in a step.
+    # The Penn Treebank comes with its own split. Its large vocabulary makes the head expensive, so a step has fewer tokens.
     parts = ",".join(f'{part}:"{data}/ptb.{part}.txt.gz"' for part in ("train", "valid", "test"))
     words = f"tokenizer.source='{data}/tokenizers/bert-base-uncased.vocab.txt.gz'"
     ptb = ["data=ptb", f"data.path={{{parts}}}", words, "data.length=128"]
     return {
         "shakespeare": {"data": [*characters, f"data.path={data / 'tiny_shakespeare.txt.gz'}"], "steps": 1600, "num_draws": 4},
         "war_and_peace": {
-            # 3 % of it are enough to be held out: 756 windows
+            # 3 % of it are enough for a held-out part: 756 windows
             "data": [
                 *characters,
                 f"data.path={data / 'war_and_peace.txt.gz'}",
@@ -117,34 +117,34 @@ class Study:
         return self.train(f"{corpus}-tune-{model}-{rate}", corpus, MODELS[model], self.corpora[corpus]["steps"] // 5, rate)
 
     def rate(self, corpus: str, model: str) -> str:
-        """The rate with the best own bound on validation."""
+        """The learning rate with the best training objective on validation."""
         tried = {rate: self.kept[f"{corpus}-tune-{model}-{rate}"]["best_valid_nll"] for rate in self.size["rates"]}
         return min(tried, key=tried.get)
 
     def final(self, corpus: str, model: str) -> dict:
-        """A run of full length with the better rate."""
+        """A run of full length with the best learning rate."""
         rate = self.rate(corpus, model)
         return {"rate": rate, **self.train(f"{corpus}-final-{model}", corpus, MODELS[model], self.corpora[corpus]["steps"], rate)}
 
     def test(self, corpus: str, model: str) -> dict:
-        """The test part."""
+        """Evaluate the test part."""
         return self.score(f"{corpus}-final-{model}", corpus)
 
     def ablation(self, name: str) -> dict:
-        """Half a run on Shakespeare, and its test."""
+        """A run of half length on Shakespeare, and its test."""
         corpus, run = "shakespeare", f"ablation-{name}"
         training = self.train(run, corpus, ABLATIONS[name], self.corpora[corpus]["steps"] // 2, self.rate(corpus, "mdlm"))
         return {"training": training, "test": self.score(run, corpus)}
 
     def table(self) -> str:
-        """What is finished."""
+        """The tables of finished pieces."""
         parts = [self.corpus_table(c) for c in self.corpora if any(f"{c}-test-{m}" in self.kept for m in MODELS)]
         if any(f"ablation-{name}" in self.kept for name in ABLATIONS):
             parts.append(self.ablation_table())
         return "\n\n".join(parts)
 
     def corpus_table(self, corpus: str) -> str:
-        """One text: the models in the paper's order."""
+        """The models on one text, in the paper's order."""
         found = [m for m in MODELS if f"{corpus}-test-{m}" in self.kept]
         scores = {m: Scores.load(self.runs / f"{corpus}-final-{m}" / "test.npz") for m in found}
         words, rows = corpus == "ptb", []
@@ -171,7 +171,7 @@ class Study:
         return study.markdown(header, rows) + f"\n\n{corpus}: {protocol}"
 
     def ablation_table(self) -> str:
-        """Shakespeare: what each change costs."""
+        """Shakespeare: the cost of each change."""
         found = [name for name in ABLATIONS if f"ablation-{name}" in self.kept]
         scores = {name: Scores.load(self.runs / f"ablation-{name}" / "test.npz") for name in found}
         rows = []
@@ -196,7 +196,7 @@ def interval(difference: ConfidenceInterval) -> str:
 
 def main() -> None:
     parser = study.arguments(__doc__, "runs/text_objectives")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/text"), help="folder of the texts (default: %(default)s)")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/text"), help="folder with the texts (default: %(default)s)")
     options = parser.parse_args()
     it = Study(
         options.output / "quick" if options.quick else options.output,

@@ -2,11 +2,11 @@
 
     python scripts/experiments/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9] [--output DIR] [--table] [--quick]
 
-Needs torch and this package alone (no Lightning, no Hydra). A DiT of 512x8, windows of 256 characters, bfloat16, compiled blocks, averaged
-weights; the autoregressive control is the causal transformer of the same size. Each model has `--minutes` of its own: the rate follows the clock, a cosine
-down to 0. 80-90 % of the book is the test part, 90-100 % validation. Every twelfth of the time the averaged weights are scored on
-validation, and the best of them on test at the end: the bound by exact counts (ar: exact). A finished model is a JSON file in the output
-folder and is not trained again; `--quick` is a minute on a processor and shows that it runs.
+Needs only torch and this package (no Lightning, no Hydra). A DiT of 512x8, windows of 256 characters, bfloat16, compiled blocks, averaged
+weights; the autoregressive control is the causal transformer of the same size. Each model trains for `--minutes`: the learning rate follows
+the clock, a cosine down to 0. 80-90 % of the book is the test part, 90-100 % validation. The averaged weights are evaluated on validation
+twelve times, and the best of them on test at the end: the bound by exact counts (ar: exact). A finished model is a JSON file in the output
+folder and is not trained again; `--quick` takes a minute on a CPU and tests that the script runs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.data.files import open_text
+from dnadiff.data.files import open_text, write_json
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.draws import Draws
@@ -36,12 +36,12 @@ from dnadiff.training.optim import parameter_groups
 MODELS = {"mdlm": lambda process: MDLM(process, weighting="cross_entropy"), "mdlm_nelbo": MDLM, "ar": AR}
 SCORES = 12  # validations
 WINDOWS = 384  # validation windows
-DECAY = 0.999  # of the average, with a warm-up
+DECAY = 0.999  # of the weight average, with a warm-up
 
 
 @dataclass
 class Size:
-    """What `--quick` makes small."""
+    """Sizes of the network, of a batch and of the evaluation."""
 
     width: int = 512
     layers: int = 8
@@ -68,26 +68,30 @@ class Book:
 
     def batch(self, size: Size, step: int, seed: int) -> torch.Tensor:
         """Windows of the training part at uniform starts, (batch, length)."""
-        text = self.parts["train"][0]  # 0-80 %: the parts that are held out lie at the end
+        text = self.parts["train"][0]  # 0-80 %: the held-out parts are at the end
         start = (Draws.for_batch(seed, size.batch, step, text.device).uniform("window") * (len(text) - size.length)).long()
         return text[start[:, None] + torch.arange(size.length, device=text.device)]
 
-    def windows(self, part: str, length: int, most: int | None = None) -> torch.Tensor:
-        """A part side by side, or `most` windows of it spread evenly: (S, length)."""
+    def windows(self, part: str, length: int, max_windows: int | None = None) -> torch.Tensor:
+        """Consecutive windows of a part, or `max_windows` of them, evenly spread: (S, length)."""
         text = self.parts[part][0]
         rows = text[: len(text) // length * length].view(-1, length)
-        return rows if most is None else rows[torch.linspace(0, len(rows) - 1, min(most, len(rows)), device=rows.device).round().long()]
+        return (
+            rows
+            if max_windows is None
+            else rows[torch.linspace(0, len(rows) - 1, min(max_windows, len(rows)), device=rows.device).round().long()]
+        )
 
 
 def score(denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool) -> Likelihood:
-    """The bound by counts, or the exact likelihood of a causal model; blocks of 16 windows."""
+    """The bound by counts, or the exact likelihood of a causal model; bootstrap blocks of 16 windows."""
     batches = [WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
     with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bf16):
         return chain_rule(denoiser, batches) if denoiser.causal else estimate(denoiser, process, batches, draws)
 
 
 def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
-    """One model for so many minutes, and its scores."""
+    """Train one model for `args.minutes`, and evaluate it."""
     torch.manual_seed(args.seed)
     cuda, process = args.device == "cuda", AbsorbingProcess(book.vocab, LogLinear())
     objective = MODELS[name](process)
@@ -115,7 +119,7 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
         with torch.no_grad():
             torch._foreach_lerp_(mean, live, 1 - min(DECAY, (1 + step) / (10 + step)))
         if step % 10 == 0 and cuda:
-            torch.cuda.synchronize()  # the clock is read by the host, which runs ahead
+            torch.cuda.synchronize()  # the host, which reads the clock, runs ahead of the GPU
         if (due := int((time.perf_counter() - start) / total * SCORES)) > scored:
             scored = due
             bits = score(averaged, process, book.windows("valid", size.length, WINDOWS), 4, cuda).summary()["bits"]
@@ -126,7 +130,7 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
                 best, kept = bits, copy.deepcopy(averaged.state_dict())
     if kept is not None:
         averaged.load_state_dict(kept)
-    found = score(averaged, process, book.windows("test", size.length, args.most), size.draws, cuda)
+    found = score(averaged, process, book.windows("test", size.length, args.max_windows), size.draws, cuda)
     shown = {"parameters": sum(p.numel() for p in live), "device": torch.cuda.get_device_name() if cuda else "cpu", "dropout": args.dropout}
     return {"model": name, "book": book.name, **shown, "size": vars(size), "curve": curve, "best_valid_bits": best, "test": found.summary()}
 
@@ -147,20 +151,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/text/war_and_peace.txt.gz"))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["mdlm", "ar"])
-    parser.add_argument("--minutes", type=float, default=9.0, help="of training for each model; scores are within, the test comes after")
+    parser.add_argument("--minutes", type=float, default=9.0, help="training time for each model, including validation, without the test")
     parser.add_argument("--output", type=Path, default=Path("runs/war_and_peace"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dropout", type=float, default=0.2, help="the book is read many times (default: %(default)s)")
+    parser.add_argument(
+        "--dropout", type=float, default=0.2, help="needed because training repeats the book many times (default: %(default)s)"
+    )
     parser.add_argument("--warmup", type=int, default=200, help="steps")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eager", action="store_true", help="do not compile the blocks")
-    parser.add_argument("--table", action="store_true", help="print the tables of what is finished, and train nothing")
+    parser.add_argument("--table", action="store_true", help="print the tables of finished models without training")
     parser.add_argument("--quick", action="store_true")
-    parser.set_defaults(most=None)
+    parser.set_defaults(max_windows=None)
     args = parser.parse_args()
     size = Size()
     if args.quick:
-        size, args.minutes, args.most, args.warmup = Size(32, 1, 2, 64, 8, 3e-3, 2), 0.2, 16, 5
+        size, args.minutes, args.max_windows, args.warmup = Size(32, 1, 2, 64, 8, 3e-3, 2), 0.2, 16, 5
         args.output = args.output / "quick"
     torch.set_float32_matmul_precision("high")
     args.output.mkdir(parents=True, exist_ok=True)
@@ -170,9 +176,7 @@ def main() -> None:
         for name, file in files.items():
             if not file.is_file():
                 row = train(name, book, size, args)
-                part = file.with_suffix(".part")
-                part.write_text(json.dumps(row, indent=2) + "\n")
-                part.rename(file)
+                write_json(file, row)
     rows = [json.loads(file.read_text()) for file in files.values() if file.is_file()]
     if rows:
         print("\n" + tables(rows))

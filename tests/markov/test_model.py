@@ -10,10 +10,9 @@ from hypothesis.extra.numpy import arrays
 
 from dnadiff.kmers import KmerSet, reverse_complement
 from dnadiff.markov import counts
-from dnadiff.markov import model as markov
-from dnadiff.markov.model import BackoffMarkov, choose_strengths
+from dnadiff.markov.model import BackoffMarkov
 
-sequences = arrays(np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4]))  # many A: contexts recur
+sequences = arrays(np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4]))  # many A, so that contexts recur
 
 
 def bases(letters: str) -> np.ndarray:
@@ -21,7 +20,7 @@ def bases(letters: str) -> np.ndarray:
 
 
 def slow_counts(sequences: list[list[int]], order: int) -> Counter:
-    """n(c, x) for every order, straight from the definition."""
+    """n(c, x) for every order, by the definition."""
     counts = Counter()
     for x in sequences:
         for k in range(order + 1):
@@ -30,7 +29,7 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter:
 
 
 def slow_probs(counts: Counter, before: list[int], strengths: list[float]) -> np.ndarray:
-    """q_order(. | before), straight from the formula."""
+    """q_order(. | before), by the formula."""
     q = np.full(4, 0.25)
     for k, a in enumerate(strengths):
         context = before[len(before) - k :]
@@ -41,7 +40,7 @@ def slow_probs(counts: Counter, before: list[int], strengths: list[float]) -> np
     return q
 
 
-def both(x: np.ndarray) -> list[list[int]]:
+def both_strands_of(x: np.ndarray) -> list[list[int]]:
     return [x.tolist(), reverse_complement(x).tolist()]
 
 
@@ -50,7 +49,7 @@ def storage(request, monkeypatch):
     monkeypatch.setattr(counts, "_TABLE_ORDER", request.param)
 
 
-def test_counts_done_by_hand(storage):
+def test_probabilities_of_a_hand_computed_example(storage):
     # AAC and its reverse complement GTT: A 2, C 1, G 1, T 2; after A one A and one C; after G one T; after T one T.
     model = BackoffMarkov.fit([bases("AAC")], order=1, strength=[4, 2])
     order0 = np.array([3, 2, 2, 3]) / 10
@@ -61,7 +60,7 @@ def test_counts_done_by_hand(storage):
     assert np.exp(model.log_probs(bases("AGC"))) == pytest.approx([0.3, 0.4 / 4, 0.4 / 3])
 
 
-def test_a_context_never_seen_falls_back_to_the_shorter_one(storage):
+def test_an_unseen_context_backs_off_to_the_shorter_one(storage):
     model = BackoffMarkov.fit([bases("AAAA")], order=2)
     assert np.array_equal(model.log_prob_rows(bases("GCA")), model.log_prob_rows(bases("GCA"), order=0))
 
@@ -75,7 +74,7 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
         patch.setattr(counts, "_TABLE_ORDER", tables)
         patch.setattr(counts, "_BLOCK", 7)
         model = BackoffMarkov.fit(train, order, strengths)
-        slow = slow_counts([strand for s in train for strand in both(s)], order)
+        slow = slow_counts([strand for s in train for strand in both_strands_of(s)], order)
         for k in range(order + 1):
             rows = np.exp(model.log_prob_rows(x, k))
             expected = np.array([slow_probs(slow, x[:i].tolist(), strengths[: k + 1]) for i in range(len(x))]).reshape(-1, 4)
@@ -83,38 +82,6 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
             assert rows.sum(1) == pytest.approx(np.ones(len(x)))
             picked = [np.log(p[b]) if b < 4 else np.nan for p, b in zip(expected, x)]
             assert model.log_probs(x, k) == pytest.approx(np.array(picked), nan_ok=True)
-
-
-@settings(max_examples=40, deadline=None)
-@given(sequences, sequences, st.integers(0, 4), st.booleans())
-def test_adaptive_counts_are_those_before_each_base(train, x, order, both_strands):
-    train = np.concatenate([train, bases("ACGTT")])
-    strengths = [2.0 + k for k in range(order + 1)]
-    found = BackoffMarkov.fit([train], order, strengths).adaptive_log_probs(x, both_strands=both_strands)
-    expected = np.full(len(x), np.nan)
-    for i in np.flatnonzero(x < 4):
-        seen = both(x[:i]) if both_strands else [x[:i].tolist()]
-        expected[i] = np.log(slow_probs(slow_counts(both(train) + seen, order), x[:i].tolist(), strengths)[x[i]])
-    assert found == pytest.approx(expected, nan_ok=True)
-
-
-@settings(max_examples=30, deadline=None)
-@given(sequences, st.booleans(), st.sampled_from([1, 3, 50]), st.sampled_from([-1, 2, 12]))
-def test_adaptive_counts_do_not_depend_on_blocks_or_storage(x, both_strands, block, tables):
-    model = BackoffMarkov.fit([bases("ACGTT")], 4, 3)
-    expected = model.adaptive_log_probs(x, both_strands=both_strands)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "_BLOCK", block)
-        patch.setattr(markov, "_RUNNING_ORDER", tables)
-        assert model.adaptive_log_probs(x, both_strands=both_strands) == pytest.approx(expected, nan_ok=True, rel=1e-12)
-
-
-def test_untrained_adaptive_model_starts_at_two_bits_and_learns():
-    model = BackoffMarkov.untrained(order=3, strength=1)
-    assert np.exp(model.log_probs(bases("GATTACA"))) == pytest.approx(np.full(7, 0.25))
-    log_probs = model.adaptive_log_probs(bases("GATTACA" * 50))
-    assert log_probs[0] == np.log(0.25)
-    assert log_probs[-7:].min() > np.log(0.9)
 
 
 def test_both_strands_of_the_training_data_give_the_same_model(storage):
@@ -125,39 +92,38 @@ def test_both_strands_of_the_training_data_give_the_same_model(storage):
 
 
 def test_contexts_do_not_cross_unknown_bases_or_sequences(storage):
-    pieces = BackoffMarkov.fit([bases("ACG"), bases("TTA")], order=2)
+    separate = BackoffMarkov.fit([bases("ACG"), bases("TTA")], order=2)
     with_n = BackoffMarkov.fit([bases("ACGNTTA")], order=2)
     x = bases("ACGTTNACGTA")
-    assert np.array_equal(pieces.log_probs(x), with_n.log_probs(x), equal_nan=True)
-    assert np.isnan(pieces.log_probs(x)).nonzero()[0].tolist() == [5]
-    assert np.array_equal(pieces.log_probs(x)[6:], pieces.log_probs(bases("ACGTA")))
+    assert np.array_equal(separate.log_probs(x), with_n.log_probs(x), equal_nan=True)
+    assert np.isnan(separate.log_probs(x)).nonzero()[0].tolist() == [5]
+    assert np.array_equal(separate.log_probs(x)[6:], separate.log_probs(bases("ACGTA")))
 
 
-def test_lower_orders_of_a_model_are_the_models_of_lower_order():
+def test_lower_orders_of_a_model_equal_models_fitted_with_that_order():
     x, test = np.random.default_rng(0).integers(0, 4, (2, 3000)).astype(np.uint8)
     model = BackoffMarkov.fit([x], order=12, strength=range(1, 14))
     for order in (0, 3, 9, 11):
         assert np.array_equal(model.log_probs(test, order), BackoffMarkov.fit([x], order, range(1, order + 2)).log_probs(test))
 
 
-def test_order_26_holds_its_longest_context():
+def test_order_26_uses_its_longest_context():
     x = np.random.default_rng(0).integers(0, 4, 60).astype(np.uint8)
     model = BackoffMarkov.fit([x], order=26, strength=1e-3)
     assert np.exp(model.log_probs(x)[26:]).min() > 0.999
     assert np.exp(model.log_probs(reverse_complement(x))[26:]).min() > 0.999
 
 
-def test_strengths_maximise_the_likelihood_order_by_order():
+def test_strengths_maximize_the_likelihood_order_by_order():
     x, valid = np.random.default_rng(0).integers(0, 4, (2, 500)).astype(np.uint8) % 3
     grid, model = (1, 10, 100), BackoffMarkov.fit([x], order=3)
     chosen = model.tuned([valid], grid).strengths
-    assert choose_strengths([x], [valid], 3, grid) == chosen
     for k in range(4):
         totals = [BackoffMarkov.fit([x], k, (*chosen[:k], a)).log_probs(valid).sum() for a in grid]
         assert chosen[k] == grid[int(np.argmax(totals))]
 
 
-def test_sweeps_choose_every_strength_with_the_others_fixed():
+def test_sweeps_reach_a_coordinate_wise_maximum():
     x, valid = np.random.default_rng(0).integers(0, 4, (2, 600)).astype(np.uint8) % 3
     grid, model = (1, 10, 100), BackoffMarkov.fit([x], order=3)
 
@@ -166,7 +132,7 @@ def test_sweeps_choose_every_strength_with_the_others_fixed():
 
     greedy, swept = model.tuned([valid], grid).strengths, model.tuned([valid], grid, sweeps=9).strengths
     assert total(swept) >= total(greedy)
-    for k in range(4):  # no single change makes it better
+    for k in range(4):  # no change of a single strength is better
         assert total(swept) == pytest.approx(max(total((*swept[:k], a, *swept[k + 1 :])) for a in grid), rel=1e-6)
     each = model.tuned_each([valid], [1, 3], grid, sweeps=9)
     assert each[3].strengths == swept and each[1].strengths[2:] == greedy[2:]
@@ -176,18 +142,18 @@ def test_sweeps_choose_every_strength_with_the_others_fixed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 27), "order is 27; it must lie in 0..26"),
+        (lambda: BackoffMarkov.fit([bases("ACGT")], 27), "order 27 must be an integer from 0 to 26"),
         (lambda: BackoffMarkov.fit([bases("NN")], 3), "no known base"),
         (lambda: BackoffMarkov.fit([], 3), "no known base"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 3, [1, 2]), "order 3 needs 4"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 0, 0), "must be positive"),
         (lambda: BackoffMarkov.fit(bases("ACGT"), 3), "put it into a list"),
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).log_probs(bases("A"), 4), "holds orders 0..3"),
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("N")]), "valid holds no known base"),
+        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).log_probs(bases("A"), 4), "order 4 must be from 0 to 3"),
+        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("N")]), "valid contains no known base"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("A")], grid=()), "grid is empty"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(call, message):
+def test_bad_input_is_rejected_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
@@ -220,7 +186,7 @@ def test_ecoli_strengths_chosen_on_validation_data(ecoli):
     model = BackoffMarkov.fit([train], 12).tuned([valid])
     assert round(bits(model.with_strengths(16).log_probs(test, 6)), 4) == 1.9331
     assert bits(model.log_probs(test, 6)) == pytest.approx(1.9331, abs=1e-4)
-    refitted = BackoffMarkov.fit([train, valid], 12, model.strengths)  # splitting the record costs one context: nothing visible
+    refitted = BackoffMarkov.fit([train, valid], 12, model.strengths)  # splitting the record changes a single context
     assert [round(bits(refitted.log_probs(test, k)), 3) for k in (3, 6, 9)] == [1.952, 1.933, 1.925]
     assert bits(refitted.log_probs(test)) == pytest.approx(1.920, abs=0.002)
     swept = model.tuned_each([valid], [6, 12], sweeps=2)
@@ -230,7 +196,7 @@ def test_ecoli_strengths_chosen_on_validation_data(ecoli):
 
 
 def test_order_0_at_41_percent_gc():
-    # facts 4: 1.3700 nats, perplexity 3.935
+    # 1.3700 nats, perplexity 3.935
     x = np.repeat(np.arange(4), [59_000, 41_000, 41_000, 59_000]).astype(np.uint8)
     nats = -BackoffMarkov.fit([x], 0).log_probs(x).mean()
     assert nats == pytest.approx(1.3700, abs=5e-5) and np.exp(nats) == pytest.approx(3.935, abs=5e-4)
@@ -238,7 +204,7 @@ def test_order_0_at_41_percent_gc():
 
 @pytest.mark.slow
 def test_chr20_bits_per_base(shared_data):
-    # facts 31; strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of 0 to 7 (greedy, about four minutes)
+    # strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of index 0 to 7 (greedy, about four minutes)
     from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.data.tokenizer import DNATokenizer
 

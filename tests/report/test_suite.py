@@ -1,4 +1,5 @@
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,38 +44,39 @@ def page(tmp_path_factory) -> str:
     return path.read_text()
 
 
-def test_a_published_number_is_never_shown_without_its_training_size(page):
+def test_published_accuracy_is_always_shown_with_its_training_size(page):
     assert "Caduceus MDLM 0.940 (27,097)" in page and "CNN 0.861 (27,097)" in page
-    assert page.count("27,097") == 4  # both in the table, both beside their bars
+    assert page.count("27,097") == 4  # twice in the table, twice at the bars
     assert "Trained on 120 sequences" in page and "Trained on 180 sequences" in page
 
 
 def test_the_page_has_every_picture_and_escapes_names(page):
     assert page.count("<figure>") == 2 * 5
-    for text in ("ROC: 1 told from 0", "ROC: fine-tuned, each class against the rest", "lr 0.001", "inside pretraining"):
+    for text in ("ROC: 1 vs. 0", "ROC: fine-tuned, each class vs. the rest", "lr 0.001", "inside pretraining"):
         assert text in page
     assert "<own>" not in page and "<alone>" not in page and "someone" not in page
     assert not re.search(r"(src|href)=\"http", page)
 
 
-def test_a_network_that_nobody_published_stands_beside_no_other(tmp_path):
+def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
     page = write_suite(tmp_path / "r.html", [study("human_nontata_promoters", ["0", "1"]) | {"counterpart": None}]).read_text()
     assert "Caduceus MDLM" not in page and "CNN 0.861 (27,097)" in page
 
 
-def test_bars_of_published_numbers_are_told_apart_from_ours():
+def test_bars_of_published_accuracies_are_labeled():
     known = [row for row in published_accuracies("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
-    axes = figures.panel(classification.accuracy_bars, study("human_nontata_promoters", ["0", "1"]), known).axes[0]
+    result = study("human_nontata_promoters", ["0", "1"])
+    axes = figures.panel(partial(classification.accuracy_bars, result=result, published=known)).axes[0]
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
     assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]
     assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
 
 
-def test_long_names_may_break_after_underscores_and_stay_escaped():
+def test_long_names_break_after_underscores_and_are_escaped():
     cells = table(("a", "b"), [("an_<i>", "x_y&z")])
     assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
 
 
-def test_without_a_study_there_is_no_page(tmp_path):
+def test_a_page_without_studies_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to report"):
         write_suite(tmp_path / "r.html", [])

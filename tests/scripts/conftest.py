@@ -1,4 +1,4 @@
-"""Scripts are imported as a program would import its neighbors."""
+"""Makes the modules of scripts/experiments importable."""
 
 import sys
 from pathlib import Path

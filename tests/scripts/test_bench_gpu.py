@@ -1,4 +1,4 @@
-"""The benchmark for a card survives what a card, or an extension that was built elsewhere, may do to it."""
+"""The GPU benchmark survives failures of the GPU and of prebuilt extensions."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ if reporting.STATE not in os.environ:
     sys.exit(reporting.supervised(30))
 report = reporting.Report(Path(sys.argv[1]), 30)
 if report.begin("extensions"):
-    os.kill(os.getpid(), signal.SIGSEGV)  # as a library built for another PyTorch may
+    os.kill(os.getpid(), signal.SIGSEGV)  # as a library built for another version of PyTorch might
 
 def wrong():
     raise ValueError("of no use")
@@ -47,7 +47,7 @@ def bench(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_cell_that_takes_its_process_or_the_card_with_it_costs_no_other_cell(tmp_path):
+def test_a_cell_that_kills_its_process_or_the_gpu_costs_no_other_cell(tmp_path):
     script, rows = tmp_path / "bench.py", tmp_path / "rows.json"
     script.write_text(SCRIPT, encoding="utf-8")
     done = subprocess.run([sys.executable, script, rows], capture_output=True, text=True, timeout=300)
@@ -60,18 +60,18 @@ def test_a_cell_that_takes_its_process_or_the_card_with_it_costs_no_other_cell(t
         {"name": "unusable", "error": "the process ended"},
         {"name": "second", "value": 2.0, "unit": "ms"},
     ]
-    assert done.stdout.count("first of all") == 1 and "left out: the time is up" in done.stdout
+    assert done.stdout.count("first of all") == 1 and "skipped: no time left" in done.stdout
 
 
-def test_every_trial_of_tiles_is_a_row_of_its_own(bench, monkeypatch):
+def test_every_trial_of_tile_sizes_has_its_own_row(bench, monkeypatch):
     gpu, seen = bench("gpu"), []
     monkeypatch.setattr(gpu, "scan_rows", lambda machine, report, width, L, scans, tiles: seen.append((L, tiles)))
     gpu.tune(None, None)
     assert len(set(seen)) == len(seen) > 20
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_card_it_says_what_it_needs():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_without_a_gpu_the_error_names_what_is_missing():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, BENCH / "gpu.py"], capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "--device cuda needs a CUDA device, and PyTorch finds none" in done.stderr

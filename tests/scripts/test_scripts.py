@@ -1,4 +1,4 @@
-"""The scripts behind the tables of the documentation: what is exact in them, and that they run."""
+"""The scripts behind the tables of the documentation: their exact parts, and that they run."""
 
 import importlib.util
 import itertools
@@ -27,9 +27,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def script(name):
-    sys.path.insert(0, str((SCRIPTS / name).parent))  # as for a program: scripts import their neighbours
+    sys.path.insert(0, str((SCRIPTS / name).parent))  # as for a program: scripts import modules of their folder
     spec = importlib.util.spec_from_file_location(Path(name).stem, SCRIPTS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     finally:
@@ -47,7 +47,7 @@ def chain(source):
     return source.Chain()
 
 
-def test_the_source_is_what_it_says(source, chain):
+def test_entropy_of_the_known_source(source, chain):
     assert 1.199 < chain.rate <= 1.2 and chain.stationary.sum() == pytest.approx(1)
     windows = np.array(list(itertools.product(range(4), repeat=6)), np.uint8)
     log_p = chain.log_prob(windows)
@@ -57,7 +57,7 @@ def test_the_source_is_what_it_says(source, chain):
     assert -chain.log_prob(bases).mean() / 1000 / math.log(2) == pytest.approx(chain.window_bits(1000), abs=0.01)
 
 
-def test_forward_backward_is_the_posterior(chain):
+def test_forward_backward_equals_the_enumerated_posterior(chain):
     windows = np.array(list(itertools.product(range(4), repeat=6)), np.uint8)
     joint = np.exp(chain.log_prob(windows))
     bases = chain.sample(5, 6, seed=5)
@@ -68,7 +68,7 @@ def test_forward_backward_is_the_posterior(chain):
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_exact_h_adds_up_to_the_entropy(source, chain):
+def test_mean_of_exact_h_equals_the_entropy(source, chain):
     h, se = chain.exact_h(24, 200, seed=1)
     assert h.mean() / math.log(2) == pytest.approx(chain.window_bits(24), abs=4 * np.sqrt((se**2).sum()) / 24 / math.log(2))
     alpha = torch.linspace(1, 0, 9).numpy()
@@ -92,7 +92,7 @@ def timing():
 
 
 class Logits(BaseDenoiser):
-    """What `ddpm_cache` asks of a denoiser, from an oracle."""
+    """The interface of a denoiser that `ddpm_cache` uses, from an oracle."""
 
     def __init__(self, oracle, vocab):
         super().__init__(vocab)
@@ -103,51 +103,51 @@ class Logits(BaseDenoiser):
         return self.oracle.log_probs(x).float().clamp(min=-50)
 
 
-def test_the_published_sampler_has_its_law_and_its_calls(timing, oracle, toy):
+def test_ddpm_cache_matches_the_distribution_and_its_calls_are_counted(timing, oracle, toy):
     torch.manual_seed(0)
     model = Logits(oracle, toy.vocab)
     result = timing.ddpm_cache(model, torch.full((6_000, 3), 3), 32)
-    law = torch.bincount(result.tokens @ torch.tensor([9, 3, 1]), minlength=27) / 6_000
-    assert (law - toy.joint).abs().sum() / 2 < 0.05 and result.nfe == model.calls <= 33
-    # facts.md 16, with the step that ends at 1e-5 and the call that removes the noise
+    frequencies = torch.bincount(result.tokens @ torch.tensor([9, 3, 1]), minlength=27) / 6_000
+    assert (frequencies - toy.joint).abs().sum() / 2 < 0.05 and result.nfe == model.calls <= 33
+    # expected number of changes, with the step that ends at 1e-5 and the call that removes the noise
     for batch, expected in ((1, 641), (16, 1000)):
         calls = [timing.ddpm_calls(batch, 1024, 1000, seed) for seed in range(20)]
         assert np.mean(calls) == pytest.approx(expected + 1, abs=8)
 
 
-def test_the_published_sampler_keeps_its_answer_while_nothing_changes(timing, oracle, toy):
+def test_ddpm_cache_reuses_probabilities_while_no_token_changes(timing, oracle, toy):
     calls = []
     for _ in range(200):
         model = Logits(oracle, toy.vocab)
         calls.append(timing.ddpm_cache(model, torch.full((1, 3), 3), 20).nfe)
         assert calls[-1] == model.calls
     assert np.mean(calls) == pytest.approx(np.mean([timing.ddpm_calls(1, 3, 20, seed) for seed in range(400)]), abs=0.2)
-    # one call at first, one for each change but the last step's, and one to end with
+    # one call at first, one for each change but that of the last step, and one at the end
     assert timing.ddpm_seconds((1.0, 0.1), 64, 1024, 8) == pytest.approx(8 * 1.0 + 1.0 - 0.1)
 
 
-def test_calls_and_rows_are_counted_by_the_sampler_itself(timing):
+def test_calls_and_rows_are_counted_by_the_sampler(timing):
     process = timing.AbsorbingProcess(Vocab(3, 2, 2, (2,)), LogLinear())
     found = timing.counted(Grouped(4), process, 3, 8)
-    assert (found.nfe, found.rows) == (4, 1 + 3 * 3)  # three rows of masks are one question
+    assert (found.nfe, found.rows) == (4, 1 + 3 * 3)  # three rows of masks need one row
 
 
-def test_some_steps_of_a_plan_begin_where_the_sampler_would_be(timing, oracle, toy):
+def test_a_partial_plan_starts_from_the_state_of_the_sampler(timing, oracle, toy):
     process, draws = timing.AbsorbingProcess(toy.vocab, LogLinear()), timing.Draws.for_batch(0, 5)
     plan = FirstHitting().plan(torch.ones(5, 3, dtype=torch.bool), process, draws)
-    some = timing.Some(plan, torch.tensor([1]))
+    some = timing.PartialPlan(plan, torch.tensor([1]))
     x = some.template(process)
     assert torch.equal(x != 3, plan.step == 0) and torch.isin(x, torch.arange(4)).all()
     found = some.sample(oracle, process, x, draws)
     assert found.nfe == 1 and torch.equal(found.tokens == 3, plan.step == 2)
 
 
-def test_parts_add_up_to_the_whole(timing, monkeypatch):
+def test_timed_parts_add_up_to_the_complete_time(timing, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Slow(BaseDenoiser):
-        """Takes 3 s for a sequence, on a clock of its own."""
+        """Takes 3 s for a sequence on a fake clock."""
 
         def log_probs(self, x, t, cond, positions, valid):
             now[0] += 3 * len(x)
@@ -161,27 +161,27 @@ def test_parts_add_up_to_the_whole(timing, monkeypatch):
     process = timing.AbsorbingProcess(vocab, LogLinear())
     found = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 4, 2, 32, 100.0)
     assert (found.calls, found.rows, found.ddpm_costs) == (16, 1 + 15 * 8, (3 * 8, 0))
-    assert found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.share < 0.5  # the first call's one row is scaled all the same
-    whole = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 8, 8, 32, 1600.0)
-    assert whole.seconds == 3 * 121 and whole.share == 1
+    assert found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.fraction < 0.5  # the first call's one row is scaled too
+    complete = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 8, 8, 32, 1600.0)
+    assert complete.seconds == 3 * 121 and complete.fraction == 1
     published = timing.time_ddpm(Slow(vocab), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0)
     assert published.seconds == 24 * published.calls == 24 * 6 and published.rows == 8 * 6
 
 
-def test_equal_loss():
+def test_steps_at_equal_loss_are_interpolated():
     sampling = script("bench/sampling")
     assert sampling.steps_at([(0.1, 10), (0.01, 100)], 0.0316) == 32 and sampling.steps_at([(0.1, 10), (0.01, 100)], 0.001) is None
 
 
-def test_flips_are_counted_and_the_same_again_has_none(monkeypatch):
+def test_flips_are_counted_and_repeated_sampling_has_none(monkeypatch):
     flips = script("bench/flips")
     found = flips.flipped(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]))
     assert (found["flip_rate"], found["sequences_apart"], found["differ_there"]) == (0.25, 1, 0.5)
     monkeypatch.setattr(flips, "SAMPLERS", {"grouped": lambda: Grouped(4)})
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # two threads on a busy machine wait for each other
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # two threads on a busy machine block each other
     rows = list(flips.compare(None, 3, 16, "cpu"))
     assert [r["flip_rate"] for r in rows if r["change"] == "same again"] == [0, 0]
-    assert max(r["flip_rate"] for r in rows) < 0.1  # one network each: two networks would differ in more than half of their tokens
+    assert max(r["flip_rate"] for r in rows) < 0.1  # two different networks would differ in more than half of their tokens
     assert len(rows) == 5 + 4 and all(r["tokens"] == 48 for r in rows)  # a DiT has one kernel
 
 
@@ -195,7 +195,7 @@ def test_every_model_of_the_text_study_composes_and_fits():
     assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [(True, False), (False, True), (False, False)]
 
 
-def test_the_memory_benchmark_computes_one_loss_with_and_without_every_logit():
+def test_memory_benchmark_computes_equal_losses_on_both_sides():
     bench, losses, calls = script("bench/objective_memory"), [], []
     vocab = Vocab(1100, 1099, 1099, (1099,))
     for kind in (bench.Denoiser, bench.EveryLogit):
@@ -205,7 +205,7 @@ def test_the_memory_benchmark_computes_one_loss_with_and_without_every_logit():
         x0 = torch.randint(0, 1099, (2, 24), generator=torch.Generator().manual_seed(1))
         objective = bench.MDLM(bench.AbsorbingProcess(vocab, LogLinear()))
         losses.append(float(objective(denoiser, x0, torch.ones_like(x0, dtype=torch.float32), bench.Draws(1, torch.arange(2))).nll))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [48]  # all logits on one side, none held on the other
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [48]  # all logits on one side, none on the other
 
 
 def test_the_dit_benchmark_compares_gradients():
@@ -221,11 +221,11 @@ def test_the_dit_benchmark_compares_gradients():
         bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.0], "b": [1.0, 1.0]}}, 0.2)
     shape = bench.argparse.Namespace(size="tiny", n_layers=1, batch=1, length=10, vocab=100)
     products = 12 * 512**2 * 10 + 3 * 512 * 100  # multiply-adds of the layer and of the head at three positions
-    attention = 2 * 10 * 10 * 512  # of scores and of their use
+    attention = 2 * 10 * 10 * 512  # of attention scores and of values
     assert bench.model_flops(shape, 3) == 6 * (products + attention)
 
 
-def test_the_book_is_cut_as_the_data_module_cuts_it(tmp_path):
+def test_the_book_is_split_as_by_the_data_module(tmp_path):
     book = script("experiments/war_and_peace")
     (tmp_path / "book.txt").write_text("".join(chr(97 + i % 26) for i in range(1000)))
     found = book.Book(tmp_path / "book.txt", "cpu")
@@ -256,7 +256,7 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
     assert done.returncode == 0 and shows in done.stdout, done.stdout + done.stderr
 
 
-def test_two_sided_laws_are_posteriors_of_the_chain():
+def test_two_sided_predictions_are_posteriors_of_the_markov_chain():
     from dnadiff.markov.model import BackoffMarkov
 
     infilling = script("experiments/infilling")
@@ -267,22 +267,22 @@ def test_two_sided_laws_are_posteriors_of_the_chain():
     window = np.array([0, 2, 1, 1, 3, 0, 2, 2], np.uint8)
     mask = np.array([0, 0, 1, 1, 0, 1, 0, 0], bool)
     fills = np.array(list(itertools.product(range(4), repeat=3)), np.uint8)
-    whole = np.tile(window, (64, 1))
-    whole[:, mask] = fills
-    weight = np.exp([model.log_probs(x).sum() for x in whole])
+    filled = np.tile(window, (64, 1))
+    filled[:, mask] = fills
+    weight = np.exp([model.log_probs(x).sum() for x in filled])
     expected = np.stack([[weight[fills[:, i] == b].sum() for b in range(4)] for i in range(3)]) / weight.sum()
     found = infilling.two_sided(model, np.tile(window, (40, 1)), np.tile(mask, (40, 1)), sweeps=60, burn=5)
     np.testing.assert_allclose(found[:, mask].mean(0), expected, atol=0.03)
     seen = np.where(mask, 4, window).astype(np.uint8)[None]
     left = infilling.one_sided(model, seen)[0]
     np.testing.assert_allclose(left[2], np.exp(model.log_prob_rows(window))[2])
-    both = infilling.neighbours(model, seen)[0, 5]
-    other = np.exp(model.log_prob_rows(np.array([1, 1, 4], np.uint8)))[2][::-1]  # GG to the right is CC to the left on the other strand
+    both = infilling.neighbors(model, seen)[0, 5]
+    other = np.exp(model.log_prob_rows(np.array([1, 1, 4], np.uint8)))[2][::-1]  # GG to the right is CC to the left on the reverse strand
     expected = np.exp(model.log_prob_rows(seen[0]))[5] * other / np.exp(model.log_prob_rows(np.array([4], np.uint8)))[0]
     np.testing.assert_allclose(both, expected / expected.sum())
 
 
-def test_accuracies_of_a_few_windows_have_no_interval():
+def test_accuracies_of_few_windows_have_no_interval():
     percent = script("experiments/infilling")._percent
     assert percent({"value": 0.25, "low": None, "high": None}) == "25.00" == percent({"value": 0.25, "low": np.nan, "high": np.nan})
     assert percent({"value": 0.25, "low": 0.2, "high": 0.3}) == "25.00 (20.00 to 30.00)" and percent(None) == ""
@@ -301,7 +301,7 @@ def test_accuracies_of_a_few_windows_have_no_interval():
         ("experiments/pretraining", "| fine-tuned, mlm_mdlm |"),
     ],
 )
-def test_scripts_run_and_go_on(name, shows, tmp_path):
+def test_studies_run_and_reuse_finished_pieces(name, shows, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = [sys.executable, str(SCRIPTS / f"{name}.py"), "--quick", "--output", str(tmp_path)]
     first = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
@@ -330,13 +330,13 @@ def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(tmp_path):
     assert [row for row in rows if row["name"].startswith("scan forward+backward")]
 
 
-def test_the_gpu_benchmark_begins_no_cell_after_its_time(tmp_path):
+def test_gpu_benchmark_starts_no_cell_after_its_time_limit(tmp_path):
     run = [sys.executable, str(SCRIPTS / "bench" / "gpu.py"), "--device", "cpu", "--quick", "--minutes", "0"]
     done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert "left out: the time is up" in done.stdout and "tokens/s" not in done.stdout
+    assert "skipped: no time left" in done.stdout and "tokens/s" not in done.stdout
 
 
-def test_a_cell_that_fails_is_a_row_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+def test_a_failed_cell_is_a_row_and_the_others_continue(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS / "bench"))
     report = script("bench/measuring").Report(tmp_path / "rows.json", minutes=1)
     report.cell("one", lambda: 1 / 0)

@@ -11,23 +11,23 @@ def options():
     return lambda *args: study.arguments("what", "unused").parse_args(args)
 
 
-def test_finished_pieces_are_skipped_and_may_be_chosen(tmp_path, options, capsys):
+def test_finished_pieces_are_skipped_and_pieces_can_be_chosen(tmp_path, options, capsys):
     calls, kept = [], study.Kept(tmp_path / "kept")
     pieces = {name: lambda name=name: calls.append(name) or {"value": len(calls)} for name in ("a-1", "a-2", "b")}
     study.work(pieces, kept, options("--only", "b", "--only", "a-2"))
     study.work(pieces, kept, options())
-    assert calls == ["b", "a-2", "a-1"] and kept["a-1"]["value"] == 3  # as they were named, then the rest
+    assert calls == ["b", "a-2", "a-1"] and kept["a-1"]["value"] == 3  # in the given order, then the rest
     assert sorted(p.name for p in kept.folder.iterdir()) == ["a-1.json", "a-2.json", "b.json"]
     capsys.readouterr()
     study.work(pieces | {"c": None}, kept, options("--list"))
     assert capsys.readouterr().out.split() == ["finished", "a-1", "finished", "a-2", "finished", "b", "-", "c"]
-    with pytest.raises(ValueError, match="names no piece; there are a-1, a-2, b"):
+    with pytest.raises(ValueError, match="matches no piece; there are a-1, a-2, b"):
         study.work(pieces, kept, options("--only", "d"))
     with pytest.raises(ValueError, match="--only c"):
         kept["c"]
 
 
-def test_pieces_made_with_other_settings_are_named(tmp_path, options, capsys):
+def test_pieces_with_other_settings_are_listed(tmp_path, options, capsys):
     pieces = {name: lambda: {"value": 1} for name in ("a", "b", "c")}
     study.work(pieces, study.Kept(tmp_path, {"epochs": 10, "rates": (1, 2)}), options("--only", "a", "--only", "b"))
     kept = study.Kept(tmp_path, {"epochs": 8, "rates": (1, 2), "batch": 4})
@@ -36,7 +36,7 @@ def test_pieces_made_with_other_settings_are_named(tmp_path, options, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "made with other settings (epochs 10, now 8; batch null, now 4): a, b"
     study.work(pieces, study.Kept(tmp_path, kept.settings), options("--table"))
     assert "made with other settings" in capsys.readouterr().out
-    (tmp_path / "a.json").write_text('{"value": 1}')  # one that does not say
+    (tmp_path / "a.json").write_text('{"value": 1}')  # without settings
     assert kept["b"].keys() == {"value", "piece_seconds"} and not kept.changed("a") and not kept.changed("c")
 
 
@@ -50,7 +50,7 @@ def test_a_piece_that_fails_leaves_nothing(tmp_path, options):
     assert "a" not in kept and not list(tmp_path.iterdir())
 
 
-def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_training_resumes_where_it_stopped(tmp_path, monkeypatch):
     lines = []
 
     def run(name, *arguments):
@@ -68,13 +68,13 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert lines == [("train", "seed=2", "overwrite=true", folder), ("train", "seed=2", "resume=true", folder)]
 
 
-def test_a_run_of_other_arguments_is_not_taken_for_this_one(tmp_path, monkeypatch):
+def test_a_run_with_other_arguments_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr(study, "command", lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}'))
     study.train(folder, ["seed=2", "trainer.max_steps=10"])
     with pytest.raises(ValueError, match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another --output"):
         study.train(folder, ["seed=2", "trainer.max_steps=20"])
-    (folder / "arguments.json").unlink()  # a run that an earlier version made says nothing
+    (folder / "arguments.json").unlink()  # a run of an earlier version has no arguments
     assert study.train(folder, ["seed=3"])["tokens"] == 1
 
 
@@ -82,7 +82,7 @@ def test_markdown():
     assert study.markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"
 
 
-def test_a_piece_whose_need_comes_later_is_run_then_and_one_whose_need_nobody_runs_is_an_error(tmp_path, options):
+def test_a_piece_waits_for_its_dependency_and_a_missing_dependency_is_an_error(tmp_path, options):
     kept = study.Kept(tmp_path)
     pieces = {"late": lambda: {"twice": 2 * kept["early"]["value"]}, "early": lambda: {"value": 4}}
     study.work(pieces, kept, options())
@@ -105,7 +105,7 @@ def work(folder):
     study.work({**pieces, "sum": lambda: {"needed": [kept[name]["piece_seconds"] for name in "abcdef"]} | piece("sum")}, kept, no_options)
 
 
-def test_two_processes_share_the_pieces_and_wait_for_what_they_need(tmp_path):
+def test_two_processes_share_the_pieces_and_wait_for_dependencies(tmp_path):
     processes = [multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)]
     for process in processes:
         process.start()

@@ -1,17 +1,15 @@
-import csv
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from dnadiff.metrics.composition import as_bases
-from dnadiff.report import compare, headlines, read_metrics, save_overview, sentences, write_report
+from dnadiff.bootstrap import UNDECIDED, verdict
+from dnadiff.report import RunResults, headlines, save_overview, sentences, write_report
 from dnadiff.report.figures import inline_svg, panel
-from dnadiff.report.headlines import UNDECIDED, verdict
 from dnadiff.report.panels import accuracies
-from dnadiff.report.results import smoothed
 
 HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
 
@@ -134,11 +132,11 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(path, **_everything(), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
+    write_report(path, RunResults(**_everything()), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
     return path.read_text(encoding="utf-8")
 
 
-def test_page_is_well_formed_and_every_picture_is_described(page):
+def test_page_is_well_formed_and_every_picture_has_a_label(page):
     parsed = _Page(page)
     assert parsed.open == []
     assert len(parsed.ids) == len(set(parsed.ids)) > 50
@@ -146,7 +144,7 @@ def test_page_is_well_formed_and_every_picture_is_described(page):
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in parsed.pictures)
 
 
-def test_page_loads_nothing(page):
+def test_page_loads_nothing_from_elsewhere(page):
     parsed = _Page(page)
     assert "http:" not in page and "https:" not in page and "@import" not in page
     assert all(address.startswith("#") and address[1:] in parsed.ids for address in parsed.addresses)
@@ -154,7 +152,7 @@ def test_page_loads_nothing(page):
     assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
 
 
-def test_page_shows_the_numbers_and_no_home_folder(page):
+def test_page_shows_the_numbers_and_no_absolute_path(page):
     text = " ".join(_Page(page).text)
     expected = (
         "1.9312",
@@ -174,23 +172,27 @@ def test_page_shows_the_numbers_and_no_home_folder(page):
 
 
 def test_same_input_gives_the_same_bytes(tmp_path, page):
-    again = write_report(tmp_path / "b.html", **_everything(), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
+    again = write_report(
+        tmp_path / "b.html", RunResults(**_everything()), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"]
+    )
     assert again.read_text(encoding="utf-8") == page
     assert [file.name for file in tmp_path.iterdir()] == ["b.html"]
 
 
 def test_verdicts_follow_from_the_intervals():
-    said = sentences(_evaluation(), None, _finetune())
+    said = sentences(RunResults(evaluation=_evaluation(), finetune=_finetune()))
     assert said[0].endswith("the model is better than order 0 and 3; not distinguishable from order 6; worse than order 12.")
     assert said[1] == "On ecoli_coding, fine-tuned is better than from scratch."
-    rows = {row.name: row for row in headlines(_evaluation(), None, _finetune())}
-    assert rows["Model minus Markov order 3, bits per base"].reading.startswith("Below order 3 level")
+    rows = {row.name: row for row in headlines(RunResults(evaluation=_evaluation(), finetune=_finetune()))}
+    assert rows["Model minus Markov order 3, bits per base"].reading.startswith("The model is better than order 3")
     assert rows["Model minus Markov order 6, bits per base"].reading.startswith("Not distinguishable from order 6.")
     assert verdict(float("nan"), 1.0, "a", "b", "c") == verdict(None, None, "a", "b", "c") == UNDECIDED
 
 
 def test_hostile_names_are_escaped(tmp_path):
-    path = write_report(tmp_path / "r.html", **_everything(HOSTILE, HOSTILE), title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE])
+    path = write_report(
+        tmp_path / "r.html", RunResults(**_everything(HOSTILE, HOSTILE)), title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE]
+    )
     parsed = _Page(path.read_text(encoding="utf-8"))
     assert "script" not in parsed.tags and parsed.open == []
     assert "".join(parsed.text).count(HOSTILE) >= 5
@@ -200,85 +202,43 @@ def test_hostile_names_are_escaped(tmp_path):
 def test_one_part_is_enough(tmp_path, part):
     parts = _everything()
     given = {name: parts[name] for name in (("samples", "real") if part == "samples" else (part,))}
-    parsed = _Page(write_report(tmp_path / "r.html", **given).read_text(encoding="utf-8"))
+    parsed = _Page(write_report(tmp_path / "r.html", RunResults(**given)).read_text(encoding="utf-8"))
     assert parsed.open == [] and 1 <= len(parsed.pictures) <= 3
 
 
 def test_text_model_without_markov_models_or_groups(tmp_path):
     evaluation = _evaluation("book") | {"markov": [], "groups": {"all": _group(2.31, 10000)}}
-    text = write_report(tmp_path / "r.html", evaluation=evaluation, unit="character", uniform_bits=None).read_text(encoding="utf-8")
-    assert "2.3100" in text and "Markov order" not in text and "blind guess" not in text and "per character" in text
+    text = write_report(tmp_path / "r.html", RunResults(evaluation=evaluation, unit="character", uniform_bits=None)).read_text(
+        encoding="utf-8"
+    )
+    assert "2.3100" in text and "Markov order" not in text and "uniform guessing" not in text and "per character" in text
 
 
-def test_missing_halves_and_empty_reports_are_refused(tmp_path):
+def test_incomplete_and_empty_results_are_refused(tmp_path):
     with pytest.raises(ValueError, match="samples came without real"):
-        write_report(tmp_path / "r.html", samples=_sequences(4))
+        RunResults(samples=_sequences(4))
     with pytest.raises(ValueError, match="nothing to report"):
-        write_report(tmp_path / "r.html")
+        write_report(tmp_path / "r.html", RunResults())
     with pytest.raises(ValueError, match="nothing to draw"):
-        save_overview(tmp_path / "r.png")
+        save_overview(tmp_path / "r.png", RunResults())
     assert not list(tmp_path.iterdir())
 
 
 def test_overview_is_1200_pixels_wide_and_repeatable(tmp_path):
-    first, second = (save_overview(tmp_path / name, **_everything()).read_bytes() for name in ("a.png", "b.png"))
+    first, second = (save_overview(tmp_path / name, RunResults(**_everything())).read_bytes() for name in ("a.png", "b.png"))
     assert first == second and int.from_bytes(first[16:20]) == 1200
     with pytest.raises(ValueError, match=r"\.png or \.svg"):
-        save_overview(tmp_path / "a.pdf", evaluation=_evaluation())
+        save_overview(tmp_path / "a.pdf", RunResults(evaluation=_evaluation()))
 
 
-def test_svg_of_a_model_name_keeps_its_dollars_and_settings_are_left_alone():
+def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    svg = inline_svg(panel(accuracies, _finetune("$x^2$ net")), "one")
+    svg = inline_svg(panel(partial(accuracies, finetune=_finetune("$x^2$ net"))), "one")
     assert "$x^2$ net" in svg and 'id="one-' in svg and "xmlns" not in svg and dict(matplotlib.rcParams) == before
-
-
-def test_metrics_are_read_with_empty_cells(tmp_path):
-    path = tmp_path / "metrics.csv"
-    with path.open("w", newline="") as handle:
-        csv.writer(handle).writerows([["step", "train_nll", "valid_nll"], [1, 1.25, ""], [2, "", 1.5]])
-    metrics = read_metrics(path)
-    assert metrics["step"].tolist() == [1, 2] and metrics["train_nll"][0] == 1.25 and np.isnan(metrics["valid_nll"][0])
-    path.write_text("step,train_nll\n1,abc\n")
-    with pytest.raises(ValueError, match="line 2: train_nll is 'abc'"):
-        read_metrics(path)
-    path.write_text("step,train_nll\n1,2\n2\n")
-    with pytest.raises(ValueError, match="line 3: the row is cut short"):
-        read_metrics(path)
-
-
-def test_smoothing_keeps_a_constant_and_the_length():
-    assert smoothed(np.full(100, 2.0)).tolist() == [2.0] * 100
-    assert smoothed(np.array([1.0, 2.0, 6.0])).tolist() == [1.5, 3.0, 4.0]
-
-
-def test_words_on_both_strands_share_a_label():
-    c = compare(["AAAAA", "AAAAA"], ["TTTTT"] * 4)
-    assert len(c.words) == 32 and c.words[0] == "AAA/TTT"
-    assert c.sample_frequency[0] == c.real_frequency[0] == 0.5 and c.word_distance.samples == 0
-    one = compare(["AAAAA", "AAAAA"], ["TTTTT"] * 4, both_strands=False)
-    assert len(one.words) == 64 and one.words[63] == "TTT" and one.word_distance.samples == 1 and one.word_distance.beyond_floor
-
-
-def test_floor_tells_shifted_samples_from_real_windows():
-    real = _sequences(200, seed=1)
-    same, shifted = compare(_sequences(50, seed=2), real), compare(_sequences(50, gc=0.7, seed=2), real)
-    assert not same.gc_distance.beyond_floor and shifted.gc_distance.beyond_floor and shifted.word_distance.beyond_floor
-    assert shifted.gc_distance.samples == pytest.approx(0.2, abs=0.03) and same.num_compared == 50
-
-
-def test_sequences_that_cannot_be_compared_are_refused():
-    with pytest.raises(ValueError, match="samples have length 60 and real windows 50"):
-        compare(_sequences(4), _sequences(8, length=50))
-    with pytest.raises(ValueError, match="too few"):
-        compare(_sequences(1), _sequences(8))
-    with pytest.raises(ValueError, match="'x' at position 2"):
-        as_bases("ACx")
-    assert as_bases(b"acgtuNR").tolist() == as_bases("ACGTUnr").tolist() == [0, 1, 2, 3, 3, 4, 4]
 
 
 def test_results_survive_json(tmp_path):
     parts = json.loads(json.dumps({"evaluation": _evaluation(), "finetune": _finetune()}))
-    assert write_report(tmp_path / "r.html", **parts).exists()
+    assert write_report(tmp_path / "r.html", RunResults(**parts)).exists()
