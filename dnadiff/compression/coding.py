@@ -188,7 +188,7 @@ def machine(denoiser: nn.Module) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "dtype": str(dtype).removeprefix("torch."),
-        "scan": name if scan is None else f"{name} ({SCANS[name].detail()})",
+        "scan": name if scan is None else f"{name} ({SCANS[name].description()})",
         "products": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
         "constriction": version(library().__name__),

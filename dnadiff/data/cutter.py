@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN
 from dnadiff.data.genome.records import RecordLayout
-from dnadiff.kernels.gather import Take, stretches
+from dnadiff.kernels.gather import Gather, make_gather
 from dnadiff.vocab import Vocab
 
 _IN_CACHE = 1 << 17  # bytes
@@ -66,7 +66,7 @@ class Cutter:
     def __init__(self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0) -> None:
         self.records, self.length, self.letters, self.soft_weight = records, length, TokenTable(vocab), soft_weight
         self._layout: RecordLayout | None = None
-        self._taken_from: dict[int, Take] = {}
+        self._taken_from: dict[int, Gather] = {}
         self._buffers: list[NDArray[Any]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Cutter:
     def _take(self, number: int, place: NDArray[np.int64]) -> NDArray[Any]:
         """Windows of one array."""
         if number not in self._taken_from:
-            self._taken_from[number] = stretches(self._layout.arrays[number], self.length)
+            self._taken_from[number] = make_gather(self._layout.arrays[number], self.length)
         return self._taken_from[number](place)
 
 

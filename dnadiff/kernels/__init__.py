@@ -1,11 +1,11 @@
-"""The operations of a Mamba mixer that PyTorch lacks or is slow at, behind one façade over several implementations ("scans").
+"""The operations of a Mamba mixer that PyTorch lacks or computes slowly, with several implementations ("scans") behind one facade.
 
 `select` chooses between `cpu` (C++), `triton` and `mamba_ssm` (CUDA), `portable` (PyTorch, any device) and `reference` (the definition,
-slow); `facade` checks and calls. `log_sum` is what losses over large vocabularies need of a head.
+slow); `facade` checks arguments and calls the chosen one. `log_sum` computes losses over large vocabularies without holding logits.
 """
 
+from dnadiff.kernels.backend import Backend, ScanInputs
 from dnadiff.kernels.facade import (
-    ScanInputs,
     add_norm,
     gated_scan,
     gated_sum,
@@ -23,6 +23,7 @@ from dnadiff.kernels.select import SCANS, available_scans, check_scan, chosen_sc
 
 __all__ = [
     "SCANS",
+    "Backend",
     "ScanInputs",
     "add_norm",
     "available_scans",

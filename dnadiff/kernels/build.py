@@ -1,8 +1,8 @@
 """Compiles the C++ kernels at first use and keeps the library in a per-user cache.
 
-A library is found by two keys (source, flags and processor; compiler) and verified by the hash of its own bytes, which its name
-carries: one atomic rename publishes both, so processes that start at once, or die half-way, cannot hand a broken library on.
-Loading a library runs it, so only a folder and files that nobody else can write are trusted.
+A library is found by two keys (source, flags and processor; compiler) and verified by the hash of its own bytes, which is part of its
+name. One atomic rename publishes both, so processes that start at the same time, or are killed, cannot leave a broken library.
+Loading a library executes code, so only folders and files that no other user can write are trusted.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "gather.cpp")
-# -O2: the kernels are written in vectors and unrolled by hand; -O3 compiles for a third longer (1.0 against 0.7 s) and gains 2 to 3 %.
+# The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead of 0.7 s) and gains 2 to 3 %.
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
-# From the fastest to the most widely understood: ARM compilers may want -mcpu, Apple's has no OpenMP (the source then uses threads).
+# From the fastest to the most portable: some ARM compilers need -mcpu, Apple's has no OpenMP (the source then uses threads).
 _EXTRAS = tuple((*cpu, omp) for omp in ("-fopenmp", "-pthread") for cpu in (("-march=native",), ("-mcpu=native",), ()))
-_ABANDONED = 3600  # seconds after which a folder of work in progress is one that a killed process has left
+_ABANDONED = 3600  # seconds after which a build folder is assumed to belong to a killed process
 
 _log = logging.getLogger("dnadiff")
 
 
 class CannotCompile(RuntimeError):
-    """There is no library and none can be made here; the message says why."""
+    """There is no library and it cannot be compiled; the message gives the reason."""
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels live: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff.
+    """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff.
 
     Raises:
-        RuntimeError: if it is in a home directory and there is none.
+        RuntimeError: if it would be in the home directory and there is none.
     """
     if chosen := os.environ.get("DNADIFF_CACHE"):
         return Path(chosen).expanduser() / "kernels"
@@ -67,9 +67,9 @@ def find_compiler() -> list[str]:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache or compiled now (under a second on two quiet cores).
+    """The compiled kernels, from the cache or compiled now (under a second on two idle cores).
 
-    Without a compiler, a library that another one made of these sources for this processor is as good.
+    Without a compiler, a cached library of any compiler is used if sources and processor are the same.
 
     Raises:
         CannotCompile: if there is no compiler, or it fails, or the library does not load.
@@ -84,10 +84,10 @@ def load_library() -> ctypes.CDLL:
     name = f"kernels-{key}-{_compiler_key(compiler)}"
     if path := _cached(folder, f"{name}-*.so"):
         return _load(path)
-    with _workshop(folder) as work:
+    with _build_folder(folder) as work:
         made = _compile(compiler, work)
         if folder is not None:
-            with suppress(OSError):  # a read-only folder or a full disk: good for this process alone
+            with suppress(OSError):  # a read-only folder or a full disk: use it in this process only
                 made = made.rename(folder / f"{name}-{_digest(made)}.so")
         return _load(made)
 
@@ -100,11 +100,11 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _private_folder() -> Path | None:
-    """The cache folder, made if need be; None, with a word in the log, if there is none or somebody else could write to it."""
+    """The cache folder, created if necessary; None, with a warning, if that fails or another user could write to it."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        reason = _open_to_others(folder)
+        reason = _writable_by_others(folder)
     except (OSError, RuntimeError) as error:  # a read-only or a missing home
         reason = str(error)
     if not reason:
@@ -113,8 +113,8 @@ def _private_folder() -> Path | None:
     return None
 
 
-def _open_to_others(path: Path) -> str:
-    """Who else could have put something at a path, or nothing."""
+def _writable_by_others(path: Path) -> str:
+    """Why another user could have written to a path; an empty string if none could."""
     status = path.stat()
     if status.st_uid != os.getuid():
         return f"{path} belongs to user {status.st_uid}"
@@ -122,8 +122,8 @@ def _open_to_others(path: Path) -> str:
 
 
 @contextmanager
-def _workshop(folder: Path | None) -> Iterator[Path]:
-    """A folder to compile in, removed afterwards: in `folder` if that can be written, so that one rename publishes the result."""
+def _build_folder(folder: Path | None) -> Iterator[Path]:
+    """A temporary folder to compile in: inside `folder` if that can be written, so that one rename publishes the result."""
     for left in folder.glob("compiling-*") if folder else ():
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED:
@@ -134,7 +134,7 @@ def _workshop(folder: Path | None) -> Iterator[Path]:
         try:
             work = tempfile.TemporaryDirectory(prefix="compiling-", ignore_cleanup_errors=True)
         except OSError as error:
-            raise CannotCompile(f"there is no folder to compile in: {error}") from error
+            raise CannotCompile(f"no temporary folder can be created to compile in: {error}") from error
     with work as path:
         yield Path(path)
 
@@ -158,7 +158,7 @@ def _short_hash(data: bytes) -> str:
 
 
 def _processor() -> str:
-    """Names the instruction set: a home shared by different machines holds one library for each."""
+    """Identifies the instruction set: a home directory shared by different machines holds one library for each."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -168,16 +168,16 @@ def _processor() -> str:
 
 def _cached(folder: Path | None, pattern: str) -> Path | None:
     for path in sorted(folder.glob(pattern)) if folder else ():
-        with suppress(OSError):  # another process has removed it, or this one may not
-            if not _open_to_others(path) and _digest(path) == path.stem.rsplit("-", 1)[1]:
+        with suppress(OSError):  # another process removed it, or this one has no permission
+            if not _writable_by_others(path) and _digest(path) == path.stem.rsplit("-", 1)[1]:
                 return path
-            path.unlink()  # cut short or changed: loading it could end the process
+            path.unlink()  # truncated or changed: loading it could crash the process
     return None
 
 
 def _compile(compiler: list[str], work: Path) -> Path:
-    """The library, made in the folder `work`: every source by a process of its own, then the linker."""
-    objects, made = [work / f"{name}.o" for name in _SOURCES], work / "kernels.so"
+    """The library, built in the folder `work`: one process per source, then the linker."""
+    objects, made, message = [work / f"{name}.o" for name in _SOURCES], work / "kernels.so", "no message"
     for extra in _EXTRAS:
         command = [*compiler, *_FLAGS, *extra]
         with ThreadPoolExecutor(len(objects)) as pool:
@@ -187,9 +187,10 @@ def _compile(compiler: list[str], work: Path) -> Path:
         if failed is None:
             failed = _run([*command, "-shared", *map(str, objects), "-o", str(made)])
             if failed.returncode == 0 and made.exists():
-                made.chmod(0o700)  # a umask that lets a group write would make it untrusted
+                made.chmod(0o700)  # with a umask that lets the group write it would not be trusted
                 return made
-    raise CannotCompile(f"{shlex.join(compiler)} cannot compile the kernels: {_first_error(failed.stderr)}")
+        message = _first_error(failed.stderr)
+    raise CannotCompile(f"{shlex.join(compiler)} cannot compile the kernels: {message}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

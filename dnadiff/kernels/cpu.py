@@ -1,72 +1,91 @@
-"""The scan and the convolution in C++, as custom operators that autograd and torch.compile understand.
+"""The C++ back end: the scan and the convolution as custom operators that autograd and torch.compile understand.
 
-Computes in float32. The operations on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
+Computes in float32. Operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from typing_extensions import override
 
-from dnadiff.kernels import portable
-from dnadiff.kernels.cpu_linear import linear, linear_halves, onednn_wins
-from dnadiff.kernels.cpu_rowwise import gated_sum, narrow_linear, rms_norm
-from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.cpu_linear import linear, onednn_wins
+from dnadiff.kernels.cpu_rowwise import MAX_RANK, gated_sum, narrow_linear, rms_norm
+from dnadiff.kernels.native import library, pointers, rows, vector_width
+from dnadiff.kernels.portable import TorchOperations
 
-__all__ = ["detail", "gated_sum", "linear", "linear_halves", "narrow_linear", "rms_norm", "selective_scan", "short_conv", "unsupported"]
-
-_CHUNK, _WIDEST = 32, 16  # positions between two stored states, and the widest vector: what sizes `states`
-_TAPS, _ALIGNED = 8, 64  # of the longest filter; bytes, as vectors are read
-
-
-def unsupported(device_type: str, dtype: torch.dtype) -> str:
-    """Why these inputs cannot be computed here, or nothing."""
-    if device_type != "cpu":
-        return f"the tensors are on {device_type}, this kernel runs on the cpu"
-    return "it computes in float32; float64 needs scan=portable" if dtype == torch.float64 else ""
+_CHUNK, _WIDEST = 32, 16  # positions between two stored states; channels of the widest vector, the unit in which work is divided
+_MAX_TAPS, _ALIGNMENT = 8, 64  # of a filter in C++; bytes, as vectors are read
 
 
-def detail() -> str:
-    """What the log says beside the name: the vector instructions in use, and the library of matrix products if not PyTorch's own."""
-    return library().dnadiff_vectors().decode() + (", products by oneDNN" if onednn_wins() else "")
+class CppBackend(TorchOperations):
+    """float32 tensors on the CPU, in C++ compiled for this processor."""
 
+    device_type = "cpu"
+    supports_float64 = False
 
-def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-) -> Tensor:
-    """See `dnadiff.kernels.selective_scan`; float32 tensors.
+    @override
+    def description(self) -> str:
+        """The vector instructions in use, and the library of matrix products if it is not PyTorch's choice."""
+        return library().dnadiff_vectors().decode() + (", products by oneDNN" if onednn_wins() else "")
 
-    Raises:
-        NotImplementedError: inside forward-mode differentiation, where a custom operator would silently count as a constant.
-    """
-    if getattr(forward_ad, "_current_level", -1) >= 0:
-        raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
-    inputs = (u, delta, A, B, C, D, delta_bias)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return _scan(*inputs, reverse, keep)[0]
+    @override
+    def selective_scan(
+        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
+    ) -> Tensor:
+        if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
+            raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
+        inputs = (u, delta, A, B, C, D, delta_bias)
+        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        return _scan(*inputs, reverse, keep)[0]
 
+    @override
+    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+        return _conv(x, weight, bias, reverse) if weight.shape[1] <= _MAX_TAPS else super().short_conv(x, weight, bias, reverse)
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-    """See `dnadiff.kernels.short_conv`; float32 tensors. A filter of more than 8 taps is left to PyTorch."""
-    return (_conv if weight.shape[1] <= _TAPS else portable.short_conv)(x, weight, bias, reverse)
+    @override
+    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+        return gated_sum(y, y_rev, z)
+
+    @override
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x.reshape(1, -1, x.shape[-1]), weight, eps)[0].view(x.shape)
+
+    @override
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight) if onednn_wins() else F.linear(x, weight)
+
+    @override
+    def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if not onednn_wins():
+            return super().linear_halves(x, weight)
+        first, second = weight.chunk(2)  # two products, so that their gradients need not be copied into one array
+        return linear(x, first), linear(x, second)
+
+    @override
+    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return narrow_linear(x, weight) if weight.shape[1] <= MAX_RANK else F.linear(x, weight)
 
 
 def _groups(batch: int, E: int, threads: int) -> int:
-    """Into how many groups of channels each sequence is cut, so that `threads` equal parts of the work exist.
+    """The number of groups of channels of each sequence, so that there is work for all threads.
 
-    Each group keeps its own sums of dB and dC, so there are no more of them than balance needs.
+    Each group has its own sums of dB and dC, so there are no more groups than load balance needs.
     """
     blocks = -(-E // _WIDEST)
-    busiest = {}  # the busiest thread's share of the work, in units of the fair share
+    load = {}  # work of the busiest thread, relative to perfect balance
     for groups in range(1, blocks + 1):
         tasks, largest = batch * groups, -(-blocks // groups) / blocks
-        busiest[groups] = -(-tasks // threads) * largest * threads / batch
-    return next(groups for groups, share in busiest.items() if share <= 1.1 * min(busiest.values()))
+        load[groups] = -(-tasks // threads) * largest * threads / batch
+    return next(groups for groups, work in load.items() if work <= 1.1 * min(load.values()))
 
 
 def _states_shape(batch: int, L: int, E: int, N: int) -> tuple[int, ...]:
-    return batch, -(-L // _CHUNK), -(-E // _WIDEST) * _WIDEST, N
+    """Exactly what the kernel writes, whose vectors have 4, 8 or 16 channels: an operator must not return uninitialized memory."""
+    width = vector_width()
+    return batch, -(-L // _CHUNK), -(-E // width) * width, N
 
 
 @torch.library.custom_op("dnadiff::selective_scan", mutates_args=(), device_types="cpu")
@@ -91,27 +110,18 @@ def _(u, delta, A, B, C, D, delta_bias, reverse, keep):
 
 @torch.library.custom_op("dnadiff::selective_scan_backward", mutates_args=(), device_types="cpu")
 def _scan_backward(
-    dy: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    delta_bias: Tensor | None,
-    states: Tensor,
-    reverse: bool,
+    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, states: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(dy), rows(u), rows(delta), rows(B), rows(C)
-    A, D, delta_bias = A.contiguous(), D.contiguous(), None if delta_bias is None else delta_bias.contiguous()
+    A, D, bias = A.contiguous(), D.contiguous(), None if bias is None else bias.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     groups = _groups(Bt, E, threads)
     states = states.contiguous()
-    if states.data_ptr() % _ALIGNED:  # a hook on saved tensors may bring them back at any address
+    if states.data_ptr() % _ALIGNMENT:  # a hook on saved tensors may restore them at any address
         states = states.clone()
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
     dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
-    arrays = pointers(dy, u, delta, A, B, C, D, delta_bias, states, du, ddelta, dA, dB, dC, dD, dbias)
+    arrays = pointers(dy, u, delta, A, B, C, D, bias, states, du, ddelta, dA, dB, dC, dD, dbias)
     sizes = (Bt, L, E, N, dy_row, u_row, delta_row, B_row, C_row)
     library().dnadiff_scan_backward(*arrays, *sizes, reverse, groups, threads)
     dB, dC = (x.sum(0) if groups > 1 else x.view(Bt, L, N) for x in (dB, dC))
@@ -119,7 +129,7 @@ def _scan_backward(
 
 
 @_scan_backward.register_fake
-def _(dy, u, delta, A, B, C, D, delta_bias, states, reverse):
+def _(dy, u, delta, A, B, C, D, bias, states, reverse):
     return tuple(x.new_empty(x.shape) for x in (u, delta, A, B, C, D, D))
 
 

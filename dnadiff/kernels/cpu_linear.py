@@ -1,9 +1,9 @@
-"""Matrix products in float32 on processors that PyTorch's own choice serves badly; the part of `cpu` around PyTorch.
+"""Matrix products in float32 on processors where PyTorch's choice of library is slow, as a custom operator of the C++ back end.
 
-PyTorch multiplies float32 matrices by MKL, which takes 256-bit instructions on processors that are not Intel's; its other library,
-oneDNN, takes the widest there are. On an AMD EPYC with AVX-512 that is 110 against 240 GFLOP/s a core, for the same arithmetic.
-The gradient of a weight, a sum over all positions of products of short rows, is slow in both: two cores reach 200 GFLOP/s in one and
-150 to 250 in the other at the widths of 64 to 256, and 480 in the C++ kernel, which keeps the sums in registers.
+PyTorch multiplies float32 matrices with MKL, which uses 256-bit instructions on processors that are not Intel's. Its other library,
+oneDNN, uses the widest instructions. On an AMD EPYC with AVX-512 the rates are 110 and 240 GFLOP/s per core.
+The gradient of a weight, a sum over all positions of products of short rows, is slow in both: at widths from 64 to 256 two cores reach
+200 GFLOP/s with MKL, 150 to 250 with oneDNN, and 480 with the C++ kernel, which keeps the sums in registers.
 """
 
 from __future__ import annotations
@@ -12,30 +12,16 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dnadiff.kernels.native import library, pointers, rows
 
-_SUMS = 2**18  # a weight of up to so many numbers keeps its sums in a core's own cache
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `dnadiff.kernels.linear`; float32 tensors."""
-    return _linear(x, weight) if onednn_wins() else F.linear(x, weight)
-
-
-def linear_halves(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """See `dnadiff.kernels.linear_halves`; two products, whose gradients need not be copied into one array."""
-    if not onednn_wins():
-        return F.linear(x, weight).chunk(2, dim=-1)
-    first, second = weight.chunk(2)
-    return _linear(x, first), _linear(x, second)
+_SUMS = 2**18  # up to this size the gradient of a weight fits into one core's cache
 
 
 @torch.compiler.assume_constant_result
 def onednn_wins() -> bool:
-    """Whether oneDNN is known to be faster here, and works. Never timed: every run on a machine takes the same one."""
+    """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing: every run on a machine makes the same choice."""
     return _onednn_wins()
 
 
@@ -46,10 +32,10 @@ def _onednn_wins() -> bool:
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
     try:
-        a, b = torch.ones(75, 47, device="cpu"), torch.full((75, 47), 0.5, device="cpu").cumsum(1)  # small sums: all exact
+        a, b = torch.ones(75, 47, device="cpu"), torch.full((75, 47), 0.5, device="cpu").cumsum(1)  # small sums, exact in float32
         products = (_product(a, b), b.sum(1)), (_outer_sum(a, b, 2), b.sum(0).expand(47, 47))
         return all(bool((ours == expected).all()) for ours, expected in products)
-    except Exception:  # the operator is not part of PyTorch's promises; without it PyTorch's choice is good enough
+    except Exception:  # the operator is not part of PyTorch's public API; without it PyTorch's choice is good enough
         return False
 
 
@@ -66,7 +52,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
-    """a^T b of two matrices of as many rows."""
+    """a^T b of two matrices with the same number of rows."""
     (a, a_row), (b, b_row) = rows(a[None]), rows(b[None])
     sums = a.new_zeros(threads, a.shape[2], b.shape[2])
     library().dnadiff_outer_sum(*pointers(a, b, sums), a.shape[1], a.shape[2], b.shape[2], a_row, b_row, threads)
@@ -74,11 +60,12 @@ def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
 
 
 @torch.library.custom_op("dnadiff::linear", mutates_args=(), device_types="cpu")
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T by oneDNN, (..., E), of x (..., R) and weight (E, R)."""
     return _product(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])
 
 
-@_linear.register_fake
+@linear.register_fake
 def _(x, weight):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
@@ -88,7 +75,7 @@ def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     dout, x_rows = dout.flatten(0, -2), x.flatten(0, -2)
     dx = _product(dout, weight.t()).view(x.shape)
     threads = torch.get_num_threads()
-    if weight.numel() > _SUMS or len(dout) < 64 * threads**2:  # every thread has sums of its own, which one more pass adds up
+    if weight.numel() > _SUMS or len(dout) < 64 * threads**2:  # each thread has its own sums, which one more pass adds
         return dx, _product(dout.t(), x_rows.t())
     return dx, _outer_sum(dout, x_rows, threads)
 
@@ -106,4 +93,4 @@ def _linear_grad(ctx, dout):
     return _linear_backward(dout, *ctx.saved_tensors)
 
 
-_linear.register_autograd(_linear_grad, setup_context=_save)
+linear.register_autograd(_linear_grad, setup_context=_save)

@@ -1,37 +1,22 @@
-"""The gated sum, the norm and the narrow linear map in C++, as custom operators; the part of `cpu` that looks at single positions.
+"""The gated sum, the norm and the narrow linear map in C++, as custom operators of the C++ back end.
 
-PyTorch spends its time here on memory: the gate alone is five passes over arrays larger than the caches. Each operator
-reads its inputs once, forward and backward, where they lie, and keeps nothing but its inputs for the backward pass.
+In PyTorch these are bound by memory: the gate alone is five passes over arrays larger than the caches. Each operator here
+reads its inputs once, forward and backward, without copying them, and saves nothing but its inputs for the backward pass.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dnadiff.kernels.native import library, pointers, rows
 
-_NARROW = 16  # more columns than this are a matrix product that libraries do well
-
-
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
-    """See `dnadiff.kernels.gated_sum`; float32 tensors."""
-    return _gate(y, y_rev, z)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `dnadiff.kernels.rms_norm`; float32 tensors."""
-    return _norm(x.reshape(1, -1, x.shape[-1]), weight, eps)[0].view(x.shape)
-
-
-def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `dnadiff.kernels.narrow_linear`; float32 tensors."""
-    return _narrow(x, weight) if weight.shape[1] <= _NARROW else F.linear(x, weight)
+MAX_RANK = 16  # of a narrow linear map: a matrix product with more columns is efficient in libraries
 
 
 @torch.library.custom_op("dnadiff::gated_sum", mutates_args=(), device_types="cpu")
-def _gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    """(y + y_rev) silu(z), (Bt, L, E)."""
     (y, y_row), (y_rev, y_rev_row), (z, z_row) = rows(y), (None, 0) if y_rev is None else rows(y_rev), rows(z)
     out = y.new_empty(y.shape)
     sizes = (y.shape[0] * y.shape[1], y.shape[2], y_row, y_rev_row, z_row)
@@ -39,7 +24,7 @@ def _gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     return out
 
 
-@_gate.register_fake
+@gated_sum.register_fake
 def _(y, y_rev, z):
     return y.new_empty(y.shape)
 
@@ -69,11 +54,12 @@ def _gate_grad(ctx, dout):
     return dy, None if y_rev is None else dy, dz
 
 
-_gate.register_autograd(_gate_grad, setup_context=_save)
+gated_sum.register_autograd(_gate_grad, setup_context=_save)
 
 
 @torch.library.custom_op("dnadiff::rms_norm", mutates_args=(), device_types="cpu")
-def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x / rms(x) * weight of x (Bt, L, E), and 1 / rms(x) (Bt, L) for the backward pass."""
     (x, x_row), weight = rows(x), weight.contiguous()
     out, scale = x.new_empty(x.shape), x.new_empty(x.shape[:2])
     sizes = (x.shape[0] * x.shape[1], x.shape[2], x_row)
@@ -81,7 +67,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
-@_norm.register_fake
+@rms_norm.register_fake
 def _(x, weight, eps):
     return x.new_empty(x.shape), x.new_empty(x.shape[:2])
 
@@ -109,18 +95,19 @@ def _norm_grad(ctx, dout, _):
     return (None,) * 3 if dout is None else (*_norm_backward(dout, *ctx.saved_tensors), None)
 
 
-_norm.register_autograd(_norm_grad, setup_context=_norm_save)
+rms_norm.register_autograd(_norm_grad, setup_context=_norm_save)
 
 
 @torch.library.custom_op("dnadiff::narrow_linear", mutates_args=(), device_types="cpu")
-def _narrow(x: Tensor, weight: Tensor) -> Tensor:
+def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T, (Bt, L, E), of x (Bt, L, R) and weight (E, R); R at most `MAX_RANK`."""
     (x, x_row), weight, (Bt, L, R), E = rows(x), weight.contiguous(), x.shape, weight.shape[0]
     out = x.new_empty(Bt, L, E)
     library().dnadiff_narrow_forward(*pointers(x, weight, out), Bt * L, E, R, x_row, torch.get_num_threads())
     return out
 
 
-@_narrow.register_fake
+@narrow_linear.register_fake
 def _(x, weight):
     return x.new_empty(*x.shape[:2], weight.shape[0])
 
@@ -143,4 +130,4 @@ def _narrow_grad(ctx, dout):
     return _narrow_backward(dout, *ctx.saved_tensors)
 
 
-_narrow.register_autograd(_narrow_grad, setup_context=_save)
+narrow_linear.register_autograd(_narrow_grad, setup_context=_save)

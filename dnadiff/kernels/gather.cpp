@@ -1,7 +1,7 @@
-// Copies stretches of bytes from places far apart, such as windows of a genome.
+// Copies windows of bytes from distant places, such as windows of a genome.
 //
-// A stretch of a kilobyte is over before the processor's own prefetching has begun, so that a plain copy waits for memory at each.
-// Here the cache lines of the stretches to come are asked for while those before them are copied.
+// A window of a kilobyte ends before the processor's own prefetching starts, so a plain copy waits for memory at each window.
+// Here the cache lines of later windows are prefetched while earlier ones are copied.
 #include <cstdint>
 #include <cstring>
 
@@ -17,8 +17,8 @@ void prefetch(const uint8_t* from, int64_t length) {
 }  // namespace
 
 extern "C" {
-// to (count, length) = the stretches from[place : place + length]. Returns -1, or the number of the first that leaves `from` (total);
-// nothing is copied then.
+// to (count, length) = the windows from[place : place + length]. Returns -1, or the index of the first window that is not inside `from`
+// (total bytes); then nothing is copied.
 int64_t dnadiff_gather(const uint8_t* from, const int64_t* place, uint8_t* to, int64_t total, int64_t count, int64_t length) {
   for (int64_t i = 0; i < count; i++)
     if (place[i] < 0 || place[i] > total - length) return i;

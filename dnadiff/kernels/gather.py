@@ -1,4 +1,4 @@
-"""Stretches of bytes out of a large array: copied in C++ where there is a compiler, else by NumPy."""
+"""Copies many windows out of a large array: in C++ if there is a compiler, otherwise with NumPy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 from dnadiff.kernels.build import CannotCompile
 from dnadiff.kernels.native import library
 
-_SHORT = 1 << 12  # bytes; on longer stretches the processor's own prefetching does as well
-Take = Callable[[NDArray[np.int64]], NDArray]
+_SHORT = 1 << 12  # bytes; for longer windows the processor's own prefetching is as fast
+Gather = Callable[[NDArray[np.int64]], NDArray]
 
 
-def stretches(array: NDArray, length: int) -> Take:
-    """A function of starts `(B,)` that copies the stretches of `length` out of `array`: `(B, length)`.
+def make_gather(array: NDArray, length: int) -> Gather:
+    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`.
 
-    It raises IndexError if one does not lie inside the array.
+    It raises IndexError if a window is not inside the array.
+
+    Example:
+        >>> import numpy as np
+        >>> make_gather(np.array([5, 6, 7, 8], dtype=np.uint8), 2)(np.array([2, 0])).tolist()
+        [[7, 8], [5, 6]]
     """
     if array.dtype == np.uint8 and array.flags.c_contiguous and length <= _SHORT:
         try:
@@ -29,26 +34,26 @@ def stretches(array: NDArray, length: int) -> Take:
     return _portable(array, length)
 
 
-def _native(array: NDArray[np.uint8], length: int) -> Take:
+def _native(array: NDArray[np.uint8], length: int) -> Gather:
     copy, base, total = library().dnadiff_gather, array.ctypes.data, len(array)
 
-    def take(start: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def gather(start: NDArray[np.int64]) -> NDArray[np.uint8]:
         start, out = np.array(start, np.int64), np.empty((len(start), length), np.uint8)
         if not out.size:
             return out
         wrong = copy(base, _address(start), _address(out), total, len(start), length)
         if wrong >= 0:
-            raise IndexError(f"a stretch of {length} at {start[wrong]} leaves an array of {len(array)}")
+            raise IndexError(f"a window of {length} at {start[wrong]} exceeds an array of {len(array)}")
         return out
 
-    return take
+    return gather
 
 
 def _address(array: NDArray) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # array.ctypes.data takes as long as copying twenty windows
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # array.ctypes.data takes as long as copying twenty windows
 
 
-def _portable(array: NDArray, length: int) -> Take:
+def _portable(array: NDArray, length: int) -> Gather:
     shape, step = (max(len(array) - length + 1, 0), length), array.strides[0]
-    view = as_strided(array, shape, (step, step), writeable=False)  # all stretches, without copying any
+    view = as_strided(array, shape, (step, step), writeable=False)  # all windows, without a copy
     return view.__getitem__

@@ -1,7 +1,7 @@
-"""What a loss needs of the logits over a large vocabulary, without holding them: a sum of exponentials and a few single logits.
+"""The log-sum of exponentials and a few single logits of a linear map, for losses over large vocabularies.
 
-With 50,000 tokens the logits of a batch, their log-softmax and the gradients of both are most of a step's memory, and passing over
-them much of its time. Here they exist for one block of columns at a time, and the backward pass computes them again.
+With 50,000 tokens the logits of a batch, their log-softmax and the gradients of both are most of a training step's memory and much of
+its time. Here they exist for one block of columns at a time, and the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ from torch.nn.functional import linear as torch_linear
 from dnadiff.kernels.facade import linear
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
-_FEWEST = 1024  # columns of a block: narrower products are slow
+_MIN_COLUMNS = 1024  # of a block: narrower products are slow
 
 
 def linear_log_sum(
     features: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, banned: Sequence[int] = (), block: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """log sum_v exp(logit_v), and the logits of some columns, of logits = features weight^T + bias.
+    """log sum_v exp(logit_v) and some columns of logits = features weight^T + bias, without holding the logits.
 
-    Products are in the type of the autocast around the call, if there is one, all else in float32 (float64 stays). The gradients
-    are those of the plain computation up to rounding; second derivatives are refused.
+    Products are computed in autocast's type if autocast is on, everything else in float32 (float64 stays). The gradients
+    equal those of the plain computation up to rounding. Second derivatives are refused.
 
     Args:
         features: (M, D).
         weight: (V, D).
         bias: (V,), or None for zero.
-        ids: (M, K) int64, columns of each row; none of them banned.
-        banned: columns that the sum leaves out.
-        block: columns at a time; None fits a block into a few megabytes.
+        ids: (M, K) int64, columns to gather from each row; none of them may be in `banned`.
+        banned: columns that are left out of the sum.
+        block: columns at a time; None chooses blocks of 32 MB on a CPU and 1 GB on a GPU.
 
     Returns:
         (M,) and (M, K), float32 or wider.
 
     Raises:
         ValueError: if shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> log_sum, logits = linear_log_sum(torch.ones(1, 2), torch.eye(4, 2), None, torch.tensor([[0, 3]]))
+        >>> float(log_sum.exp()), logits.tolist()  # the logits are 1, 1, 0, 0
+        (7.436563491821289, [[1.0, 0.0]])
     """
     if features.dim() != 2 or weight.dim() != 2 or features.shape[1] != weight.shape[1] or ids.shape[:-1] != features.shape[:1]:
         raise ValueError(
             f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
         )
     if block is None:
-        block = max(_FEWEST, _ENTRIES.get(features.device.type, 2**24) // max(1, len(features)))
+        block = max(_MIN_COLUMNS, _ENTRIES.get(features.device.type, 2**24) // max(1, len(features)))
     device = features.device.type
     product = torch.get_autocast_dtype(device) if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) else None
     out = torch.tensor(sorted(banned), dtype=torch.int64)
@@ -53,14 +59,14 @@ def linear_log_sum(
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T, by the faster library for it."""
+    """a b^T by the fastest library for it."""
     return linear(a, b) if a.device.type == "cpu" and a.dtype == torch.float32 else torch_linear(a, b)
 
 
 def _blocks(
     features: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, block: int, wide: torch.dtype
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """First and last column of each block, its logits in the wide type, and which of its columns are banned."""
+    """For each block: first column, end, logits in the wide type, and its banned columns."""
     for first in range(0, len(weight), block):
         last = min(first + block, len(weight))
         logits = _multiply(features, weight[first:last].to(features.dtype)).to(wide)

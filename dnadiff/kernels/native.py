@@ -1,4 +1,4 @@
-"""The compiled library as functions of pointers and sizes, and how tensors are handed to it.
+"""The compiled library as functions of pointers and sizes, and how tensors are passed to it.
 
 The library is compiled by `dnadiff.kernels.build` when the first tensor arrives, not on import.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dnadiff.kernels.build import load_library
 
-_SIGNATURES = {  # numbers of pointers, sizes, real numbers and small integers, in this order
+_SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_scan_forward": (9, 8, 0, 3),
     "dnadiff_scan_backward": (16, 9, 0, 3),
     "dnadiff_conv_forward": (4, 5, 0, 2),
@@ -31,7 +31,7 @@ _SIGNATURES = {  # numbers of pointers, sizes, real numbers and small integers, 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library with the types of its functions' arguments."""
+    """The library, with the argument types of its functions set."""
     loaded = load_library()
     loaded.dnadiff_vectors.restype = ctypes.c_char_p
     for name, (pointers, sizes, reals, flags) in _SIGNATURES.items():
@@ -42,8 +42,13 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def vector_width() -> int:
+    """Channels of one vector: how the compiled kernels pad E."""
+    return library().dnadiff_vector_width()
+
+
 def rows(x: Tensor) -> tuple[Tensor, int]:
-    """`x (Bt, L, X)` and the distance between its positions; copied only if its rows are not spaced evenly."""
+    """`x (Bt, L, X)` and its row stride; copied only if its rows are not evenly spaced."""
     Bt, L, X = x.shape
     row = x.stride(1) if L > 1 else X
     if (X > 1 and x.stride(2) != 1) or row < X or (Bt > 1 and x.stride(0) != L * row):
@@ -52,5 +57,5 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def pointers(*tensors: Tensor | None) -> list[int | None]:
-    """Where their numbers are; null for None."""
+    """Addresses of the data; null for None."""
     return [None if x is None else x.data_ptr() for x in tensors]

@@ -1,11 +1,11 @@
 """The selective scan in plain PyTorch: any device, float32 or float64, memory linear in L.
 
-The sequence is cut into chunks of at most 64 positions. Python loops over the positions of a chunk while every operation treats
-all chunks at once; what enters each chunk is itself a linear recurrence over chunks, solved the same way. So the number of
-operations grows with log L, and no array of size Bt L E N exists. Decays are only ever multiplied, never divided by, so
-strong decay loses nothing.
+The sequence is cut into chunks of at most 64 positions. Python loops over the positions of a chunk, and every operation processes
+all chunks at once. The states that enter the chunks follow a linear recurrence over chunks, which is solved in the same way. The number
+of operations therefore grows with log L, and no array of size Bt L E N exists. Decays are multiplied and never divided by, so
+strong decay loses no precision.
 
-Arrays inside are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
+Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
 """
 
 from __future__ import annotations
@@ -13,63 +13,59 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.kernels.backend import Backend
 
 _LONGEST = 64  # positions in a chunk
-_SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 between
+_SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 in between
 
 
-def unsupported(device_type: str, dtype: torch.dtype) -> str:
-    """Why these inputs cannot be computed here: never."""
-    return ""
+class TorchOperations(Backend):
+    """All operations but the scan, in plain PyTorch."""
+
+    @override
+    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+        L, K = x.shape[1], weight.shape[1]
+        x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
+        a = bias
+        for k in range(K):  # a sum of K shifted copies is faster on a CPU than a depthwise conv1d
+            first = K - 1 - k if reverse else k
+            a = torch.addcmul(a, x[:, first : first + L], weight[:, k])
+        return F.silu(a)
+
+    @override
+    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+        return (y if y_rev is None else y + y_rev) * F.silu(z)
+
+    @override
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)  # on accelerators this is one kernel
+
+    @override
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    @override
+    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
 
 
-def detail() -> str:
-    """What the log says beside the name."""
-    return "PyTorch"
+class PortableBackend(TorchOperations):
+    """Any device, float32 or float64."""
 
+    needs_probe = False
 
-def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-) -> Tensor:
-    """See `dnadiff.kernels.selective_scan`; tensors of one floating dtype."""
-    step = F.softplus(delta if delta_bias is None else delta + delta_bias)
-    return _Scan.apply(step, step * u, A.T, B, C, reverse) + D * u
+    @override
+    def description(self) -> str:
+        return "PyTorch"
 
-
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-    """See `dnadiff.kernels.short_conv`: a sum of K shifted copies, cheaper than a depthwise conv1d on a CPU."""
-    L, K = x.shape[1], weight.shape[1]
-    x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
-    a = bias
-    for k in range(K):
-        first = K - 1 - k if reverse else k
-        a = torch.addcmul(a, x[:, first : first + L], weight[:, k])
-    return F.silu(a)
-
-
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
-    """See `dnadiff.kernels.gated_sum`."""
-    return (y if y_rev is None else y + y_rev) * F.silu(z)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `dnadiff.kernels.rms_norm`; on accelerators PyTorch has it in one kernel."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `dnadiff.kernels.linear`."""
-    return F.linear(x, weight)
-
-
-def linear_halves(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """See `dnadiff.kernels.linear_halves`."""
-    return linear(x, weight).chunk(2, dim=-1)
-
-
-def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `dnadiff.kernels.narrow_linear`."""
-    return F.linear(x, weight)
+    @override
+    def selective_scan(
+        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
+    ) -> Tensor:
+        step = F.softplus(delta if delta_bias is None else delta + delta_bias)
+        return _Scan.apply(step, step * u, A.T, B, C, reverse) + D * u
 
 
 class _Scan(torch.autograd.Function):
@@ -78,27 +74,27 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, reverse: bool) -> Tensor:
         L = step.shape[1]
-        chunked = [_chunk(x) for x in (step, dx, B, C)]
-        h = _enter(*chunked[:3], A, reverse)
+        steps, dxs, Bs, Cs = (_chunk(x) for x in (step, dx, B, C))
+        h = _enter(steps, dxs, Bs, A, reverse)
         ctx.save_for_backward(step, dx, A, B, C, h)
         ctx.reverse = reverse
-        return _outputs(*chunked, A, h, reverse).flatten(1, 2)[:, :L]
+        return _outputs(steps, dxs, Bs, Cs, A, h, reverse).flatten(1, 2)[:, :L]
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, h = ctx.saved_tensors
         step, dx, A, B, C = tensors
         L = dy.shape[1]
-        chunked = [_chunk(x) for x in (step, dx, B, C, dy)]
-        if torch.is_grad_enabled():  # for a second derivative: the states kept by the forward pass are not known to depend on anything
-            h = _enter(*chunked[:3], A, ctx.reverse)
-        dstep, ddx, dA, dB, dC = _gradients(*chunked, A, h, ctx.reverse)
+        steps, dxs, Bs, Cs, dys = (_chunk(x) for x in (step, dx, B, C, dy))
+        if torch.is_grad_enabled():  # a second derivative: autograd does not know what the saved states depend on
+            h = _enter(steps, dxs, Bs, A, ctx.reverse)
+        dstep, ddx, dA, dB, dC = _gradients(steps, dxs, Bs, Cs, dys, A, h, ctx.reverse)
         dstep, ddx, dB, dC = (x.flatten(1, 2)[:, :L] for x in (dstep, ddx, dB, dC))
         return dstep, ddx, dA, dB, dC, None
 
 
 def _chunk(x: Tensor) -> Tensor:
-    """`x (Bt, L, X)` as (Bt, chunks, T, X); positions past the end are 0, which a scan with step 0 does not see."""
+    """`x (Bt, L, X)` as (Bt, chunks, T, X), padded with zeros: a position with step 0 does not change the state."""
     Bt, L, X = x.shape
     chunks = -(-L // _LONGEST)
     T = -(-L // chunks)
@@ -120,7 +116,7 @@ def _advance(h: Tensor, decay: Tensor, dx: Tensor, B: Tensor, t: int) -> Tensor:
 
 
 def _enter(step: Tensor, dx: Tensor, B: Tensor, A: Tensor, reverse: bool) -> Tensor:
-    """The state in front of every chunk, (Bt, chunks, N, E)."""
+    """The state before each chunk, (Bt, chunks, N, E)."""
     Bt, chunks, T, E = step.shape
     h = step.new_zeros(Bt, chunks, A.shape[0], E)
     if chunks == 1:
@@ -165,10 +161,10 @@ def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tenso
 def _gradients(
     step: Tensor, dx: Tensor, B: Tensor, C: Tensor, dy: Tensor, A: Tensor, h: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """With g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}: the gradients of step, dx, A, B and C.
+    """The gradients of step, dx, A, B and C, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
-    One loop forwards finds what every chunk passes on to the one before it, with the product of decays at hand, and keeps
-    every `_SPAN`-th state; one loop backwards recomputes the states between them and accumulates the gradients.
+    A forward loop computes the gradient that each chunk passes to the previous one, using the running product of decays, and keeps
+    every `_SPAN`-th state. A backward loop recomputes the states in between and accumulates the gradients.
     """
     order = _positions(step.shape[2], reverse)
     spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]

@@ -1,17 +1,17 @@
-// What a mixer does to every position alone, each in one pass over memory, forward and backward:
+// Operations of a mixer on single positions, each in one pass over memory, forward and backward:
 //
 //   gated sum      out = (y + y_rev) silu(z)
 //   RMS norm       out = x / sqrt(mean(x^2) + eps) weight
-//   narrow linear  out = x weight^T, for so few columns of x that a matrix product of general shape wastes its time
-//   outer sum      a^T b, the gradient of a weight: many rows, and a result small enough to stay near
+//   narrow linear  out = x weight^T, with so few columns of x that a general matrix product is slow
+//   outer sum      a^T b, the gradient of a weight: many rows, and a result that fits into a cache
 //
-// An array is `count` rows of E channels, the rows `..._row` floats apart. A task is one chunk of rows. Parameter gradients are
-// summed in registers within a chunk, and then into one sum for each thread, for the caller to finish.
+// An array has `count` rows of E channels with a stride of `..._row` floats. A task is one chunk of rows. Parameter gradients are
+// summed in registers within a chunk, then into one sum per thread; the caller adds those.
 #include "simd.h"
 
 namespace dnadiff {
 
-constexpr int CHUNK = 64;  // rows: those of 128 channels fit the first cache
+constexpr int CHUNK = 64;  // rows: with 128 channels they fit the L1 cache
 
 // f(i0, i1, thread) over chunks of rows.
 template <class F>
@@ -86,7 +86,7 @@ void dnadiff_gate_backward(const float* dout, const float* y, const float* y_rev
   });
 }
 
-// `scale` (count,) keeps 1 / sqrt(mean(x^2) + eps) for the backward pass.
+// `scale` (count,) receives 1 / sqrt(mean(x^2) + eps) for the backward pass.
 void dnadiff_norm_forward(const float* x, const float* weight, float* out, float* scale, int64_t count, int64_t E, int64_t x_row,
                           double eps, int threads) {
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int) {
@@ -106,11 +106,11 @@ void dnadiff_norm_forward(const float* x, const float* weight, float* out, float
   });
 }
 
-// With n = x scale: dx = scale (dout weight - n mean(dout weight n)). `sums` (threads, E), dweight, must come in as zeros.
+// With n = x scale: dx = scale (dout weight - n mean(dout weight n)). `sums` (threads, E), dweight, must be zeros on entry.
 void dnadiff_norm_backward(const float* dout, const float* x, const float* weight, const float* scale, float* dx, float* sums,
                            int64_t count, int64_t E, int64_t dout_row, int64_t x_row, int threads) {
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int thread) {
-    float along[CHUNK];  // the gradient's part along x, which a norm does not let through
+    float along[CHUNK];  // the component of the gradient along x, which the norm removes
     for (ptrdiff_t i = i0; i < i1; i++) {
       vec products = {};
       for (int e = 0; e < E; e += W) {
@@ -157,7 +157,7 @@ void dnadiff_narrow_forward(const float* x, const float* weight, float* out, int
   });
 }
 
-// `sums` (threads, R, E), dweight, must come in as zeros.
+// `sums` (threads, R, E), dweight, must be zeros on entry.
 void dnadiff_narrow_backward(const float* dout, const float* x, const float* weight, float* dx, float* sums, int64_t count, int64_t E,
                              int64_t R, int64_t dout_row, int64_t x_row, int threads) {
   const int blocks = (int)((E + W - 1) / W);
@@ -186,7 +186,7 @@ void dnadiff_narrow_backward(const float* dout, const float* x, const float* wei
     });
   });
 }
-// a^T b of a (count, P) and b (count, Q): the gradient of a weight (P, Q). `sums` (threads, P, Q) must come in as zeros.
+// a^T b of a (count, P) and b (count, Q): the gradient of a weight (P, Q). `sums` (threads, P, Q) must be zeros on entry.
 void dnadiff_outer_sum(const float* a, const float* b, float* sums, int64_t count, int64_t P, int64_t Q, int64_t a_row, int64_t b_row,
                        int threads) {
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int thread) {

@@ -2,9 +2,9 @@
 //
 //   step = softplus(delta + bias);  h_l = exp(step_l A) h_{l-1} + step_l B_l u_l;  y_l = sum_n C_l[n] h_l[n] + D u_l
 //
-// A task is one sequence and one group of channels. It walks over the sequence in chunks of T positions; within a chunk the
-// channels go in blocks of W (one vector), and the N states of a block in tiles that fit the registers. Only the states in front
-// of each chunk are stored; the backward pass recomputes the others chunk by chunk, so no array of size B L E N ever exists.
+// A task is one sequence and one group of channels. It processes the sequence in chunks of T positions; within a chunk the
+// channels in blocks of W (one vector), and the N states of a block in tiles that fit the registers. Only the states before
+// each chunk are stored; the backward pass recomputes the others chunk by chunk, so no array of size B L E N exists.
 //
 // Arrays are channels last: u, delta, y (B, L, E), B, C (B, L, N), A (E, N). `states` is (B, chunks, blocks, N, W).
 #include "simd.h"
@@ -36,7 +36,7 @@ struct Inputs {
   const float *B[T], *C[T];
 };
 
-// What the passes know of one position of one block; dx = step * u.
+// One position of one block; dx = step * u.
 struct ForwardAt {
   vec step, dx, y;
 };
@@ -64,10 +64,10 @@ struct BackwardAt {
 
 template <int m>
 struct Past {
-  vec h[m], decay[m];  // the states before a position, and what they are multiplied with there
+  vec h[m], decay[m];  // the states before a position, and their decays
 };
 
-// With g_l = dy_l C_l + exp(step_{l+1} A) g_{l+1}, the gradient with respect to h_l, walking backwards:
+// With g_l = dy_l C_l + exp(step_{l+1} A) g_{l+1}, the gradient with respect to h_l, from the last position to the first:
 //   dC_l += dy_l h_l;   dB_l += g_l step_l u_l;   d(step_l u_l) = sum_n g_l B_l;   d(step_l A) = g_l exp(step_l A) h_{l-1}
 // `sums` (T, N, 2) holds dB and dC lane by lane.
 template <int m>
@@ -170,7 +170,7 @@ struct Walk {
     }
   }
 
-  // Scratch of the backward pass: for each block (carried from chunk to chunk), and for one chunk.
+  // Scratch memory of the backward pass: per block (carried from chunk to chunk), and for one chunk.
   struct Memory {
     Scratch rates, g, da, dD, dbias, sums, past;
     Memory(size_t blocks, size_t N)
@@ -208,7 +208,7 @@ struct Walk {
   }
 
   void backward(const Memory& memory, ptrdiff_t batch) const {
-    const ptrdiff_t part = group * batch * s.L * s.N;  // every group of channels has sums of its own
+    const ptrdiff_t part = group * batch * s.L * s.N;  // every group of channels has its own sums
     const auto dBs = rows(p.dB + part, s.N), dCs = rows(p.dC + part, s.N);
     Inputs in;
     pack_rates(p.A, memory.rates.at, s, k0, k1);
@@ -241,7 +241,9 @@ extern "C" {
 
 const char* dnadiff_vectors() { return NAME; }
 
-// `states` may be null: nothing is kept for a backward pass.
+int dnadiff_vector_width() { return W; }  // channels
+
+// `states` may be null: then nothing is saved for a backward pass.
 void dnadiff_scan_forward(const float* u, const float* delta, const float* A, const float* B, const float* C, const float* D,
                           const float* bias, float* y, float* states, int64_t batch, int64_t L, int64_t E, int64_t N, int64_t u_row,
                           int64_t delta_row, int64_t B_row, int64_t C_row, int reverse, int groups, int threads) {
@@ -256,7 +258,7 @@ void dnadiff_scan_forward(const float* u, const float* delta, const float* A, co
   });
 }
 
-// dA (batch, N, E), dD and dbias (batch, E) and dB, dC (groups, batch, L, N) are sums that the caller finishes over their first axis.
+// dA (batch, N, E), dD and dbias (batch, E) and dB, dC (groups, batch, L, N) are partial sums: the caller adds over their first axis.
 void dnadiff_scan_backward(const float* dy, const float* u, const float* delta, const float* A, const float* B, const float* C,
                            const float* D, const float* bias, float* states, float* du, float* ddelta, float* dA, float* dB, float* dC,
                            float* dD, float* dbias, int64_t batch, int64_t L, int64_t E, int64_t N, int64_t dy_row, int64_t u_row,

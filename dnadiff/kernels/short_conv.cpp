@@ -2,8 +2,8 @@
 //
 //   a_l = bias + sum_k weight[:, k] x_{l-K+1+k};   y_l = a_l logistic(a_l)
 //
-// A task is one chunk of positions of one sequence; the K - 1 positions around it are read (backward: recomputed) again, so that
-// tasks are independent. Inputs and gradients of the last K positions slide through registers.
+// A task is one chunk of positions of one sequence. It also reads (backward: recomputes) the K - 1 positions around it, so that
+// tasks are independent. Inputs and gradients of the last K positions are in registers.
 #include "simd.h"
 
 namespace dnadiff {
@@ -12,7 +12,7 @@ constexpr int ROWS = 64;
 
 struct Conv {
   const float *x, *weight, *bias, *dy;  // weight (E, K), K <= taps; dy null in the forward pass
-  float *y, *dx, *sums;                 // sums (threads, K + 1, E): dweight and dbias, for the caller to finish
+  float *y, *dx, *sums;                 // sums (threads, K + 1, E): dweight and dbias, which the caller adds
   ptrdiff_t batch, L, x_row, dy_row;
   int E, K;
   bool reverse;
@@ -54,7 +54,7 @@ static void backward(const Conv& p, ptrdiff_t task, ptrdiff_t chunks, int thread
   const Rows<float> dxs(p.dx, b, p.L, p.E, p.reverse);
   for (int k = 0; k * W < p.E; k++) {
     const int lanes = p.E - k * W < W ? p.E - k * W : W;
-    vec w[taps], seen[taps], due[taps], dw[taps], dbias = {};  // due[t]: gradient of the input that seen[t] holds, as far as known
+    vec w[taps], seen[taps], due[taps], dw[taps], dbias = {};  // due[t]: partial gradient of the input in seen[t]
     load_weights<taps>(p, k, lanes, w);
     const vec bias = load(p.bias + k * W, lanes);
     UNROLL for (int t = 0; t < taps; t++) dw[t] = due[t] = vec{};
@@ -107,7 +107,7 @@ void dnadiff_conv_forward(const float* x, const float* weight, const float* bias
       forward<8>);
 }
 
-// sums (threads, K + 1, E) must come in as zeros.
+// sums (threads, K + 1, E) must be zeros on entry.
 void dnadiff_conv_backward(const float* dy, const float* x, const float* weight, const float* bias, float* dx, float* sums, int64_t batch,
                            int64_t L, int64_t E, int64_t K, int64_t dy_row, int64_t x_row, int reverse, int threads) {
   run(Conv{x, weight, bias, dy, nullptr, dx, sums, batch, L, x_row, dy_row, (int)E, (int)K, reverse != 0}, threads, backward<4>,

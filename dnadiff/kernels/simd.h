@@ -1,13 +1,13 @@
 // One vector of W floats (W channels of one position), its elementary functions, and loops over threads.
 //
-// Written with the vector extensions that GCC and Clang share, so one source serves AVX-512, AVX2, SSE2 and NEON; the width is
-// chosen by the flags the file is compiled with, on the machine that will run it.
+// Written with the vector extensions of GCC and Clang, so that one source serves AVX-512, AVX2, SSE2 and NEON. The compiler flags
+// choose the width, on the machine that runs the code.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <new>
-// Two names of <immintrin.h> are used, and it takes 0.3 s to compile, for every source: these are the compilers' own names for them.
+// <immintrin.h> takes 0.3 s to compile for every source, and only two functions are used: these are the compilers' builtins for them.
 #ifndef __has_builtin
 #define __has_builtin(name) 0
 #endif
@@ -33,7 +33,7 @@
 namespace dnadiff {
 
 #if defined(__AVX512F__)
-constexpr int W = 16, M = 8;  // channels in a vector; how many vectors of a loop's own are kept in registers
+constexpr int W = 16, M = 8;  // channels in a vector; vectors that a loop keeps in registers
 constexpr const char* NAME = "AVX-512";
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr int W = 8, M = 4;  // 16 registers hold 4 states, their decay rates and the exponential's temporaries
@@ -48,7 +48,7 @@ constexpr const char* NAME = "128-bit vectors";
 
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
-typedef float anywhere __attribute__((vector_size(4 * W), aligned(4), may_alias));  // the same at any address
+typedef float anywhere __attribute__((vector_size(4 * W), aligned(4), may_alias));  // unaligned
 
 constexpr float LOG2E = 1.44269504088896f, LN2 = 0.693147180559945f;
 
@@ -129,7 +129,7 @@ static inline void over_tiles(int N, const F& f, int n = 0) {
     if (n < N) over_tiles<most / 2>(N, f, n);
 }
 
-// Scratch for one thread, aligned to a vector.
+// Scratch memory of one thread, aligned to a vector.
 struct Scratch {
   vec* at;
   explicit Scratch(size_t count) : at(static_cast<vec*>(::operator new(count * sizeof(vec), std::align_val_t(64)))) {}
@@ -137,7 +137,7 @@ struct Scratch {
   Scratch(const Scratch&) = delete;
 };
 
-// Numbers below 1e-38 count as 0 while this lives: strong decays produce them, and x86 computes with them a hundred times slower.
+// Within its scope denormals (below 1e-38) are 0: strong decays produce them, and x86 computes with them a hundred times slower.
 struct FlushDenormals {
 #if defined(__SSE2__)
   unsigned saved = __builtin_ia32_stmxcsr();
@@ -158,7 +158,7 @@ struct Rows {
   Float* operator[](ptrdiff_t i) const { return first + i * stride; }
 };
 
-// f(begin, end, thread) over `threads` equal parts of 0..count-1: which part a task falls into never depends on timing.
+// f(begin, end, thread) over `threads` equal parts of 0..count-1; the assignment does not depend on timing.
 template <class F>
 void parallel(ptrdiff_t count, int threads, F f) {
   if (threads > count) threads = count < 1 ? 1 : (int)count;

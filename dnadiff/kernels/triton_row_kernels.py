@@ -5,6 +5,9 @@ All are bound by bytes: each array is read or written once (what neighbouring po
 8 bytes a channel and position instead of 16 or more. Weights' gradients are partial sums, one for each program.
 """
 
+# mypy: ignore-errors
+# Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
+
 import triton
 import triton.language as tl
 

@@ -1,123 +1,61 @@
-"""The convolutions, the gate and the norm of the Triton scan, as custom operators; and what loads the kernels of both.
+"""The convolutions, the gate and the norm of the Triton back end, as custom operators.
 
-Half precision comes and goes as it is and is float32 inside. Under autocast the norm writes the type that the product after it reads.
+Half precision is read and written unchanged and is float32 inside the kernels.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import composed, portable
+from dnadiff.kernels import triton_support
+from dnadiff.kernels.triton_support import device_of, no_second_derivative, with_strides
 
-TRITON, CAPABILITY = (3, 6), (8, 0)  # what the kernels are tested with, and the oldest cards with bfloat16
-_TAPS, _WIDEST = 8, 8192
-_TILE, _CONV_TILE = 1024, 256  # elements of a program: 32 a thread, 8 where it keeps ten sums
-_TILES = 16  # tiles that a program walks through where it keeps sums
-
-
-@cache
-def _load(name: str) -> ModuleType:
-    try:
-        import triton
-    except ImportError as error:
-        raise RuntimeError(f"Triton is not installed ({error}); pip install 'dnadiff[triton]' adds it (Linux)") from error
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < TRITON:
-        raise RuntimeError(f"Triton {triton.__version__} is too old, {'.'.join(map(str, TRITON))} or later is needed")
-    return import_module(f"dnadiff.kernels.{name}")
-
-
-def kernels() -> ModuleType:
-    """The kernels of the scan.
-
-    Raises:
-        RuntimeError: if Triton is missing or too old.
-    """
-    return _load("triton_kernels")
-
-
-def watch(x: Tensor) -> AbstractContextManager:
-    """Launches go to the card on which x is.
-
-    Raises:
-        RuntimeError: if it is too old.
-    """
-    if not x.is_cuda:
-        return nullcontext()
-    _check_card(x.device)
-    return torch.cuda.device(x.device)
-
-
-@cache
-def _check_card(device: torch.device) -> None:
-    have = torch.cuda.get_device_capability(device)
-    if have < CAPABILITY:
-        wanted, found = (".".join(map(str, version)) for version in (CAPABILITY, have))
-        raise RuntimeError(f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {wanted} or later")
-
-
-def no_second_derivative(*_) -> None:
-    """What differentiates the backward operators.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
-
-
-def _strides(x: Tensor) -> tuple[Tensor, int, int]:
-    x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
-    return x, *x.stride()[:2]
+MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
+_TILE, _CONV_TILE = 1024, 256  # elements per program: 32 per thread, 8 where it keeps ten sums
+_TILES = 16  # tiles per program where it keeps sums
+_KERNELS = "triton_row_kernels"
 
 
 def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
-    """Positions and channels of a tile: half as many where rows do not begin at multiples of 16, for there every element has its own address."""
+    """Positions and channels of a tile: half as many if rows do not start at multiples of 16, because each element then needs its own address."""
     tile = tile // 2 if E % 16 else tile
     block = min(256, tile, max(16, 1 << (E - 1).bit_length()))
     return {"TT": tile // block, "BE": block}
 
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-    """See `dnadiff.kernels.short_conv`. A filter of more than 8 taps is left to PyTorch."""
-    if weight.shape[1] > _TAPS:
-        return portable.short_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse)
-    one = _filter(weight, bias)
-    return _convs(x, *((None, None, *one) if reverse else (*one, None, None)))[0]
+def short_convs(x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+    """`dnadiff.kernels.short_conv` of one x in one or both directions, each with its weight (E, K) and bias (E,)."""
+    w0, bias0 = (None, None) if forward is None else _filter(*forward)
+    w1, bias1 = (None, None) if backward is None else _filter(*backward)
+    return convs(x, w0, bias0, w1, bias1)
 
 
-def short_convs(x: Tensor, ahead: tuple[Tensor, Tensor], back: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """`short_conv` of one x in both directions, each with its weight and bias: x is read once."""
-    if max(ahead[0].shape[1], back[0].shape[1]) > _TAPS or ahead[0].shape != back[0].shape:
-        return short_conv(x, *ahead, False), short_conv(x, *back, True)
-    y, y_rev = _convs(x, *_filter(*ahead), *_filter(*back))
-    return y, y_rev
+def _first(*tensors: Tensor | None) -> Tensor:
+    return next(x for x in tensors if x is not None)
 
 
 def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as the kernels read them: float32, channels side by side."""
+    """Both as the kernels read them: float32, channels contiguous."""
     return weight.float().mT.contiguous(), bias.float().contiguous()
 
 
 @torch.library.custom_op("dnadiff::short_convs", mutates_args=())
-def _convs(x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None) -> list[Tensor]:
-    (x, x_b, x_l), (Bt, L, E), tile = _strides(x), x.shape, _shape(x.shape[2])
-    some = w0 if w0 is not None else w1
+def convs(x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None) -> list[Tensor]:
+    """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1)."""
+    (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2])
+    some = _first(w0, w1)
     y = [x.new_empty(Bt, L, E) for w in (w0, w1) if w is not None]
     spans = -(-L // tile["TT"])
-    with watch(x):
-        _load("triton_row_kernels").convolve[(-(-E // tile["BE"]) * spans * Bt,)](
+    with device_of(x):
+        triton_support.load_kernels(_KERNELS).convolve[(-(-E // tile["BE"]) * spans * Bt,)](
             x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), y[0], y[-1], L, E, spans, x_b, x_l,
             K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
         )  # fmt: skip
     return y
 
 
-@_convs.register_fake
+@convs.register_fake
 def _(x, w0, bias0, w1, bias1):
     return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
 
@@ -127,12 +65,12 @@ def _convs_backward(
     dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     dy = [d.contiguous() for d in dy] if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1 else dy
-    (x, x_b, x_l), (Bt, L, E), tile = _strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
-    some = w0 if w0 is not None else w1
+    (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
+    some = _first(w0, w1)
     K, spans = some.shape[0], -(-L // (tile["TT"] * 4 * _TILES))
     dx, partial = x.new_empty(Bt, L, E), torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device)
-    with watch(x):
-        _load("triton_row_kernels").convolve_backward[(-(-E // tile["BE"]) * spans * Bt,)](
+    with device_of(x):
+        triton_support.load_kernels(_KERNELS).convolve_backward[(-(-E // tile["BE"]) * spans * Bt,)](
             x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
             *dy[0].stride()[:2], K=K, **tile, TILES=4 * _TILES, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
         )  # fmt: skip
@@ -141,7 +79,7 @@ def _convs_backward(
 
 @_convs_backward.register_fake
 def _(dy, x, w0, bias0, w1, bias1):
-    some = w0 if w0 is not None else w1
+    some = _first(w0, w1)
     return x.new_empty(x.shape), some.new_empty(2, some.shape[0] + 1, x.shape[2])
 
 
@@ -158,32 +96,28 @@ def _convs_grad(ctx, grads):
     return dx, *(None if p is None or w is None else p for p, w in zip(found, (w0, bias0, w1, bias1), strict=True))
 
 
-_convs.register_autograd(_convs_grad, setup_context=_convs_save)
+convs.register_autograd(_convs_grad, setup_context=_convs_save)
 _convs_backward.register_autograd(no_second_derivative)
 
 
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
-    """See `dnadiff.kernels.gated_sum`."""
-    return _gate(y, y_rev, z)
-
-
-def _gate_inputs(*tensors: Tensor | None) -> tuple[list[Tensor], list[int]]:
-    found = [_strides(tensors[0] if x is None else x) for x in tensors]
+def _gate_inputs(first: Tensor, *others: Tensor | None) -> tuple[list[Tensor], list[int]]:
+    found = [with_strides(first if x is None else x) for x in (first, *others)]
     return [x for x, *_ in found], [stride for _, *strides in found for stride in strides]
 
 
 @torch.library.custom_op("dnadiff::gate", mutates_args=())
-def _gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    """(y + y_rev) silu(z), (Bt, L, E)."""
     (tensors, strides), (Bt, L, E), tile = _gate_inputs(y, y_rev, z), y.shape, _shape(y.shape[2])
     out, spans = y.new_empty(Bt, L, E), -(-L // tile["TT"])
-    with watch(y):
-        _load("triton_row_kernels").gate[(-(-E // tile["BE"]) * spans * Bt,)](
+    with device_of(y):
+        triton_support.load_kernels(_KERNELS).gate[(-(-E // tile["BE"]) * spans * Bt,)](
             *tensors, out, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
         )
     return out
 
 
-@_gate.register_fake
+@gate.register_fake
 def _(y, y_rev, z):
     return y.new_empty(y.shape)
 
@@ -192,8 +126,8 @@ def _(y, y_rev, z):
 def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> tuple[Tensor, Tensor]:
     (tensors, strides), (Bt, L, E), tile = _gate_inputs(dout, y, y_rev, z), y.shape, _shape(y.shape[2])
     dy, dz, spans = y.new_empty(Bt, L, E), z.new_empty(Bt, L, E), -(-L // tile["TT"])
-    with watch(y):
-        _load("triton_row_kernels").gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
+    with device_of(y):
+        triton_support.load_kernels(_KERNELS).gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
             *tensors, dy, dz, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
         )
     return dy, dz
@@ -214,25 +148,8 @@ def _gate_grad(ctx, dout):
     return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
 
 
-_gate.register_autograd(_gate_grad, setup_context=_save)
+gate.register_autograd(_gate_grad, setup_context=_save)
 _gate_backward.register_autograd(no_second_derivative)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `dnadiff.kernels.rms_norm`; rows of more than 8,192 are left to PyTorch."""
-    if x.shape[-1] > _WIDEST:
-        return portable.rms_norm(x, weight, eps)
-    return _norm(x, None, weight, eps, x.dtype)[1]
-
-
-def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `dnadiff.kernels.add_norm`."""
-    if x.shape[-1] > _WIDEST:
-        return composed.add_norm(portable, x, added, weight, eps)
-    device = x.device.type
-    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    total, out, _ = _norm(x, added, weight, eps, narrow)
-    return (x if added is None else total), out
 
 
 def _norm_tile(D: int) -> dict[str, int]:
@@ -241,21 +158,22 @@ def _norm_tile(D: int) -> dict[str, int]:
 
 
 @torch.library.custom_op("dnadiff::add_norm", mutates_args=())
-def _norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms of each row."""
     x, D = x.contiguous(), x.shape[-1]
     rows, tile = x.numel() // D, _norm_tile(D)
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty(0 if added is None else x.shape, dtype=wide)
     out, scale = x.new_empty(x.shape, dtype=out_dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
     other = x if added is None else added.contiguous()
-    with watch(x):
-        _load("triton_row_kernels").add_norm[(-(-rows // tile["TT"]),)](
+    with device_of(x):
+        triton_support.load_kernels(_KERNELS).add_norm[(-(-rows // tile["TT"]),)](
             x, other, weight.contiguous(), total, out, scale, rows, D, eps, **tile, ADD=added is not None
         )
     return total, out, scale
 
 
-@_norm.register_fake
+@norm.register_fake
 def _(x, added, weight, eps, out_dtype):
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
@@ -272,8 +190,8 @@ def _norm_backward(
     dx = total.new_empty(total.shape, dtype=x_dtype)
     dadded = dx.new_empty(0) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
     partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
-    with watch(total):
-        _load("triton_row_kernels").add_norm_backward[(programs,)](
+    with device_of(total):
+        triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
             dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D, **tile,
             TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
         )  # fmt: skip
@@ -302,5 +220,5 @@ def _norm_grad(ctx, dtotal, dout, _):
     return dx, None if added_dtype is None else dadded, dw, None, None
 
 
-_norm.register_autograd(_norm_grad, setup_context=_norm_save)
+norm.register_autograd(_norm_grad, setup_context=_norm_save)
 _norm_backward.register_autograd(no_second_derivative)

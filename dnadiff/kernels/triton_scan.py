@@ -1,100 +1,55 @@
-"""The scan in Triton for CUDA: one operator for one or two directions, forward and backward; the kernels are in `triton_kernels`.
+"""The Triton scan as a custom operator for one or two directions, forward and backward.
 
-States are float32 whatever the inputs are (bfloat16, float16 or float32). The forward pass keeps the state in front of every 64
-positions; the backward pass computes every 8th again from those, which exist for one layer at a time, and keeps no other. A bidirectional
-layer is one launch: its gate, like its convolutions (`triton_rowwise`), is one kernel that reads what both directions share once. To gate
-inside the scan would need both directions of a position in one program, half as many programs, for 4 of some 40 bytes a layer moves.
+States are float32 for all input types (bfloat16, float16 or float32). The forward pass keeps the state before every 64
+positions. The backward pass recomputes every 8th from those, for one layer at a time, and keeps no others. A bidirectional
+layer is one launch. Its gate, like its convolutions (`triton_rowwise`), is one kernel that reads once what both directions share. Gating
+inside the scan would need both directions of a position in one program, so half as many programs, to save 4 of some 40 bytes per layer.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from dnadiff.kernels.portable import linear, linear_halves, narrow_linear
-from dnadiff.kernels.triton_rowwise import add_norm, gated_sum, kernels, no_second_derivative, rms_norm, short_conv, short_convs, watch
+from dnadiff.kernels import triton_support
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.triton_support import device_of, no_second_derivative
 
-__all__ = [
-    "add_norm", "detail", "gated_scan", "gated_sum", "linear", "linear_halves", "narrow_linear", "rms_norm", "scans", "selective_scan",
-    "short_conv", "short_convs", "too_many_states", "unsupported",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from triton import JITFunction
 
-KEEPS_DTYPE = True  # half precision is taken as it is, not as float32
-STATES = 64
-_KEPT, _SPAN, _PART = 64, 8, 4  # positions between kept states, between those of the backward pass, and in registers at once
+Tensors = list[Tensor]  # one tensor per direction
+
+_KEPT, _SPAN, _PART = 64, 8, 4  # positions between saved states, between those of the backward pass, and in registers at once
 _UNROLL = 2
-_FORWARD_TILE, _BACKWARD_TILE = 2048, 512  # states of a program: 64 and 16 a thread
-_SHORTEST = 128  # positions in a chunk at least
-_WARPS = 12  # a multiprocessor is full with so many programs, of one warp each
+_FORWARD_TILE, _BACKWARD_TILE = 2048, 512  # states per program: 64 and 16 per thread
+_SHORTEST = 128  # minimum positions in a chunk
+_WARPS = 12  # programs of one warp that fill a multiprocessor
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+_FORWARD, _BACKWARD = "triton_kernels", "triton_gradients"
 
 
-def unsupported(device_type: str, dtype: torch.dtype) -> str:
-    """Why these inputs cannot be computed here, or nothing."""
-    if device_type != "cuda" and not interpreted():
-        return f"the tensors are on {device_type}, this kernel needs a CUDA device"
-    return "it computes in float32; float64 needs scan=portable" if dtype == torch.float64 else ""
-
-
-def too_many_states(N: int) -> str:
-    """Why N states a channel cannot be computed here, or nothing."""
-    return f"{N} states a channel; this kernel holds at most {STATES} in registers" if N > STATES else ""
-
-
-def detail() -> str:
-    """What the log says beside the name."""
-    import triton
-
-    return f"Triton {triton.__version__}" + (", interpreted" if interpreted() else "")
-
-
-def interpreted() -> bool:
-    """Whether TRITON_INTERPRET=1 runs the kernels in Python, on any device: for tests."""
-    from os import environ
-
-    return environ.get("TRITON_INTERPRET") == "1"
-
-
-def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-) -> Tensor:
-    """See `dnadiff.kernels.selective_scan`; float32, bfloat16 or float16 tensors on a CUDA device."""
-    return _launch([(u, delta, A, B, C, D, delta_bias)], None, reverse)[0]
-
-
-def gated_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, z: Tensor) -> Tensor:
-    """`selective_scan` forwards, times silu(z): the sum never meets memory without its gate."""
-    return _launch([(u, delta, A, B, C, D, delta_bias)], z, False)[0]
-
-
-def scans(ahead: tuple[Tensor | None, ...], back: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
-    """Two scans in one launch: `ahead` forwards and `back`, of the same shapes, backwards; each as `selective_scan` takes them."""
-    if any(x.dtype != other.dtype for x, other in zip((*ahead[:2], *ahead[3:5]), (*back[:2], *back[3:5]), strict=True)):
-        return selective_scan(*ahead, False), selective_scan(*back, True)  # a kernel reads one type in both directions
-    y, y_rev = _launch([ahead, back], None, False)
-    return y, y_rev
-
-
-def _launch(directions: list[tuple[Tensor | None, ...]], z: Tensor | None, reverse: bool) -> list[Tensor]:
-    if getattr(forward_ad, "_current_level", -1) >= 0:
-        raise NotImplementedError("the Triton scan has no forward-mode derivative (jvp); set scan=reference")
-    u, delta, A, B, C, D, bias = (list(x) for x in zip(*directions, strict=True))
-    bias = [torch.zeros_like(d) if x is None else x for x, d in zip(bias, D, strict=True)]
+def scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
+    """One output per direction, gated by z if it is not None; two directions are forward and backward, one is as `reverse` says."""
+    u, delta, A, B, C, D = (list(x) for x in zip(*(inputs[:6] for inputs in directions), strict=True))
+    bias = [torch.zeros_like(inputs.D) if inputs.delta_bias is None else inputs.delta_bias for inputs in directions]
     decay = torch.stack(A).float().mT.contiguous() * _LOG2E  # (directions, N, E)
     small = [decay, torch.stack(D).float(), torch.stack(bias).float()]
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*u, *delta, *B, *C, *small, z))
-    return _scans(u, delta, B, C, *small, z, reverse, keep)[: len(directions)]
+    return scans(u, delta, B, C, *small, z, reverse, keep)[: len(directions)]
 
 
 def _rows(tensors: list[Tensor]) -> tuple[list[Tensor], int, int]:
-    """One tensor for each direction, twice the same for one, and what batch and position add to their addresses."""
+    """One tensor per direction, the same twice for a single one, and their strides of batch and position."""
     strides = {x.stride()[:2] for x in tensors}
     if len(strides) > 1 or any(x.stride(2) != 1 and x.shape[2] > 1 for x in tensors):
         tensors = [x.contiguous() for x in tensors]
-    return [tensors[0], tensors[-1]], *tensors[0].stride()[:2]
+    batch_stride, row_stride, _ = tensors[0].stride()
+    return [tensors[0], tensors[-1]], batch_stride, row_stride
 
 
 def _power(n: int) -> int:
@@ -102,7 +57,7 @@ def _power(n: int) -> int:
 
 
 def _block(tile: int, N: int, E: int) -> int:
-    """Channels of a program: so many that the tile of states has its size, but no more than a warp reads in 16-byte vectors, or E has."""
+    """Channels per program: as many as fit the tile of states, but at most what a warp reads in 16-byte vectors, and at most E."""
     return max(8, min(tile // _power(N), 128, _power(E)))
 
 
@@ -112,10 +67,10 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _cut(programs: int, L: int, device: torch.device) -> tuple[int, int]:
-    """Chunks of the sequence and their length, a multiple of the distance of kept states.
+    """The number of chunks of a sequence and their length, a multiple of the distance of saved states.
 
-    Chunks cost one more pass over the inputs, so there are none where a third of the card is busy without; otherwise so many that
-    every multiprocessor has its fill twice over.
+    Chunks cost one more pass over the inputs. There is one chunk if that already occupies a third of the GPU; otherwise there are enough
+    to fill every multiprocessor twice.
     """
     full = _WARPS * _multiprocessors(device)
     if 3 * programs >= full:
@@ -143,9 +98,11 @@ class _Launch:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
 
-def _carried(kernel, run: _Launch, tensors: list[Tensor], strides: list[int], A: Tensor, bias: Tensor, from_last: bool, **flags) -> Tensor:
-    """What enters each chunk, (rows, chunks, N, E): what each adds by itself, and one pass over the chunks."""
-    module, (_, Bt, _, E, N) = kernels(), run.common
+def _carried(
+    kernel: JITFunction, run: _Launch, tensors: Tensors, strides: list[int], A: Tensor, bias: Tensor, from_last: bool, **flags: bool
+) -> Tensor:
+    """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each chunk alone, and one over chunks."""
+    _, Bt, _, E, N = run.common
     ends, sums = run.float32(run.rows, run.chunks, N, E), run.float32(run.rows, run.chunks, E)
 
     def launch(block: int, chunks: int) -> tuple[tuple[int], dict[str, int]]:
@@ -154,31 +111,27 @@ def _carried(kernel, run: _Launch, tensors: list[Tensor], strides: list[int], A:
     grid, tile = launch(_block(_FORWARD_TILE, N, E), run.chunks)
     kernel[grid](*tensors, A, bias, ends, sums, *run.common, run.chunks, run.chunk, *strides, **tile, UNROLL=_UNROLL, **flags)
     grid, tile = launch(min(run.block, 32), 1)
-    module.carry[grid](ends, sums, A, Bt, E, N, run.chunks, int(from_last), **tile, UNROLL=4)
+    _kernels(_FORWARD).carry[grid](ends, sums, A, Bt, E, N, run.chunks, int(from_last), **tile, UNROLL=4)
     return ends
 
 
+def _kernels(name: str) -> ModuleType:
+    return triton_support.load_kernels(name)
+
+
 @torch.library.custom_op("dnadiff::scans", mutates_args=())
-def _scans(
-    u: list[Tensor],
-    delta: list[Tensor],
-    B: list[Tensor],
-    C: list[Tensor],
-    A: Tensor,
-    D: Tensor,
-    bias: Tensor,
-    z: Tensor | None,
-    reverse: bool,
-    keep: bool,
-) -> list[Tensor]:
-    N, module = A.shape[1], kernels()
+def scans(
+    u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, reverse: bool, keep: bool
+) -> Tensors:
+    """Outputs of each direction, and the saved states if `keep`."""
+    N, module = A.shape[1], _kernels(_FORWARD)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_) = (_rows(x) for x in (u, delta, B, C))
     gate, *z_ = _rows([u[0] if z is None else z])
     run = _Launch(u, N, _FORWARD_TILE, reverse)
     spans = -(-u[0].shape[1] // _KEPT)
     y = [x.new_empty(x.shape) for x in u]
     states = run.float32(*_states_shape(u, N, keep))
-    with watch(u[0]):
+    with device_of(u[0]):
         entering = states
         if run.chunks > 1:
             entering = _carried(module.chunk_ends, run, [*u2, *delta2, *B2], [*u_, *delta_, *B_], A, bias, False)
@@ -195,26 +148,17 @@ def _states_shape(u: list[Tensor], N: int, keep: bool) -> tuple[int, ...]:
     return (len(u) * Bt, -(-L // _KEPT), N, E) if keep else (0,)
 
 
-@_scans.register_fake
+@scans.register_fake
 def _(u, delta, B, C, A, D, bias, z, reverse, keep):
     return [*(x.new_empty(x.shape) for x in u), A.new_empty(_states_shape(u, A.shape[1], keep))]
 
 
 @torch.library.custom_op("dnadiff::scans_backward", mutates_args=())
 def _scans_backward(
-    dy: list[Tensor],
-    u: list[Tensor],
-    delta: list[Tensor],
-    B: list[Tensor],
-    C: list[Tensor],
-    A: Tensor,
-    D: Tensor,
-    bias: Tensor,
-    z: Tensor | None,
-    kept: Tensor,
+    dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, kept: Tensor,
     reverse: bool,
-) -> list[Tensor]:
-    (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], kernels(), len(u)
+) -> Tensors:  # fmt: skip
+    (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], _kernels(_BACKWARD), len(u)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_), (dy2, *dy_) = (_rows(x) for x in (u, delta, B, C, dy))
     gate, *z_ = _rows([u[0] if z is None else z])
     run, gated = _Launch(u, N, _BACKWARD_TILE, reverse), z is not None
@@ -222,8 +166,8 @@ def _scans_backward(
     dz = u[0] if z is None else z.new_empty(z.shape)
     dB, dC = run.float32(run.blocks, run.rows, L, N), run.float32(run.blocks, run.rows, L, N)
     dA, dD, dbias = (run.float32(run.rows, run.chunks, *shape) for shape in ((N, E), (E,), (E,)))
-    with watch(u[0]):
-        states, spans = _refine(kept, u2, delta2, B2, C2, A, D, bias, [*u_, *delta_, *B_, *C_], u, reverse)
+    with device_of(u[0]):
+        states, spans = _refine(kept, [u2, delta2, B2, C2], [A, D, bias], [*u_, *delta_, *B_, *C_], u, reverse)
         passed = states
         if run.chunks > 1:
             tensors, strides = [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
@@ -238,13 +182,13 @@ def _scans_backward(
     return [*du, *ddelta, *dB, *dC, dA * _LN2, dD, dbias, *([dz] if gated else [])]
 
 
-def _refine(kept, u2, delta2, B2, C2, A, D, bias, strides, u, reverse) -> tuple[Tensor, int]:
-    """The state in front of every 8 positions from the kept ones in front of every 64, and how many there are of a sequence."""
-    module, (_, L, E), N = kernels(), u[0].shape, A.shape[1]
+def _refine(kept: Tensor, pairs: list[Tensors], small: list[Tensor], strides: list[int], u: Tensors, reverse: bool) -> tuple[Tensor, int]:
+    """The state before every 8 positions, from the saved ones before every 64, and their number per sequence."""
+    (_, L, E), N, (u2, delta2, B2, C2), (A, D, bias) = u[0].shape, small[0].shape[1], pairs, small
     run = _Launch(u, N, _FORWARD_TILE, reverse)
     long, spans = -(-L // _KEPT), -(-L // _SPAN)
     states = run.float32(run.rows, spans, N, E)
-    module.outputs[run.grid(long)](
+    _kernels(_FORWARD).outputs[run.grid(long)](
         *u2, *delta2, *B2, *C2, u2[0], A, D, bias, kept, u2[0], u2[0], states, *run.common, long, _KEPT, spans, *strides, 0, 0,
         **run.tile, SPAN=_SPAN, UNROLL=_UNROLL, CARRIED=True, KEEP=True, WRITE=False, GATED=False,
     )  # fmt: skip
@@ -275,5 +219,5 @@ def _grad(ctx, grads):
     return (*lists, *out[4 * ways : 4 * ways + 3], out[-1] if z else None, None, None)
 
 
-_scans.register_autograd(_grad, setup_context=_save)
+scans.register_autograd(_grad, setup_context=_save)
 _scans_backward.register_autograd(no_second_derivative)

@@ -89,9 +89,9 @@ def check(machine: Machine, report: Report, scan: str) -> None:
 
 def kernel_table(report: Report) -> None:
     """Registers, spills and shared memory of every kernel that was compiled so far."""
-    from dnadiff.kernels import triton_kernels, triton_row_kernels
+    from dnadiff.kernels import triton_gradients, triton_kernels, triton_row_kernels
 
-    for module in (triton_kernels, triton_row_kernels):
+    for module in (triton_kernels, triton_gradients, triton_row_kernels):
         for name, kernel in vars(module).items():
             for cache in getattr(kernel, "device_caches", {}).values():
                 for compiled in cache[0].values():
@@ -268,12 +268,12 @@ def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
         reasons = available_scans()
         if machine.cuda and reasons["triton"]:
             try:
-                select._probe(SCANS["triton"], "cuda")
+                select._probe(SCANS["triton"], torch.device("cuda"))
             except Exception:  # the reason is one line; to mend it takes more
                 traceback.print_exc(file=sys.stdout)
         report.finish()
     for name, reason in reasons.items():
-        print(f"{name}: {reason or SCANS[name].detail()}", flush=True)
+        print(f"{name}: {reason or SCANS[name].description()}", flush=True)
     extensions = dict.fromkeys(("selective_scan_cuda", "causal_conv1d_cuda"), "a process died when they were tried")
     if not machine.cuda:
         extensions = {}

@@ -10,14 +10,13 @@ import lzma
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dnadiff.kernels import portable
+from dnadiff.kernels import SCANS, Backend
 
 
 def extension(name: str, folder: Path | None) -> ModuleType:
@@ -140,31 +139,34 @@ def _check_scan() -> str:
     ]
     inputs = [x.detach().requires_grad_() for x in inputs]
     u, delta, A, B, C, D, bias = inputs
-    theirs = portable.selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, bias, False).mT
+    theirs = SCANS["portable"].selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, bias, False).mT
     return _differ(cuda_scan(*inputs), theirs, inputs)
 
 
 def _check_conv() -> str:
     inputs = [_wave(2, 8, 72), _wave(8, 4), _wave(8)]
     x, weight, bias = inputs
-    return _differ(conv(*inputs), portable.short_conv(x.mT, weight, bias, False).mT, inputs)
+    return _differ(conv(*inputs), SCANS["portable"].short_conv(x.mT, weight, bias, False).mT, inputs)
 
 
-def around(scan: ModuleType) -> SimpleNamespace:
-    """A scan of `dnadiff.kernels` like another one, whose recurrence is mamba-ssm's: transposed, and flipped for the reverse direction."""
-    both: dict[str, Any] = {name: getattr(scan, name) for name in dir(scan) if not name.startswith("_")}
+def around(backend: Backend) -> Backend:
+    """A copy of a back end whose recurrence is mamba-ssm's: transposed, and flipped for the reverse direction."""
 
-    def selective_scan(u, delta, A, B, C, D, bias, reverse):
-        u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
-        y = cuda_scan(u.contiguous(), delta.contiguous(), A, B, C, D, bias).mT
-        return y.flip(1) if reverse else y
+    class Extension(type(backend)):
+        fused_gated_scan = False
 
-    def scans(ahead, back):
-        return selective_scan(*ahead, False), selective_scan(*back, True)
+        def description(self) -> str:
+            return "mamba-ssm's extension"
 
-    both |= {"selective_scan": selective_scan, "scans": scans, "detail": lambda: "mamba-ssm's extension"}
-    both.pop("gated_scan", None)
-    return SimpleNamespace(**both)
+        def selective_scan(self, u, delta, A, B, C, D, delta_bias, reverse):
+            u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
+            y = cuda_scan(u.contiguous(), delta.contiguous(), A, B, C, D, delta_bias).mT
+            return y.flip(1) if reverse else y
+
+        def scans(self, forward, backward):
+            return self.selective_scan(*forward, False), self.selective_scan(*backward, True)
+
+    return Extension()
 
 
 class PublishedMixer(nn.Module):

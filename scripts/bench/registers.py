@@ -21,9 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dnadiff.kernels import triton_kernels, triton_row_kernels, triton_rowwise, triton_scan
+from dnadiff.kernels import SCANS, ScanInputs, triton_gradients, triton_kernels, triton_row_kernels, triton_scan, triton_support
 
-MODULES = {"triton_kernels": triton_kernels, "triton_row_kernels": triton_row_kernels}
+MODULES = {"triton_kernels": triton_kernels, "triton_gradients": triton_gradients, "triton_row_kernels": triton_row_kernels}
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
@@ -98,16 +98,16 @@ def recorded() -> Iterator[list[Launch]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **options: launches.append(Launch(self.kernel, args, options))
 
-    original = triton_rowwise._load
+    original = triton_support.load_kernels
     modules = {
         name: SimpleNamespace(**{key: Record(value) for key, value in vars(module).items() if hasattr(value, "arg_names")})
         for name, module in MODULES.items()
     }
-    triton_rowwise._load = modules.__getitem__
+    triton_support.load_kernels = modules.__getitem__
     try:
         yield launches
     finally:
-        triton_rowwise._load = original
+        triton_support.load_kernels = original
 
 
 def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", L: int = 1024, K: int = 4) -> list[Launch]:
@@ -123,16 +123,17 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
             taps, bias = new(E, K, dtype=torch.float32), new(E, dtype=torch.float32)
             A, rows = new(E, N, dtype=torch.float32), new(1, L, 16 + 2 * N)
             B, C = rows[..., 16 : 16 + N], rows[..., 16 + N :]
-            total, normed = triton_rowwise.add_norm(new(1, L, E, dtype=torch.float32), z, bias, 1e-5)
+            backend = SCANS["triton"]
+            total, normed = backend.add_norm(new(1, L, E, dtype=torch.float32), z, bias, 1e-5)
             if ways == "both":
-                u, u_rev = triton_rowwise.short_convs(x, (taps, bias), (taps, bias))
-                y, y_rev = triton_scan.scans((u, z, A, B, C, bias, bias), (u_rev, z, A, B, C, bias, bias))
-                out = triton_rowwise.gated_sum(y, y_rev, z)
+                u, u_rev = backend.short_convs(x, (taps, bias), (taps, bias))
+                y, y_rev = backend.scans(ScanInputs(u, z, A, B, C, bias, bias), ScanInputs(u_rev, z, A, B, C, bias, bias))
+                out = backend.gated_sum(y, y_rev, z)
             elif ways == "gated":
-                u = triton_rowwise.short_conv(x, taps, bias, False)
-                out = triton_scan.gated_scan(u, new(1, L, E), A, B, C, bias, bias, z)
+                u = backend.short_conv(x, taps, bias, False)
+                out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
             else:
-                out = triton_scan.selective_scan(triton_rowwise.short_conv(x, taps, bias, True), z, A, B, C, bias, bias, True)
+                out = backend.selective_scan(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias, True)
             (out.sum() + total.sum() + normed.sum()).backward()
     finally:
         triton_scan._WARPS = before

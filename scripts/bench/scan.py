@@ -124,7 +124,7 @@ def main() -> None:
     rates = machine_rates()
     print(f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy")
     for name, reason in available_scans().items():
-        print(f"{name}: {reason or SCANS[name].detail()}")
+        print(f"{name}: {reason or SCANS[name].description()}")
     names = sorted((name for name, reason in available_scans().items() if not reason), key=lambda name: name != "portable")
     rows = []
 

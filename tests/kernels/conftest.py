@@ -24,7 +24,7 @@ def scan_inputs() -> Callable[..., list[Tensor]]:
 
 @pytest.fixture
 def values_and_grads() -> Callable[..., list[Tensor]]:
-    """f(*inputs) and the gradients of a fixed weighting of it."""
+    """f(*inputs) and the gradients of a fixed weighted sum of it."""
 
     def run(f: Callable[..., Tensor], inputs: list[Tensor], **kwargs) -> list[Tensor]:
         y = f(*inputs, **kwargs)
@@ -48,16 +48,16 @@ def close() -> Callable[..., None]:
 
 
 @pytest.fixture
-def fresh_choice():
-    """Forgets which scans and products work and which library is loaded, before and after."""
+def clear_caches():
+    """Clears the caches of working scans, working products and the loaded library, before and after."""
 
-    def forget() -> None:
+    def clear() -> None:
         for cached in (select._failure, select._fastest, native.library, cpu_linear._onednn_wins):
             cached.cache_clear()
 
-    forget()
+    clear()
     yield
-    forget()
+    clear()
 
 
 @pytest.fixture(params=["cpu", "portable", "reference"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.kernels import available_scans, build, cpu, linear, narrow_linear, selective_scan
+from dnadiff.kernels import SCANS, available_scans, build, linear, narrow_linear, selective_scan
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def filled_cache(built, empty_cache):
-    """A cache that holds a library of this machine's."""
+    """A cache that contains a library for this machine."""
     empty_cache.mkdir(parents=True, mode=0o700)
     shutil.copy(built, empty_cache)
     return empty_cache
@@ -29,7 +29,7 @@ def filled_cache(built, empty_cache):
 
 @pytest.fixture
 def compiled(built, monkeypatch):
-    """Compiles by copying; counts how often."""
+    """Copies the library instead of compiling; the list has one entry per call."""
     calls = []
 
     def copy(compiler, work):
@@ -56,14 +56,14 @@ def test_processes_that_start_at_once_share_one_library(empty_cache):
     processes = [subprocess.Popen([sys.executable, "-c", script], env=os.environ.copy()) for _ in range(2)]
     assert [p.wait(timeout=100) for p in processes] == [0, 0]
     assert build.load_library().dnadiff_vectors
-    assert list(empty_cache.iterdir()) == libraries(empty_cache) and libraries(empty_cache)  # nothing half-made is left behind
-    # Compilers write the same bytes every time, and so the same name; some put the time in.
+    assert list(empty_cache.iterdir()) == libraries(empty_cache) and libraries(empty_cache)  # no incomplete file is left
+    # Most compilers write the same bytes every time, and so the same name; some include the time.
     assert len(libraries(empty_cache)) == 1 or sys.platform == "darwin"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A library of this machine's, compiled once; tests damage copies of it."""
+    """A library for this machine, compiled once; tests damage copies of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DNADIFF_CACHE", str(tmp_path_factory.mktemp("cache")))
         return Path(build.load_library()._name)
@@ -77,18 +77,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_library_is_noticed_and_replaced(damage, built, filled_cache, compiled):
+def test_a_damaged_library_is_detected_and_replaced(damage, built, filled_cache, compiled):
     (filled_cache / built.name).write_bytes(DAMAGES[damage](built.read_bytes()))
     assert build.load_library().dnadiff_vectors and len(compiled) == 1
     assert [p.read_bytes() == built.read_bytes() for p in libraries(filled_cache)] == [True]
 
 
-def test_a_sound_library_is_not_compiled_again(built, filled_cache, compiled):
+def test_an_intact_library_is_not_compiled_again(built, filled_cache, compiled):
     assert build.load_library()._name == str(filled_cache / built.name)
     assert not compiled
 
 
-def test_another_compiler_processor_source_or_flag_means_another_library(built, filled_cache, compiled, monkeypatch, tmp_path):
+def test_another_compiler_processor_source_or_flag_gives_another_library(built, filled_cache, compiled, monkeypatch, tmp_path):
     (tmp_path / "c++").write_text("#!/bin/sh\necho another version\n")
     (tmp_path / "c++").chmod(0o755)
     changes = [
@@ -128,7 +128,7 @@ def test_a_folder_that_others_may_write_is_not_trusted(mode, built, filled_cache
     assert [m for m in caplog.messages if "for this process alone" in m and str(filled_cache) in m and "chmod go-w" in m]
 
 
-def test_a_planted_library_is_never_loaded(filled_cache, built, compiled, tmp_path):
+def test_a_library_that_others_can_write_is_never_loaded(filled_cache, built, compiled, tmp_path):
     source = tmp_path / "planted.cpp"
     source.write_text(f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/ran", "w")); }}\n')
     subprocess.run([*build.find_compiler(), "-shared", "-fPIC", str(source), "-o", str(tmp_path / "planted.so")], check=True)
@@ -142,7 +142,7 @@ def test_a_planted_library_is_never_loaded(filled_cache, built, compiled, tmp_pa
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])
-def test_what_belongs_to_another_user_is_not_trusted(what, built, filled_cache, compiled, monkeypatch):
+def test_files_of_another_user_are_not_trusted(what, built, filled_cache, compiled, monkeypatch):
     foreign, stat = filled_cache if what == "folder" else filled_cache / built.name, Path.stat
 
     def owned(path, **options):
@@ -155,11 +155,11 @@ def test_what_belongs_to_another_user_is_not_trusted(what, built, filled_cache, 
     assert len(compiled) == 1
 
 
-def test_an_unwritable_folder_is_read_and_does_not_stop_the_kernels(built, filled_cache, compiled, monkeypatch):
+def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cache, compiled, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError("read-only")
 
-    for name in ("unlink", "rename", "mkdir"):  # a user who is root may write everywhere: no folder is read-only to them
+    for name in ("unlink", "rename", "mkdir"):  # root may write everywhere, so permissions alone do not test this
         monkeypatch.setattr(Path, name, refuse)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
@@ -171,7 +171,7 @@ def test_an_unwritable_folder_is_read_and_does_not_stop_the_kernels(built, fille
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_does_not_stop_the_kernels(filled_cache, built, compiled):
+def test_the_kernels_work_from_a_read_only_folder(filled_cache, built, compiled):
     (filled_cache / built.name).write_bytes(b"damaged")
     filled_cache.chmod(0o500)
     try:
@@ -180,21 +180,21 @@ def test_a_read_only_folder_does_not_stop_the_kernels(filled_cache, built, compi
         filled_cache.chmod(0o700)
 
 
-def test_a_file_that_another_process_removes_meanwhile_is_not_missed(filled_cache, compiled, monkeypatch):
+def test_a_file_that_another_process_removes_meanwhile_is_ignored(filled_cache, compiled, monkeypatch):
     glob = Path.glob
     gone = filled_cache / "kernels-gone-gone-gone.so"
     monkeypatch.setattr(Path, "glob", lambda path, pattern: [gone] if pattern.endswith(".so") else glob(path, pattern))
     assert build.load_library().dnadiff_vectors and len(compiled) == 1
 
 
-def test_a_killed_compilation_leaves_nothing_for_long(empty_cache, compiled):
+def test_the_folder_of_a_killed_compilation_is_removed_later(empty_cache, compiled):
     for name, age in (("compiling-old", 2 * build._ABANDONED), ("compiling-new", 5)):
         (empty_cache / name).mkdir(parents=True, mode=0o700)
         (empty_cache / name / "kernels.so").write_bytes(b"half")
         os.utime(empty_cache / name, (time.time() - age,) * 2)
     empty_cache.chmod(0o700)
     build.load_library()
-    assert sorted(p.name for p in empty_cache.glob("compiling-*")) == ["compiling-new"]  # it may still be at work
+    assert sorted(p.name for p in empty_cache.glob("compiling-*")) == ["compiling-new"]  # it may still be running
 
 
 def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monkeypatch, caplog):
@@ -208,26 +208,26 @@ def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monke
     assert "Could not determine home directory" in caplog.text
 
 
-def test_every_source_is_compiled_at_once_and_a_failing_one_is_named(empty_cache, monkeypatch):
-    at_once, most, run = [0], [0], build._run
+def test_sources_are_compiled_in_parallel_and_a_failing_one_is_named(empty_cache, monkeypatch):
+    running, maximum, run = [0], [0], build._run
 
     def counted(command):
-        at_once[0] += 1
-        most[0] = max(most[0], at_once[0])
+        running[0] += 1
+        maximum[0] = max(maximum[0], running[0])
         try:
             return run(command)
         finally:
-            at_once[0] -= 1
+            running[0] -= 1
 
     monkeypatch.setattr(build, "_run", counted)
-    assert build.load_library().dnadiff_vectors and most[0] == len(build._SOURCES)
+    assert build.load_library().dnadiff_vectors and maximum[0] == len(build._SOURCES)
     monkeypatch.setattr(build, "_SOURCES", ("absent.cpp",))
     with pytest.raises(build.CannotCompile, match=r"absent\.cpp"):
         build._compile(build.find_compiler(), empty_cache)
 
 
-def test_without_a_compiler_auto_is_portable_and_a_forced_cpu_fails(
-    fresh_choice, empty_cache, without_compiler, monkeypatch, scan_inputs, caplog
+def test_without_a_compiler_auto_is_portable_and_a_requested_cpu_fails(
+    clear_caches, empty_cache, without_compiler, monkeypatch, scan_inputs, caplog
 ):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     caplog.set_level(logging.INFO, "dnadiff")
@@ -253,13 +253,13 @@ def test_a_compiler_that_does_not_exist_or_fails_is_named(empty_cache, monkeypat
     [("c++ -mno-avx512f", build._EXTRAS), ("c++ -mno-avx", build._EXTRAS), ("c++", (("-march=native", "-pthread"),))],
     ids=["without AVX-512", "without AVX", "without OpenMP"],
 )
-def test_lesser_compilers_and_processors_compute_the_same(
-    command, extras, fresh_choice, empty_cache, monkeypatch, scan_inputs, values_and_grads, close
+def test_other_compilers_and_processors_compute_the_same(
+    command, extras, clear_caches, empty_cache, monkeypatch, scan_inputs, values_and_grads, close
 ):
     monkeypatch.setenv("CXX", command)
     monkeypatch.setattr(build, "_EXTRAS", extras)
     assert available_scans()["cpu"] == ""
-    assert ("AVX" in cpu.detail()) == (command != "c++ -mno-avx")
+    assert ("AVX" in SCANS["cpu"].description()) == (command != "c++ -mno-avx")
     for L, E, N in ((70, 21, 7), (33, 40, 16)):
         expected = values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="reference")
         close(values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="cpu"), expected, 1e-5)

@@ -19,7 +19,7 @@ def inputs(dtype=torch.float32, rows=13, with_bias=True):
 
 @pytest.mark.parametrize("block", [1, 7, 50, 64])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_value_and_gradient_are_those_of_the_logits(block, with_bias):
+def test_value_and_gradient_match_the_plain_computation(block, with_bias):
     results = []
     for call in (plain, lambda *a: linear_log_sum(*a, block=block)):
         given, ids = inputs(torch.float64, with_bias=with_bias)
@@ -30,7 +30,7 @@ def test_value_and_gradient_are_those_of_the_logits(block, with_bias):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
-def test_one_column_may_be_picked_twice():
+def test_a_column_may_be_gathered_twice():
     given, _ = inputs(torch.float64)
     ids = torch.full((13, 2), 3)
     linear_log_sum(*given, ids)[1].sum().backward()
@@ -50,14 +50,14 @@ def test_float32_and_autocast_keep_the_sum_in_float32():
     assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in given)
 
 
-def test_no_rows_have_no_loss_and_no_gradient():
+def test_empty_inputs_give_empty_outputs_and_zero_gradients():
     given, ids = inputs(rows=0)
     log_sum, picked = linear_log_sum(*given, ids)
     (log_sum.sum() + picked.sum()).backward()
     assert log_sum.shape == (0,) and all((x.grad == 0).all() for x in given)
 
 
-def test_nothing_of_the_size_of_the_logits_is_kept_for_the_gradient():
+def test_nothing_as_large_as_the_logits_is_saved_for_the_backward_pass():
     given, ids = inputs()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):

@@ -1,4 +1,4 @@
-"""The gated sum, the norm, the narrow linear map and matrix products: what a mixer does to each position alone."""
+"""The operations on single positions: the gated sum, the norm, the narrow linear map and matrix products."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def normal(*shapes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_gate_is_its_definition_with_and_without_a_second_direction(shape, scan, values_and_grads, close):
+def test_the_gate_matches_its_definition_with_one_and_two_directions(shape, scan, values_and_grads, close):
     expected = values_and_grads(gated_sum, normal(shape, shape, shape, dtype=torch.float64), scan="reference")
     close(values_and_grads(gated_sum, normal(shape, shape, shape), scan=scan), expected, 2e-6)
 
@@ -28,7 +28,7 @@ def test_the_gate_is_its_definition_with_and_without_a_second_direction(shape, s
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_norm_is_its_definition(shape, scan, values_and_grads, close):
+def test_the_norm_matches_its_definition(shape, scan, values_and_grads, close):
     def norm(x, weight, **options):
         return rms_norm(x, weight, 1e-2, **options)
 
@@ -36,7 +36,7 @@ def test_the_norm_is_its_definition(shape, scan, values_and_grads, close):
     close(values_and_grads(norm, normal(shape, shape[-1:]), scan=scan), expected, 1e-5)
 
 
-def test_the_norm_takes_any_number_of_axes_and_ordinary_rounding_only(scan):
+def test_the_norm_accepts_any_number_of_axes_and_matches_pytorch(scan):
     x, weight = (t.detach() for t in normal((2, 3, 5, 64), (64,)))
     torch.testing.assert_close(rms_norm(x, weight, 1e-5, scan=scan), F.rms_norm(x, (64,), weight, 1e-5), rtol=1e-6, atol=1e-6)
     assert torch.equal(rms_norm(x[0, 0, 0], weight, 1e-5, scan=scan), rms_norm(x, weight, 1e-5, scan=scan)[0, 0, 0])
@@ -44,7 +44,7 @@ def test_the_norm_takes_any_number_of_axes_and_ordinary_rounding_only(scan):
 
 @pytest.mark.parametrize("r", R)
 @pytest.mark.parametrize("product", [narrow_linear, linear])
-def test_products_are_their_definition(product, r, scan, values_and_grads, close):
+def test_products_match_their_definition(product, r, scan, values_and_grads, close):
     for Bt, L, E in SHAPES:
         expected = values_and_grads(product, normal((Bt, L, r), (E, r), dtype=torch.float64), scan="reference")
         close(values_and_grads(product, normal((Bt, L, r), (E, r)), scan=scan), expected, 1e-5)
@@ -53,7 +53,7 @@ def test_products_are_their_definition(product, r, scan, values_and_grads, close
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("L", "R", "E"), [(33, 13, 33), (513, 70, 36), (700, 5, 40), (650, 64, 1)])
-def test_gradients_of_weights_are_summed_by_either_library(L, R, E, threads, values_and_grads, close, monkeypatch):
+def test_gradients_of_weights_are_right_with_either_library(L, R, E, threads, values_and_grads, close, monkeypatch):
     expected = values_and_grads(linear, normal((2, L, R), (E, R), dtype=torch.float64), scan="reference")
     before = torch.get_num_threads()
     try:
@@ -65,7 +65,7 @@ def test_gradients_of_weights_are_summed_by_either_library(L, R, E, threads, val
         torch.set_num_threads(before)
 
 
-def test_halves_of_a_product_are_its_halves(scan, values_and_grads, close):
+def test_halves_of_a_product_match_the_product(scan, values_and_grads, close):
     def joined(x, weight, **options):
         first, second = linear_halves(x, weight, **options)
         return first - 2 * second
@@ -74,7 +74,7 @@ def test_halves_of_a_product_are_its_halves(scan, values_and_grads, close):
     close(values_and_grads(joined, normal((2, 33, 9), (22, 9)), scan=scan), expected, 1e-5)
 
 
-def test_slices_and_transposed_inputs_are_read_as_they_are(scan, values_and_grads, close):
+def test_inputs_may_be_slices_or_transposed(scan, values_and_grads, close):
     wide = normal((2, 70, 44))[0].detach()
     y, y_rev, z = wide[..., :22], wide[..., :22].mT.contiguous().mT, wide[..., 22:]
     views, weight, taps = [y, y_rev, z], *normal((22,), (9, 22))
@@ -90,7 +90,7 @@ def test_slices_and_transposed_inputs_are_read_as_they_are(scan, values_and_grad
     close(values_and_grads(everything, leaves([*views, weight, taps]), scan=scan), expected, 1e-5)
 
 
-def test_a_gradient_may_come_expanded(scan):
+def test_incoming_gradients_may_be_expanded(scan):
     for f, inputs in (
         (gated_sum, normal((2, 5, 9), (2, 5, 9), (2, 5, 9))),
         (lambda x, w, scan: rms_norm(x, w, 1e-2, scan=scan), normal((2, 5, 9), (9,))),
@@ -112,7 +112,7 @@ def test_large_gates_neither_overflow_nor_lose_their_gradient(scan):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_any_number_of_threads_sums_the_same_gradients(threads, values_and_grads, close):
+def test_gradients_do_not_depend_on_the_number_of_threads(threads, values_and_grads, close):
     def both(x, weight, taps, **options):
         return narrow_linear(rms_norm(x, weight, 1e-2, **options)[..., :7], taps, **options)
 
@@ -137,7 +137,7 @@ def test_any_number_of_threads_sums_the_same_gradients(threads, values_and_grads
     ],
     ids=["gate", "gate one way", "norm", "narrow", "linear"],
 )
-def test_the_cpu_operators_keep_pytorchs_contract(name, inputs):
+def test_the_cpu_operators_pass_opcheck(name, inputs):
     if name == "linear" and not torch.backends.mkldnn.is_available():
         pytest.skip("PyTorch was built without oneDNN")
     torch.library.opcheck(getattr(torch.ops.dnadiff, name), tuple(inputs))
@@ -154,7 +154,7 @@ def test_a_compiled_function_is_one_graph_with_the_same_gradients(values_and_gra
     close(values_and_grads(compiled, normal(*shapes)), values_and_grads(block, normal(*shapes)), 1e-6)
 
 
-def test_narrow_types_and_autocast_are_pytorchs_own(scan):
+def test_half_precision_and_autocast_are_left_to_pytorch(scan):
     y, z, weight, taps = (x.detach().bfloat16() for x in normal((2, 7, 6), (2, 7, 6), (6,), (5, 6)))
     assert torch.equal(gated_sum(y, y, z, scan=scan), (y + y) * F.silu(z))
     assert torch.equal(rms_norm(y, weight, 1e-5, scan=scan), F.rms_norm(y, (6,), weight, 1e-5))
@@ -168,7 +168,7 @@ def test_tensors_without_storage_have_shapes():
     assert linear(rms_norm(gated_sum(y, y, y), weight, 1e-5), taps).shape == (2, 7, 5)
 
 
-def test_onednn_is_taken_only_where_pytorchs_library_is_slow(monkeypatch):
+def test_onednn_is_used_only_where_the_library_of_pytorch_is_slow(monkeypatch):
     def wins(processor, capability="AVX512"):
         cpu_linear._onednn_wins.cache_clear()
         monkeypatch.setattr(cpu_linear, "_processor", lambda: processor)

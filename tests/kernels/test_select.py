@@ -17,7 +17,6 @@ from dnadiff.kernels import (
     gated_sum,
     linear,
     linear_halves,
-    mamba_ssm,
     narrow_linear,
     native,
     rms_norm,
@@ -27,7 +26,7 @@ from dnadiff.kernels import (
 )
 
 
-def test_every_scan_is_listed_with_its_reason(fresh_choice, monkeypatch):
+def test_every_scan_is_listed_with_its_reason(clear_caches, monkeypatch):
     assert list(available_scans()) == ["cpu", "triton", "mamba_ssm", "portable", "reference"]
     assert available_scans()["portable"] == available_scans()["reference"] == ""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -37,7 +36,7 @@ def test_every_scan_is_listed_with_its_reason(fresh_choice, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mamba_ssm", "triton"])
-def test_a_forced_scan_that_is_not_here_fails_with_its_reason(name, scan_inputs, monkeypatch):
+def test_a_requested_scan_that_cannot_run_fails_with_its_reason(name, scan_inputs, monkeypatch):
     with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run: .*(CUDA|Triton)"):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan=name)
     monkeypatch.setenv("DNADIFF_SCAN", name)
@@ -53,18 +52,18 @@ def test_an_unknown_scan_is_refused_with_the_known_ones(scan_inputs, monkeypatch
         selective_scan(*scan_inputs(1, 3, 2, 2))
 
 
-def test_the_environment_variable_forces_a_scan_and_the_argument_wins(monkeypatch, scan_inputs):
+def test_the_argument_overrides_the_environment_variable(monkeypatch, scan_inputs):
     called = []
-    for name, module in SCANS.items():
-        original = module.selective_scan
-        monkeypatch.setattr(module, "selective_scan", lambda *x, name=name, original=original: called.append(name) or original(*x))
+    for name, backend in SCANS.items():
+        original = backend.selective_scan
+        monkeypatch.setattr(backend, "selective_scan", lambda *x, name=name, original=original: called.append(name) or original(*x))
     monkeypatch.setenv("DNADIFF_SCAN", "reference")
     selective_scan(*scan_inputs(1, 3, 2, 2))
     selective_scan(*scan_inputs(1, 3, 2, 2), scan="portable")
     assert called == ["reference", "portable"]
 
 
-def test_auto_says_once_what_it_took(fresh_choice, monkeypatch, scan_inputs, caplog):
+def test_auto_logs_its_choice_once(clear_caches, monkeypatch, scan_inputs, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     caplog.set_level(logging.INFO, "dnadiff")
     for _ in range(3):
@@ -72,7 +71,7 @@ def test_auto_says_once_what_it_took(fresh_choice, monkeypatch, scan_inputs, cap
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("selective scan: cpu (")
 
 
-def test_a_scan_that_computes_wrongly_is_left_out_with_a_reason(fresh_choice, monkeypatch, scan_inputs, caplog):
+def test_a_scan_with_wrong_results_is_skipped_with_a_reason(clear_caches, monkeypatch, scan_inputs, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda u, *_: 1.5 * u)
     caplog.set_level(logging.INFO, "dnadiff")
@@ -84,14 +83,14 @@ def test_a_scan_that_computes_wrongly_is_left_out_with_a_reason(fresh_choice, mo
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="cpu")
 
 
-def test_float64_goes_to_portable_and_a_forced_cpu_says_why(monkeypatch, scan_inputs):
+def test_float64_goes_to_portable_and_a_requested_cpu_fails_with_the_reason(monkeypatch, scan_inputs):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert select.choose("auto", "cpu", torch.float64) == "portable"
     with pytest.raises(RuntimeError, match="float64 needs scan=portable"):
         selective_scan(*scan_inputs(1, 3, 2, 2, torch.float64), scan="cpu")
 
 
-def test_other_devices_get_the_portable_scan(monkeypatch, fresh_choice):
+def test_other_devices_get_the_portable_scan(monkeypatch, clear_caches):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert select.choose("auto", "cuda", torch.float32) == "portable"
@@ -110,7 +109,7 @@ def test_a_compiled_model_is_one_graph_with_the_same_gradients(scan_inputs, valu
     close(values_and_grads(compiled, scan_inputs(2, 37, 5, 3)), expected, 1e-6)
 
 
-def test_the_first_call_may_come_under_no_grad_or_inference_mode(fresh_choice, scan_inputs, monkeypatch):
+def test_the_first_call_may_be_in_inference_mode(clear_caches, scan_inputs, monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     with torch.inference_mode():
         selective_scan(*scan_inputs(1, 3, 2, 2))
@@ -126,7 +125,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 try:
     torch.func.grad(lambda u: selective_scan(u, *inputs[1:]).sum())(inputs[0])
 except RuntimeError:
-    pass  # PyTorch's function transforms do not know custom operators' gradients
+    pass  # PyTorch's function transforms do not support gradients of custom operators
 """,
     "vmap": """
 torch.vmap(lambda u: selective_scan(u, *inputs[1:]))(inputs[0][None])
@@ -146,14 +145,14 @@ torch.compile(selective_scan, backend="aot_eager")(*inputs)
 
 
 @pytest.mark.parametrize("mode", FIRST_CALLS)
-def test_the_mode_around_the_first_call_does_not_decide_for_the_process(mode, fresh_choice, scan_inputs, monkeypatch):
+def test_the_mode_of_the_first_call_does_not_affect_the_choice(mode, clear_caches, scan_inputs, monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     inputs = [x.detach() for x in scan_inputs(1, 70, 3, 2)]
     exec(FIRST_CALLS[mode], {"torch": torch, "selective_scan": selective_scan, "inputs": inputs})
     assert available_scans()["cpu"] == "" and check_scan("cpu") == "cpu"
 
 
-def test_a_process_that_begins_under_autocast_has_the_cpu_scan():
+def test_a_process_that_starts_under_autocast_has_the_cpu_scan():
     script = f"""
 import torch
 from dnadiff.kernels import available_scans, selective_scan
@@ -166,29 +165,29 @@ assert available_scans()["cpu"] == "", available_scans()["cpu"]
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_probe_runs_on_the_card_of_the_calling_thread(fresh_choice, monkeypatch):
+def test_the_probe_runs_on_the_gpu_of_the_calling_thread(clear_caches, monkeypatch):
     seen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(select, "_probe", lambda module, device: seen.append(device) or [torch.ones(1)])
+    monkeypatch.setattr(select, "_probe", lambda backend, device: seen.append(str(device)) or [torch.ones(1)])
     assert check_scan("mamba_ssm") == "mamba_ssm" and seen == ["cuda:3", "cuda:3"]
 
 
-def test_products_on_a_card_and_elsewhere_may_have_their_own_precision(fresh_choice, monkeypatch):
-    card, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    before, seen = (card.fp32_precision, other.fp32_precision), []
-    monkeypatch.setattr(select, "_probe", lambda module, device: seen.append(other.fp32_precision) or [torch.ones(1)])
+def test_products_on_gpu_and_cpu_may_have_different_precision(clear_caches, monkeypatch):
+    gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before, seen = (gpu.fp32_precision, other.fp32_precision), []
+    monkeypatch.setattr(select, "_probe", lambda backend, device: seen.append(other.fp32_precision) or [torch.ones(1)])
     try:
-        card.fp32_precision, other.fp32_precision = "tf32", "ieee"  # which torch.get_float32_matmul_precision refuses to name
+        gpu.fp32_precision, other.fp32_precision = "tf32", "ieee"  # torch.get_float32_matmul_precision cannot express this
         assert available_scans()["cpu"] == "" and seen == ["ieee"] * len(seen) != []
-        assert (card.fp32_precision, other.fp32_precision) == ("tf32", "ieee")
+        assert (gpu.fp32_precision, other.fp32_precision) == ("tf32", "ieee")
     finally:
-        card.fp32_precision, other.fp32_precision = before
+        gpu.fp32_precision, other.fp32_precision = before
 
 
 def calls(scan):
-    """Every operation, given float32 or bfloat16 tensors."""
+    """Every operation, for float32 or bfloat16 tensors."""
     x, w, square, taps = torch.ones(1, 3, 4), torch.ones(4), torch.ones(4, 4), torch.ones(4, 2)
     yield lambda t: selective_scan(t(x), t(x), -t(square), t(x), t(x), t(w), scan=scan)
     yield lambda t: short_conv(t(x), t(taps), t(w), scan=scan)
@@ -200,7 +199,7 @@ def calls(scan):
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(number, fresh_choice, monkeypatch):
+def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(number, clear_caches, monkeypatch):
     monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda u, *_: 1.5 * u)
     for name, error, message in (
         ("nonsense", ValueError, "unknown scan 'nonsense'"),
@@ -215,20 +214,20 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
 
 
 @pytest.mark.parametrize("name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves"])
-def test_no_operation_escapes_the_probe(name, fresh_choice, monkeypatch):
-    right = getattr(cpu, name)
+def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
+    right = getattr(SCANS["cpu"], name)
 
-    def wrong(*inputs):  # only the last of its columns
+    def wrong(*inputs):  # in the last column alone
         out = right(*inputs)
         first = out[0] if isinstance(out, tuple) else out
         first = torch.cat([first[..., :-1], 1.01 * first[..., -1:]], dim=-1)
         return (first, out[1]) if isinstance(out, tuple) else first
 
-    monkeypatch.setattr(cpu, name, wrong)
+    monkeypatch.setattr(SCANS["cpu"], name, wrong)
     assert "differ from the portable scan's" in available_scans()["cpu"]
 
 
-def test_the_probe_reaches_wide_tiles_and_their_remainders(fresh_choice, monkeypatch):
+def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeypatch):
     library, calls = native.library(), []
 
     class Spy:
@@ -239,11 +238,11 @@ def test_the_probe_reaches_wide_tiles_and_their_remainders(fresh_choice, monkeyp
     for module in (cpu, cpu_linear, sys.modules["dnadiff.kernels.cpu_rowwise"]):
         monkeypatch.setattr(module, "library", Spy)
     assert available_scans()["cpu"] == ""
-    others = {"dnadiff_gather"} if cpu_linear.onednn_wins() else {"dnadiff_gather", "dnadiff_outer_sum"}  # no part of a scan, not in use
+    others = {"dnadiff_gather"} if cpu_linear.onednn_wins() else {"dnadiff_gather", "dnadiff_outer_sum"}  # not part of a scan, or not used
     assert set(native._SIGNATURES) - others <= set(calls)
 
 
-def test_a_wrong_sum_for_the_gradient_of_a_weight_leaves_products_to_pytorch(monkeypatch):
+def test_a_wrong_sum_for_the_gradient_of_a_weight_disables_onednn(monkeypatch):
     cpu_linear._onednn_wins.cache_clear()
     monkeypatch.setattr(cpu_linear, "_processor", lambda: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -256,7 +255,7 @@ def test_a_wrong_sum_for_the_gradient_of_a_weight_leaves_products_to_pytorch(mon
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A module of mamba_ssm's name and of `selective_scan_fn`'s signature in version 2.2, in place of its CUDA kernel."""
+    """A module named mamba_ssm with the signature of `selective_scan_fn` in version 2.2, in place of its CUDA kernel."""
 
     def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
         assert delta_softplus and not return_last_state and z is None
@@ -280,24 +279,24 @@ def test_mamba_ssm_is_called_in_its_layout(reverse, stand_in, scan_inputs, value
         leaves = [*inputs, last] if last is not None else inputs
 
         def ours(*x):
-            return mamba_ssm.selective_scan(*x, *([None] * (7 - len(x))), reverse)
+            return SCANS["mamba_ssm"].selective_scan(*x, *([None] * (7 - len(x))), reverse)
 
         expected = values_and_grads(selective_scan, leaves, reverse=reverse, scan="reference")
         close(values_and_grads(ours, leaves), expected, 1e-5)
 
 
-def test_mamba_ssm_is_taken_on_a_device_where_it_works(fresh_choice, stand_in, scan_inputs, monkeypatch, caplog):
+def test_mamba_ssm_is_chosen_on_a_device_where_it_works(clear_caches, stand_in, scan_inputs, monkeypatch, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     monkeypatch.setattr(SCANS["cpu"], "unsupported", lambda device, dtype: "pretend that the cpu is a CUDA device")
-    monkeypatch.setattr(mamba_ssm, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 3, 2, 2))
     assert caplog.messages == ["selective scan: mamba_ssm (CUDA, flipped for the reverse direction)"]
 
 
-def test_mamba_ssm_that_is_not_installed_says_so(fresh_choice, scan_inputs, monkeypatch):
+def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatch):
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)
-    monkeypatch.setattr(mamba_ssm, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
     assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
     with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install 'dnadiff\[cuda\]'"):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")

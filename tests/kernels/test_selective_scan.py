@@ -19,7 +19,7 @@ FAST = [
 ]
 
 
-def test_published_outputs_and_gradients_come_out(scan, close):
+def test_outputs_and_gradients_match_mamba_ssm(scan, close):
     with safe_open(PARITY, "pt") as file:
         fixture = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         assert isinstance(json.loads(file.metadata()["config"]), dict)
@@ -33,8 +33,8 @@ def test_published_outputs_and_gradients_come_out(scan, close):
 @pytest.mark.parametrize("N", STATES)
 @pytest.mark.parametrize("L", LENGTHS)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_every_scan_agrees_with_the_float64_reference(L, N, reverse, scan_inputs, values_and_grads, close):
-    Bt, E = (1, 3) if L > 2000 else (2, 19)  # the reference's loop is slow, so long ones are narrow
+def test_every_scan_matches_the_float64_reference(L, N, reverse, scan_inputs, values_and_grads, close):
+    Bt, E = (1, 3) if L > 2000 else (2, 19)  # the reference's loop is slow, so long sequences are narrow
     expected = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, torch.float64), reverse=reverse, scan="reference")
     for scan, dtype in FAST:
         ours = values_and_grads(selective_scan, scan_inputs(Bt, L, E, N, dtype), reverse=reverse, scan=scan)
@@ -49,7 +49,7 @@ def second_derivatives(inputs, **options):
 
 @pytest.mark.parametrize("L", [5, 64, 65, 150])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_portable_second_derivatives_are_right_beyond_one_chunk(L, reverse, scan_inputs, close):
+def test_portable_second_derivatives_match_the_reference_across_chunks(L, reverse, scan_inputs, close):
     expected = second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="reference")
     close(second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="portable"), expected, 1e-10)
 
@@ -60,7 +60,7 @@ def test_the_cpu_scan_refuses_a_second_derivative(scan_inputs):
 
 
 @pytest.mark.parametrize("E", [1, 15, 16, 33, 70])
-def test_any_width_and_batch_spread_over_any_number_of_threads(E, scan_inputs, values_and_grads, close):
+def test_results_do_not_depend_on_the_number_of_threads(E, scan_inputs, values_and_grads, close):
     threads = torch.get_num_threads()
     expected = values_and_grads(selective_scan, scan_inputs(3, 40, E, 6, torch.float64), scan="portable")
     try:
@@ -78,7 +78,7 @@ def test_reverse_is_the_scan_of_the_reversed_sequence(scan, scan_inputs):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_padding_leaves_the_state_alone_and_has_no_gradient(scan, reverse, scan_inputs, values_and_grads):
+def test_padding_does_not_change_the_state_and_has_no_gradient(scan, reverse, scan_inputs, values_and_grads):
     inputs = scan_inputs(2, 70, 5, 3)
     keep = torch.ones(70, dtype=torch.bool)
     keep[[0, 11, 12, 40, 69]] = False
@@ -91,7 +91,7 @@ def test_padding_leaves_the_state_alone_and_has_no_gradient(scan, reverse, scan_
     assert grads[1][:, ~keep].eq(0).all() and grads[3][:, ~keep].eq(0).all()
 
 
-def test_strong_and_weak_decay_stay_exact(scan, scan_inputs, values_and_grads, close):
+def test_strong_and_weak_decay_keep_their_precision(scan, scan_inputs, values_and_grads, close):
     def decays(dtype):
         inputs = scan_inputs(1, 130, 6, 4, dtype)
         with torch.no_grad():
@@ -104,7 +104,7 @@ def test_strong_and_weak_decay_stay_exact(scan, scan_inputs, values_and_grads, c
     close(values_and_grads(selective_scan, decays(torch.float32), scan=scan), expected, 1e-5)
 
 
-def test_bias_may_be_absent(scan, scan_inputs, values_and_grads, close):
+def test_bias_is_optional(scan, scan_inputs, values_and_grads, close):
     *inputs, bias = scan_inputs(2, 33, 7, 3)
     expected = values_and_grads(selective_scan, [*inputs, torch.zeros_like(bias).requires_grad_()], scan="reference")[:-1]
     close(values_and_grads(selective_scan, inputs, scan=scan), expected, 1e-5)
@@ -125,7 +125,7 @@ def test_half_precision_is_computed_in_float32(scan, scan_inputs):
     torch.testing.assert_close(y, selective_scan(*(x.float() for x in inputs), scan="reference").bfloat16(), rtol=8e-3, atol=1e-4)
 
 
-def test_autocast_changes_nothing(scan, scan_inputs):
+def test_autocast_does_not_change_the_result(scan, scan_inputs):
     inputs = scan_inputs(2, 40, 8, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = selective_scan(*inputs, scan=scan)
@@ -133,7 +133,7 @@ def test_autocast_changes_nothing(scan, scan_inputs):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_portable_gradients_are_those_of_finite_differences(reverse, scan_inputs, monkeypatch):
+def test_portable_gradients_match_finite_differences(reverse, scan_inputs, monkeypatch):
     monkeypatch.setattr("dnadiff.kernels.portable._LONGEST", 3)  # 7 positions: three chunks, whose carries make two
     inputs = scan_inputs(2, 11, 2, 2, torch.float64)
     assert torch.autograd.gradcheck(lambda *x: selective_scan(*x, reverse=reverse, scan="portable"), inputs)
@@ -141,13 +141,25 @@ def test_portable_gradients_are_those_of_finite_differences(reverse, scan_inputs
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("test_utils", [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")])
-def test_the_cpu_operator_keeps_pytorchs_contract(reverse, test_utils, scan_inputs):
+def test_the_cpu_operator_passes_opcheck(reverse, test_utils, scan_inputs):
     *inputs, bias = scan_inputs(2, 35, 5, 3)
     for last in (bias, None):
         torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True), test_utils=test_utils)
 
 
-def test_no_scan_but_the_reference_saves_all_states(scan_inputs):
+@pytest.mark.parametrize("E", [1, 5, 8, 9, 16, 21])
+def test_the_cpu_operator_returns_no_uninitialized_memory(E, scan_inputs):
+    inputs = [x.detach() for x in scan_inputs(2, 35, E, 3)]
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        outputs = torch.ops.dnadiff.selective_scan(*inputs, False, True)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(x.isfinite().all() for x in outputs)
+
+
+def test_only_the_reference_saves_all_states(scan_inputs):
     Bt, L, E, N = 2, 256, 16, 16
     for scan in ("cpu", "portable"):
         sizes = []
@@ -157,7 +169,7 @@ def test_no_scan_but_the_reference_saves_all_states(scan_inputs):
 
 
 class Trace(TorchDispatchMode):
-    """Counts operations and remembers the largest tensor made."""
+    """Counts operations and records the largest tensor."""
 
     def __init__(self):
         super().__init__()
@@ -172,13 +184,13 @@ class Trace(TorchDispatchMode):
         return out
 
 
-def test_portable_never_makes_all_states_and_loops_no_more_for_longer_sequences(scan_inputs, values_and_grads):
+def test_portable_never_allocates_all_states_and_its_loop_does_not_grow_with_length(scan_inputs, values_and_grads):
     calls = []
     for L in (512, 2048):
         inputs = scan_inputs(1, L, 16, 16)
         with Trace() as trace:
             values_and_grads(selective_scan, inputs, scan="portable")
-        assert trace.largest <= L * 16  # of the 256 L that all states would be
+        assert trace.largest <= L * 16  # all states would be 256 L
         calls.append(trace.calls)
     assert calls[1] < 1.2 * calls[0]
 
@@ -197,24 +209,24 @@ def test_a_wrong_shape_is_named(scan_inputs):
         selective_scan(u[0], delta, A, B, C, D, bias)
 
 
-def test_saved_states_may_come_back_at_any_address(scan_inputs, values_and_grads, close):
-    def elsewhere(saved):
+def test_saved_states_may_be_restored_at_any_address(scan_inputs, values_and_grads, close):
+    def moved(saved):
         room = torch.empty(saved.numel() + 1)
         return room[1:].view(saved.shape).copy_(saved)  # four bytes beyond an aligned address
 
     inputs = scan_inputs(2, 70, 32, 16)
     expected = values_and_grads(selective_scan, inputs, scan="cpu")
-    with torch.autograd.graph.saved_tensors_hooks(elsewhere, lambda saved: saved):
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda saved: saved):
         close(values_and_grads(selective_scan, inputs, scan="cpu"), expected, 1e-7)
 
 
-def test_forward_mode_is_refused_where_it_would_count_as_a_constant(scan_inputs):
+def test_forward_mode_differentiation_is_refused(scan_inputs):
     inputs = [x.detach() for x in scan_inputs(1, 5, 3, 2)]
     with pytest.raises(NotImplementedError, match="scan=reference"):
         torch.func.jvp(lambda u: selective_scan(u, *inputs[1:], scan="cpu"), (inputs[0],), (inputs[0],))
 
 
-def test_whole_numbers_are_refused(scan_inputs):
+def test_integers_are_refused(scan_inputs):
     u, *others = scan_inputs(1, 3, 2, 2)
     with pytest.raises(ValueError, match=r"u has type torch\.int64, expected float32"):
         selective_scan(u.long(), *others)

@@ -23,13 +23,13 @@ def mirrored(x, weight, bias):
 
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("L", "E"), [(1, 3), (3, 16), (64, 19), (200, 5)])
-def test_values_and_gradients_are_those_of_a_plain_convolution(K, L, E, scan, values_and_grads, close):
+def test_values_and_gradients_match_a_plain_convolution(K, L, E, scan, values_and_grads, close):
     for reverse, definition in ((False, plain), (True, mirrored)):
         expected = values_and_grads(definition, inputs(2, L, E, K, torch.float64))
         close(values_and_grads(short_conv, inputs(2, L, E, K), reverse=reverse, scan=scan), expected, 2e-5)
 
 
-def test_output_sees_the_past_or_with_reverse_the_future(scan):
+def test_output_depends_on_the_past_or_with_reverse_on_the_future(scan):
     x, weight, bias = torch.zeros(1, 9, 1), torch.tensor([[1.0, 2.0, 4.0]]), torch.zeros(1)
     x[0, 4] = 1.0
     one, two, four = F.silu(torch.tensor([1.0, 2.0, 4.0])).tolist()
@@ -45,7 +45,7 @@ def test_large_inputs_neither_overflow_nor_lose_their_gradient(scan):
     assert x.grad.flatten().tolist() == pytest.approx([0, 1, 0, 1], abs=1e-6)
 
 
-def test_half_of_a_wider_tensor_is_read_in_place(scan, values_and_grads, close):
+def test_a_slice_of_channels_is_accepted(scan, values_and_grads, close):
     wide = torch.randn(2, 70, 22, generator=torch.Generator().manual_seed(0))
     _, weight, bias = inputs(2, 70, 11, 4)
     for half in wide.chunk(2, dim=-1):
@@ -54,7 +54,7 @@ def test_half_of_a_wider_tensor_is_read_in_place(scan, values_and_grads, close):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_any_number_of_threads_sums_the_same_gradients(threads, values_and_grads, close):
+def test_gradients_do_not_depend_on_the_number_of_threads(threads, values_and_grads, close):
     expected = values_and_grads(plain, inputs(3, 150, 35, 4, torch.float64))
     before = torch.get_num_threads()
     try:
@@ -64,18 +64,18 @@ def test_any_number_of_threads_sums_the_same_gradients(threads, values_and_grads
         torch.set_num_threads(before)
 
 
-def test_portable_gradients_are_those_of_finite_differences():
+def test_portable_gradients_match_finite_differences():
     for reverse in (False, True):
         arguments = inputs(2, 5, 2, 3, torch.float64)
         assert torch.autograd.gradcheck(lambda *x, r=reverse: short_conv(*x, reverse=r, scan="portable"), arguments)
 
 
-def test_the_cpu_operator_keeps_pytorchs_contract():
+def test_the_cpu_operator_passes_opcheck():
     for reverse in (False, True):
         torch.library.opcheck(torch.ops.dnadiff.short_conv, (*inputs(2, 70, 5, 4), reverse))
 
 
-def test_bfloat16_comes_back_as_bfloat16(scan):
+def test_bfloat16_inputs_give_bfloat16_outputs(scan):
     x, weight, bias = inputs(2, 20, 6, 4)
     y = short_conv(x.bfloat16(), weight, bias, scan=scan)
     assert y.dtype == torch.bfloat16
@@ -88,6 +88,6 @@ def test_wrong_shapes_are_refused():
         short_conv(x, weight[:5], bias)
 
 
-def test_a_filter_that_the_kernel_has_no_room_for_is_computed_all_the_same(close):
+def test_a_filter_that_is_too_long_for_the_kernel_is_left_to_pytorch(close):
     x, weight, bias = torch.randn(2, 12, 5), torch.randn(5, 9), torch.randn(5)
     close([short_conv(x, weight, bias, scan="cpu")], [short_conv(x.double(), weight.double(), bias.double(), scan="reference")], 1e-5)

@@ -1,4 +1,4 @@
-"""The Triton scan without a GPU: its numbers by Triton's interpreter, in a process of its own, and its kernels compiled ahead of time.
+"""The Triton back end without a GPU: results from Triton's interpreter, in a separate process, and kernels compiled ahead of time.
 
 With a CUDA device the same cases run there (`-m gpu`).
 """
@@ -16,11 +16,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from dnadiff.kernels import SCANS, available_scans, select, selective_scan, triton_rowwise, triton_scan
+from dnadiff.kernels import SCANS, available_scans, select, selective_scan, triton_scan, triton_support
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux: pip install triton)")
-# Of networks in half precision the error over that of the portable scan, which rounds too. Others: 1e-5, gradients 1e-4.
+# For networks in half precision: the error relative to that of the portable scan, which also rounds. Others: 1e-5, gradients 1e-4.
 HALF = {"bfloat16": 1e-2, "float16": 2e-3, "network under autocast": 1.5, "network of bfloat16": 1.5}
 
 
@@ -51,14 +51,14 @@ def small(name: str, errors: list[float]) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("name", QUICK)
-def test_interpreted_kernels_agree_with_the_float64_reference(name):
+def test_interpreted_kernels_match_the_float64_reference(name):
     small(name, interpreted(*QUICK)[name])
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
-def test_more_interpreted_kernels_agree_with_the_float64_reference(name):
+def test_more_interpreted_kernels_match_with_the_float64_reference(name):
     small(name, interpreted(name)[name])
 
 
@@ -66,16 +66,16 @@ def test_more_interpreted_kernels_agree_with_the_float64_reference(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", [*QUICK, *MORE])
-def test_on_a_gpu_they_agree_with_the_float64_reference(name, monkeypatch):
-    for constant in ("_WARPS", "_KEPT"):  # the cases set the first; put back afterwards
+def test_kernels_on_a_gpu_match_the_float64_reference(name, monkeypatch):
+    for constant in ("_WARPS", "_KEPT"):  # set by the cases, restored afterwards
         monkeypatch.setattr(triton_scan, constant, getattr(triton_scan, constant))
-    monkeypatch.setattr(select, "_failure", select._failure)  # which networks' cases replace
+    monkeypatch.setattr(select, "_failure", select._failure)  # replaced by the cases of networks
     small(name, cases.run(name, "cuda"))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_triton_is_taken(monkeypatch):
+def test_triton_is_chosen_on_a_gpu(monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert available_scans()["triton"] == "" and select.choose("auto", "cuda", torch.float32) == "triton"
 
@@ -95,8 +95,8 @@ def test_every_kernel_builds_for_hopper(registers):
 
 
 def kernels_of(module: ModuleType) -> set[str]:
-    helpers = {"_softplus", "_place", "_either", "_read", "_sigmoid", "_at", "_before_silu", "_conv_gradients"}
-    return {name for name, value in vars(module).items() if hasattr(value, "arg_names")} - helpers
+    """The kernels of a module that are launched: device functions have no sizes that change from call to call."""
+    return {name for name, value in vars(module).items() if hasattr(value, "arg_names") and value.do_not_specialize}
 
 
 @needs_triton
@@ -104,8 +104,8 @@ def kernels_of(module: ModuleType) -> set[str]:
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("ways", ["both", "back", "gated"])
-def test_every_specialisation_of_a_real_width_builds_and_hardly_spills(registers, ways, dtype, arch):
-    for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 begin at no multiple of 16
+def test_every_specialization_of_a_real_width_builds_with_few_spills(registers, ways, dtype, arch):
+    for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 do not start at multiples of 16
         for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
             built = launch.build(arch)
             assert built.spilled <= (600 if launch.kernel.__name__ == "gradients" else 128), (launch.name(), built.spilled)
@@ -132,7 +132,7 @@ def test_offsets_beyond_two_billion_are_computed_in_64_bits(registers):
     assert all("x1xi32>" in line for line in products if "tensor<" in line)  # state times channels, alone
 
 
-def test_sequences_are_cut_where_they_do_not_fill_the_card(monkeypatch):
+def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
     monkeypatch.setattr(triton_scan, "_multiprocessors", lambda device: 132)
     device = torch.device("cpu")
     assert triton_scan._cut(1024, 1024, device) == (1, 1024)
@@ -142,32 +142,32 @@ def test_sequences_are_cut_where_they_do_not_fill_the_card(monkeypatch):
     assert triton_scan._cut(8, 100, device) == (1, 128)
 
 
-def test_what_is_missing_or_too_old_is_the_reason(monkeypatch, fresh_choice):
-    triton_rowwise._load.cache_clear()
+def test_a_missing_or_old_triton_or_gpu_is_the_reason(monkeypatch, clear_caches):
+    triton_support.load_kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(RuntimeError, match=r"Triton is not installed .*pip install 'dnadiff\[triton\]'"):
-        triton_rowwise.kernels()
+        triton_support.load_kernels("triton_kernels")
     old = ModuleType("triton")
     old.__version__ = "2.1.0"
     monkeypatch.setitem(sys.modules, "triton", old)
     with pytest.raises(RuntimeError, match=r"Triton 2\.1\.0 is too old, 3\.6 or later is needed"):
-        triton_rowwise.kernels()
+        triton_support.load_kernels("triton_kernels")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(RuntimeError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0 or later"):
-        triton_rowwise._check_card(torch.device("cuda", 0))
-    triton_rowwise._load.cache_clear()
-    triton_rowwise._check_card.cache_clear()
+        triton_support.check_gpu(torch.device("cuda", 0))
+    triton_support.load_kernels.cache_clear()
+    triton_support.check_gpu.cache_clear()
 
 
 def test_float64_and_other_devices_are_refused():
-    assert "float64 needs scan=portable" in triton_scan.unsupported("cuda", torch.float64)
-    assert "needs a CUDA device" in triton_scan.unsupported("cpu", torch.float32)
+    assert "float64 needs scan=portable" in SCANS["triton"].unsupported("cuda", torch.float64)
+    assert "needs a CUDA device" in SCANS["triton"].unsupported("cpu", torch.float32)
 
 
-def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeypatch, fresh_choice, scan_inputs, caplog):
+def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeypatch, clear_caches, scan_inputs, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(SCANS["cpu"], "too_many_states", triton_scan.too_many_states, raising=False)
+    monkeypatch.setattr(SCANS["cpu"], "too_many_states", SCANS["triton"].too_many_states)
     select._say_once.cache_clear()
     caplog.set_level(logging.WARNING, "dnadiff")
     inputs = scan_inputs(1, 3, 2, 65)

@@ -1,4 +1,4 @@
-"""Cases of the Triton kernels, run by `test_triton.py`: on a GPU directly, without one in a process of its own by Triton's interpreter.
+"""Cases of the Triton kernels for `test_triton.py`: run on a GPU, or without one by Triton's interpreter in a separate process.
 
 TRITON_INTERPRET=1 python tests/kernels/triton_cases.py NAME ...     # prints {name: largest error of outputs and gradients}
 """
@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import composed, portable, reference, triton_rowwise, triton_scan
+from dnadiff.kernels import SCANS as BACKENDS
+from dnadiff.kernels import ScanInputs, triton_rowwise, triton_scan
 
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
+TRITON, PORTABLE, REFERENCE = BACKENDS["triton"], BACKENDS["portable"], BACKENDS["reference"]
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 # name: (way, Bt, L, E, N, type of the large inputs, chunks)
 SCANS = {
@@ -80,24 +82,26 @@ def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: 
         inputs += [u.to(dtype), delta[:, :L].to(dtype), -A.exp(), B, C, D, bias]
     z = random(device, (Bt, L, E, 1))[0][..., 0].to(dtype)
     if way == "both":
-        return differences(lambda *x: triton_scan.scans(x[:7], x[7:]), lambda *x: composed.scans(reference, x[:7], x[7:]), inputs)
+        ours, theirs = (lambda *x, by=by: by.scans(ScanInputs(*x[:7]), ScanInputs(*x[7:])) for by in (TRITON, REFERENCE))
+        return differences(ours, theirs, inputs)
     if way == "gated":
-        ours, theirs = triton_scan.gated_scan, lambda *x: composed.gated_scan(reference, *x)
-        return differences(lambda *x: (ours(*x),), lambda *x: (theirs(*x),), [*inputs, z])
+        ours, theirs = (lambda *x, by=by: (by.gated_scan(ScanInputs(*x[:7]), x[7]),) for by in (TRITON, REFERENCE))
+        return differences(ours, theirs, [*inputs, z])
     reverse = way == "back"
-    return differences(lambda *x: (triton_scan.selective_scan(*x, reverse),), lambda *x: (reference.selective_scan(*x, reverse),), inputs)
+    ours, theirs = (lambda *x, by=by: (by.selective_scan(*x, reverse),) for by in (TRITON, REFERENCE))
+    return differences(ours, theirs, inputs)
 
 
 def published(device: str) -> list[float]:
     """The outputs and gradients that mamba-ssm computes."""
-    from safetensors import safe_open  # which a machine with a GPU may lack, as all else here does without
+    from safetensors import safe_open  # imported late: a machine with a GPU may not have it
 
     triton_scan._WARPS = 10**6
     with safe_open(PARITY, "pt") as file:
         fixture = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
     fixture = {name: x.mT.contiguous() if x.dim() == 3 and name != "last_state" else x for name, x in fixture.items()}
     inputs = [fixture[name].requires_grad_() for name in (*NAMES, "z")]
-    out = triton_scan.gated_scan(*inputs)
+    out = TRITON.gated_scan(ScanInputs(*inputs[:7]), inputs[7])
     grads = torch.autograd.grad(out, inputs, fixture["dout"])
     expected = [fixture["out"], *(fixture[f"grad_{name}"] for name in (*NAMES, "z"))]
     return [float((x.detach() - y).abs().max() / y.abs().max()) for x, y in zip([out, *grads], expected, strict=True)]
@@ -109,16 +113,16 @@ def rowwise(name: str, device: str) -> list[float]:
     x = x[..., E:]
     if name == "convolutions":
 
-        def both(module):
-            return lambda x, w, b, v, c: module(x, (w, b), (v, c))
+        def both(backend):
+            return lambda x, w, b, v, c: backend.short_convs(x, (w, b), (v, c))
 
         inputs = [x, taps, weight, back, weight.flip(0)]
-        return differences(both(triton_rowwise.short_convs), both(lambda *a: composed.short_convs(reference, *a)), inputs)
+        return differences(both(TRITON), both(REFERENCE), inputs)
     ours, theirs, inputs = {
-        "one convolution": (triton_rowwise.short_conv, reference.short_conv, [y, taps, weight]),
-        "gate": (triton_rowwise.gated_sum, reference.gated_sum, [y, z, x]),
-        "norm": (triton_rowwise.rms_norm, reference.rms_norm, [x, weight]),
-        "norm after addition": (triton_rowwise.add_norm, lambda *a: composed.add_norm(reference, *a), [y, x, weight]),
+        "one convolution": (TRITON.short_conv, REFERENCE.short_conv, [y, taps, weight]),
+        "gate": (TRITON.gated_sum, REFERENCE.gated_sum, [y, z, x]),
+        "norm": (TRITON.rms_norm, REFERENCE.rms_norm, [x, weight]),
+        "norm after addition": (TRITON.add_norm, REFERENCE.add_norm, [y, x, weight]),
     }[name]
     more = {"one convolution": [True]}.get(name, [1e-2] if "norm" in name else [])
     as_tuple = (lambda f: lambda *a: f(*a, *more)) if name == "norm after addition" else (lambda f: lambda *a: (f(*a, *more),))
@@ -128,7 +132,7 @@ def rowwise(name: str, device: str) -> list[float]:
 def network(name: str, device: str) -> list[float]:
     """Bidirectional networks and one of one direction, against the portable scan in float32: features and gradients of all weights.
 
-    In half precision both round: what comes back is the kernels' error over the portable scan's, root mean squares over all tensors.
+    In half precision both round: the result is the error of the kernels over that of the portable scan, root mean squares over all tensors.
     """
     from dnadiff.backbone.caduceus import Caduceus
     from dnadiff.backbone.caduceus_ps import CaduceusPS
@@ -137,7 +141,7 @@ def network(name: str, device: str) -> list[float]:
     from dnadiff.vocab import Vocab
 
     tile(device == "cpu", chunks=False)
-    select._failure = lambda name: ""  # the probe takes the interpreter a minute
+    select._failure = lambda name: ""  # the interpreter would need a minute for the probe
     errors, vocab = [], Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
     ids = torch.randint(7, 11, (2, 6), generator=torch.Generator().manual_seed(0)).to(device)
     valid = torch.ones(2, 6, dtype=torch.bool, device=device)
@@ -170,7 +174,7 @@ def network(name: str, device: str) -> list[float]:
 
 
 def calls(device: str) -> list[float]:
-    """Ways to call it: gradients of some inputs or one output alone, inputs in other layouts and types, checkpointing; against portable.
+    """Calls with gradients of some inputs or one output alone, inputs in other layouts and types, and checkpointing; against portable.
 
     A second derivative must be refused, not be wrong.
     """
@@ -190,10 +194,10 @@ def calls(device: str) -> list[float]:
         errors.extend(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(*pairs))
 
     def ours(*inputs: Tensor) -> Tensor:
-        return triton_scan.selective_scan(*inputs, False)
+        return TRITON.selective_scan(*inputs, False)
 
     def theirs(*inputs: Tensor) -> Tensor:
-        return portable.selective_scan(*inputs, False)
+        return PORTABLE.selective_scan(*inputs, False)
 
     for i in range(7):
         compare(ours, theirs, x, [i])
@@ -202,19 +206,20 @@ def calls(device: str) -> list[float]:
     for inputs in (columns, repeated):
         compare(ours, theirs, inputs, list(range(7)))
     apart = [x[0], x[2].repeat(1, 2), torch.stack([x[5], x[6]], -1)[:, 0]]  # a bias whose entries are not neighbours
-    compare(lambda *a: triton_rowwise.short_conv(*a, False), lambda *a: portable.short_conv(*a, False), apart, [0, 1, 2])
+    compare(lambda *a: TRITON.short_conv(*a, False), lambda *a: PORTABLE.short_conv(*a, False), apart, [0, 1, 2])
     compare(lambda *a: checkpoint(ours, *a, use_reentrant=False), theirs, x, list(range(7)))
     for i in range(2):  # one of two directions used, and types that differ between them
-        compare(lambda *a: triton_scan.scans(a, a)[i], lambda *a: composed.scans(portable, a, a)[i], x, list(range(7)))  # noqa: B023
+        one, other = (lambda *a, i=i, by=by: by.scans(ScanInputs(*a), ScanInputs(*a))[i] for by in (TRITON, PORTABLE))
+        compare(one, other, x, list(range(7)))
     other = [t.bfloat16() for t in x]
-    y, y_rev = triton_scan.scans(x, other)
+    y, y_rev = TRITON.scans(ScanInputs(*x), ScanInputs(*other))
     assert y.dtype == torch.float32 and y_rev.dtype == torch.bfloat16
     errors.append(float((y - theirs(*x)).abs().max() / y.abs().max()))
     refused = []
     for f in (
         ours,
-        lambda u, z, *_: triton_rowwise.gated_sum(u, None, z),
-        lambda u, delta, A, B, C, D, _: triton_rowwise.rms_norm(u, D, 1e-2),
+        lambda u, z, *_: TRITON.gated_sum(u, None, z),
+        lambda u, delta, A, B, C, D, _: TRITON.rms_norm(u, D, 1e-2),
     ):
         leaves = [t.detach().requires_grad_() for t in x]
         (first,) = torch.autograd.grad(f(*leaves).square().sum(), leaves[:1], create_graph=True)
@@ -227,31 +232,31 @@ def calls(device: str) -> list[float]:
 
 
 def operators(device: str) -> list[float]:
-    """What PyTorch checks of a custom operator: schema, gradients, and that shapes and types known without computing are the computed ones."""
+    """PyTorch's checks of a custom operator: schema, gradients, and that the shapes and types of the fake implementation are right."""
     tile(device == "cpu", chunks=False)
     u, delta, z, B, C, A, D, taps = random(device, *[(1, 3, 2)] * 3, *[(1, 3, 4)] * 2, (4, 2), (2,), (4, 2))
     one, every = (A[None], D[None], D[None]), torch.library.opcheck
     half = [x.bfloat16().requires_grad_() for x in (u, delta, z, B, C)]
     leaves = [x.requires_grad_() for x in (u, delta, z, B, C, taps, D)]
     u, delta, z, B, C, taps, weight = leaves
-    every(triton_scan._scans, ([u], [delta], [B], [C], *one, z, False, True))
+    every(triton_scan.scans, ([u], [delta], [B], [C], *one, z, False, True))
     every(
-        triton_scan._scans,
+        triton_scan.scans,
         ([half[0]] * 2, [half[1]] * 2, [half[3]] * 2, [half[4]] * 2, *(torch.cat([p, p]) for p in one), None, False, True),
     )
     without = [[x.detach()] for x in (u, delta, B, C)]
-    every(triton_scan._scans, (*without, *one, None, True, False), test_utils=("test_schema", "test_faketensor"))
-    every(triton_rowwise._convs, (half[0], taps, weight, taps, weight))
-    every(triton_rowwise._convs, (u, None, None, taps, weight))
-    every(triton_rowwise._gate, (half[0], half[1], half[2]))
-    every(triton_rowwise._gate, (u, None, z))
-    every(triton_rowwise._norm, (u, half[0], weight, 1e-2, torch.bfloat16))
-    every(triton_rowwise._norm, (half[0], None, weight.detach().bfloat16().requires_grad_(), 1e-2, torch.bfloat16))
+    every(triton_scan.scans, (*without, *one, None, True, False), test_utils=("test_schema", "test_faketensor"))
+    every(triton_rowwise.convs, (half[0], taps, weight, taps, weight))
+    every(triton_rowwise.convs, (u, None, None, taps, weight))
+    every(triton_rowwise.gate, (half[0], half[1], half[2]))
+    every(triton_rowwise.gate, (u, None, z))
+    every(triton_rowwise.norm, (u, half[0], weight, 1e-2, torch.bfloat16))
+    every(triton_rowwise.norm, (half[0], None, weight.detach().bfloat16().requires_grad_(), 1e-2, torch.bfloat16))
     return [0.0]
 
 
 def compiled(device: str) -> list[float]:
-    """A network whose blocks are compiled, each one graph, against itself before: with and without autocast."""
+    """A network with compiled blocks, one graph each, against the same network without: with and without autocast."""
     from dnadiff.backbone.caduceus import Caduceus
     from dnadiff.kernels import select
     from dnadiff.vocab import Vocab
@@ -272,7 +277,7 @@ def compiled(device: str) -> list[float]:
     pairs = [*zip(found[0], found[2], strict=True), *zip(found[1], found[3], strict=True)]
     errors = [float((x - y).norm() / y.norm().clamp_min(1e-6)) for x, y in pairs]
     half = len(found[0])
-    return [*errors[:half], max(errors[half:]) / 1e3]  # under autocast products may be rounded elsewhere
+    return [*errors[:half], max(errors[half:]) / 1e3]  # under autocast products may be rounded at other points
 
 
 NETWORKS = ("network", "network of both strands", "network under autocast", "network of bfloat16")
@@ -290,7 +295,7 @@ def run(name: str, device: str) -> list[float]:
     if name == "portable's probe":
         from dnadiff.kernels import select
 
-        pairs = zip(select._probe(triton_scan, device), select._probe(portable, device), strict=True)
+        pairs = zip(*(select._probe(by, torch.device(device)) for by in (TRITON, PORTABLE)), strict=True)
         return [float((x - y).abs().max() / (1e-6 + y.abs().max())) for x, y in pairs]
     if name in OTHERS[2:]:
         return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[name](device)
@@ -299,8 +304,8 @@ def run(name: str, device: str) -> list[float]:
     return published(device) if name == "published" else rowwise(name, device)
 
 
-def mend_interpreter() -> None:
-    """Triton 3.6's interpreter takes arrays of one element for numbers, which NumPy 2.4 refuses, and cuts bfloat16 off where cards round."""
+def patch_interpreter() -> None:
+    """Fixes Triton 3.6's interpreter: it uses arrays of one element as numbers, which NumPy 2.4 refuses, and truncates to bfloat16 where GPUs round."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -325,7 +330,7 @@ def mend_interpreter() -> None:
 if __name__ == "__main__":
     on = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
     if on == "cpu":
-        mend_interpreter()
+        patch_interpreter()
     chosen = sys.argv[1:] or [*SCANS, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
     found = {name: run(name, on) for name in chosen}
     print(json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()}))

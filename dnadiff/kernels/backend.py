@@ -1,0 +1,114 @@
+"""The contract of a kernel back end: what every implementation of the mixer's operations computes.
+
+`select` lists the back ends and chooses one; `facade` checks arguments and calls it. To add one, derive a class here and add it to `SCANS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # what a back end with `keeps_dtype` reads without conversion
+
+
+class ScanInputs(NamedTuple):
+    """The arguments of `dnadiff.kernels.selective_scan`, as one value."""
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    delta_bias: Tensor | None = None
+
+
+class Backend(ABC):
+    """One implementation ("scan") of the operations in `dnadiff.kernels.facade`, which documents arguments and results.
+
+    Shapes are checked by the facade. All operations are differentiable. Four operations combine others and have a default.
+
+    Attributes:
+        keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them to float32.
+        fused_gated_scan: `gated_scan` is one kernel; otherwise the facade calls scan and gate separately.
+        fused_add_norm: `add_norm` is one kernel; otherwise the facade adds and normalizes separately.
+        needs_probe: compare it with the portable back end before its first use on a machine.
+        device_type: the device that it needs; None for any.
+        supports_float64: whether it can compute in float64.
+    """
+
+    keeps_dtype: bool = False
+    fused_gated_scan: bool = False
+    fused_add_norm: bool = False
+    needs_probe: bool = True
+    device_type: str | None = None
+    supports_float64: bool = True
+
+    @abstractmethod
+    def description(self) -> str:
+        """What the log reports after the name."""
+
+    def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
+        """Why tensors of this device and type cannot be computed; an empty string if they can."""
+        if self.device_type not in (None, device_type):
+            return f"the tensors are on {device_type}, this kernel needs a {str(self.device_type).upper()} device"
+        return "" if self.supports_float64 or dtype != torch.float64 else "it computes in float32; float64 needs scan=portable"
+
+    def too_many_states(self, num_states: int) -> str:
+        """Why this many states per channel cannot be computed; an empty string if they can."""
+        return ""
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x` in the type that this back end reads: `dtype`, or its own type if the back end accepts it."""
+        return x if self.keeps_dtype and x.dtype in _NATIVE_TYPES else x.to(dtype)
+
+    @abstractmethod
+    def selective_scan(
+        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
+    ) -> Tensor:
+        """(Bt, L, E) from u (Bt, L, E) and the other arguments of `dnadiff.kernels.selective_scan`."""
+
+    @abstractmethod
+    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+        """(Bt, L, E) from x (Bt, L, E), weight (E, K) and bias (E,)."""
+
+    @abstractmethod
+    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+        """(y + y_rev) silu(z), (Bt, L, E)."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight, (..., D)."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x weight^T, (..., E), of x (..., R) and weight (E, R)."""
+
+    @abstractmethod
+    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x weight^T, (Bt, L, E), for a small R."""
+
+    def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Both halves of the columns of x weight^T."""
+        first, second = self.linear(x, weight).chunk(2, dim=-1)
+        return first, second
+
+    def short_convs(self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`short_conv` of one x in both directions, each with its weight and bias."""
+        return self.short_conv(x, *forward, False), self.short_conv(x, *backward, True)
+
+    def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
+        """`selective_scan` in both directions, each with its inputs."""
+        return self.selective_scan(*forward, False), self.selective_scan(*backward, True)
+
+    def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
+        """`selective_scan` from the first position to the last, times silu(z)."""
+        return self.gated_sum(self.selective_scan(*inputs, False), None, z)
+
+    def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x + added and its `rms_norm`, in weight's type."""
+        total = x if added is None else x + added
+        return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)

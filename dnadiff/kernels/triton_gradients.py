@@ -1,0 +1,176 @@
+"""The backward pass of the selective scan as Triton programs; `triton_kernels` describes the layout and the limits.
+
+In the device functions `inputs` are the pointers (u, delta, B, C, dy, z) of one sequence and direction, `strides` their distances between
+positions, and `where` is (channels, states, channel mask, state mask, L, 1 if the walk runs in reverse).
+"""
+
+# mypy: ignore-errors
+# Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
+
+import triton
+import triton.language as tl
+
+from dnadiff.kernels.triton_kernels import either, place, position, read, softplus
+
+
+@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk"])
+def chunk_starts(
+    delta0, delta1, C0, C1, dy0, dy1, z, A, bias, starts, sums,
+    first, sequences, L, E, N, chunks, chunk, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l,
+    NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the state before every chunk from the outputs of that chunk alone, and the sum of its steps."""
+    block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
+    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
+    e_ok, n_ok = e < E, n < N
+    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
+    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
+    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
+    delta = either(delta0, delta1, direction) + b * delta_b
+    C = either(C0, C1, direction) + b * C_b
+    dy = either(dy0, dy1, direction) + b * dy_b
+    g = tl.zeros((NP, BE), tl.float32)
+    total = tl.zeros((BE,), tl.float32)
+    end = c * chunk + chunk - 1
+    for k in range(0, chunk, UNROLL):
+        inputs = ()
+        for i in tl.static_range(UNROLL):
+            t = end - k - i
+            live, p = position(t, L, back)
+            ok = e_ok & live
+            dout = read(dy + p * dy_l, e, ok)
+            if GATED:
+                gate = read(z + b * z_b + p * z_l, e, ok)
+                dout *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
+            inputs += ((read(delta + p * delta_l, e, ok), read(C + p * C_l, n, n_ok & live), dout),)
+        for i in tl.static_range(UNROLL):
+            step, _ = softplus(inputs[i][0] + shift)
+            total += step
+            g = tl.exp2(step[None, :] * decay) * (g + inputs[i][1][:, None] * inputs[i][2][None, :])
+    at = row * chunks + c
+    tl.store(starts + at * N * E + tile, g, mask=tile_ok)
+    tl.store(sums + at * E + e, total, mask=e_ok)
+
+
+@triton.jit
+def _advance(h, start, inputs, strides, where, a, shift, COUNT: tl.constexpr):
+    """The state after COUNT positions from `start`."""
+    e, n, e_ok, n_ok, L, back = where
+    for m in range(COUNT):
+        live, p = position(start + m, L, back)
+        ok = e_ok & live
+        step, _ = softplus(read(inputs[1] + p * strides[1], e, ok) + shift)
+        dx = step * read(inputs[0] + p * strides[0], e, ok)
+        h = tl.exp2(step[None, :] * a) * h + read(inputs[2] + p * strides[2], n, n_ok & live)[:, None] * dx[None, :]
+    return h
+
+
+@triton.jit
+def _part_states(h, start, inputs, strides, where, a, shift, PART: tl.constexpr):
+    """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus and u."""
+    e, n, e_ok, n_ok, L, back = where
+    kept = ()
+    for i in tl.static_range(PART):
+        live, p = position(start + i, L, back)
+        ok = e_ok & live
+        x = read(inputs[1] + p * strides[1], e, ok) + shift
+        step, small = softplus(x)
+        slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
+        u_t, B_t = read(inputs[0] + p * strides[0], e, ok), read(inputs[2] + p * strides[2], n, n_ok & live)
+        kept += ((h, step, slope, u_t),)
+        h = tl.exp2(step[None, :] * a) * h + B_t[:, None] * (step * u_t)[None, :]
+    return h, kept
+
+
+@triton.jit
+def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
+    """Stores the gradient of one position's gate; returns the gradient of the output before the gate."""
+    gate = read(z, columns, ok)
+    sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * gate))
+    y_t = tl.sum(h * C_t[:, None], axis=0) + skip * u_t
+    dgate = dy_t * y_t * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    tl.store(dz + columns, dgate.to(dz.dtype.element_ty), mask=ok)
+    return dy_t * (gate * sigmoid)
+
+
+@triton.jit
+def _retreat(t, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED: tl.constexpr):
+    """One position of the walk back: stores its gradients; returns that of the state before it, and the sums for A, bias and D."""
+    e, n, e_ok, n_ok, L, back = where
+    du, ddelta, dB, dC, dz = outputs
+    before, step, slope, u_t = kept
+    live, p = position(t, L, back)
+    ok, row_ok = e_ok & live, n_ok & live
+    B_t, C_t = read(inputs[2] + p * strides[2], n, row_ok), read(inputs[3] + p * strides[3], n, row_ok)
+    dy_t = read(inputs[4] + p * strides[4], e, ok)
+    if GATED:
+        dy_t = _gradient_of_gate(dy_t, h, C_t, u_t, skip, inputs[5] + p * strides[5], dz + p * E, e, ok)
+    tl.store(dC + p * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=row_ok)
+    g += C_t[:, None] * dy_t[None, :]
+    tl.store(dB + p * N + n, tl.sum(g * (step * u_t)[None, :], axis=1), mask=row_ok)
+    ddx = tl.sum(g * B_t[:, None], axis=0)
+    g *= tl.exp2((step * one)[None, :] * a)
+    q = g * before  # the gradient of the exponent step A
+    dstep = tl.sum(q * a, axis=0) * 0.6931471805599453 + ddx * u_t
+    sums = (sums[0] + q * step[None, :], sums[1] + dstep * slope, sums[2] + dy_t * u_t)
+    tl.store(du + p * E + e, (ddx * step + dy_t * skip).to(du.dtype.element_ty), mask=ok)
+    tl.store(ddelta + p * E + e, (dstep * slope).to(ddelta.dtype.element_ty), mask=ok)
+    return g, sums
+
+
+@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
+def gradients(
+    u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed,
+    du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias,
+    first, sequences, L, E, N, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
+    NP: tl.constexpr, BE: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr, CARRIED: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """All gradients, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
+
+    SPAN positions from the last to the first: their states are recomputed from the stored one, first those before every PART
+    positions, then those inside a part, which stay in registers during the walk back over the part.
+    `one` is 1: with it the decays are computed twice, where the compiler would keep them in registers that it does not have.
+    dB, dC: (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and chunk.
+    """
+    block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
+    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
+    e_ok, n_ok = e < E, n < N
+    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
+    a = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
+    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
+    skip = tl.load(D + direction * E + e, mask=e_ok, other=0.0)
+    u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
+    B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
+    inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
+    strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, back)
+    rows = tl.num_programs(0).to(tl.int64) // (tl.cdiv(E, BE) * chunks)
+    du, ddelta = either(du0, du1, direction) + b * L * E, either(ddelta0, ddelta1, direction) + b * L * E
+    at, sums_at = row * chunks + c, (block * rows + row) * L * N
+    outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
+    if CARRIED:
+        g = tl.load(passed + at * N * E + tile, mask=tile_ok, other=0.0)
+    else:
+        g = tl.zeros((NP, BE), tl.float32)
+    sums = (tl.zeros((NP, BE), tl.float32), tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32))
+    begin = c * chunk
+    count = tl.cdiv(tl.minimum(chunk, L - begin), SPAN)
+    for s in range(count):
+        start = begin + (count - 1 - s) * SPAN
+        h = tl.load(states + (row * spans + start // SPAN) * N * E + tile, mask=tile_ok, other=0.0)
+        fronts = (h,)
+        for k in tl.static_range(SPAN // PART - 1):
+            h = _advance(h, start + k * PART, inputs, strides, where, a, shift, PART)
+            fronts += (h,)
+        for r in range(SPAN // PART):
+            part = SPAN // PART - 1 - r
+            h = fronts[0]
+            for k in tl.static_range(SPAN // PART - 1):
+                h = tl.where(part == k + 1, fronts[k + 1], h)
+            h, kept = _part_states(h, start + part * PART, inputs, strides, where, a, shift, PART)
+            for j in tl.static_range(PART):
+                t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
+                g, sums = _retreat(t, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED)
+                h = now[0]
+    tl.store(dA + at * N * E + tile, sums[0], mask=tile_ok)
+    tl.store(dD + at * E + e, sums[2], mask=e_ok)
+    tl.store(dbias + at * E + e, sums[1], mask=e_ok)
