@@ -83,7 +83,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Sizes:
 def show(sizes: Sizes) -> None:
     """Print the sizes."""
     per_base = max(sizes["bases"], 1)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, f"{bits / 8:,.0f}", f"{bits / per_base:.4f}")
         for name, bits in (
             ("code length of the model", sizes["code_length"]),

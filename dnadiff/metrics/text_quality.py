@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dnadiff.bootstrap import ConfidenceInterval, ratio
 from dnadiff.data.genome import pieces
-from dnadiff.denoiser import CausalDenoiser, Denoiser, next_nll
+from dnadiff.denoiser import CausalDenoiser, next_nll
 
 if TYPE_CHECKING:
     from dnadiff.config import Config, Json
@@ -38,7 +38,7 @@ class JudgeModel:
         data: configuration of its training data; None for GPT-2.
     """
 
-    denoiser: CausalDenoiser | Denoiser
+    denoiser: CausalDenoiser
     tokenizer: TextTokenizer
     length: int
     path: Path
@@ -60,10 +60,12 @@ class JudgeModel:
             from dnadiff.data.text.pretrained import Pretrained
 
             tokenizer = Pretrained(str(folder)).load()
-            denoiser = model.load_gpt2(folder, tokenizer.vocab).to(device)
-            return cls(denoiser, tokenizer, denoiser.backbone.max_length, folder)
+            gpt2 = model.load_gpt2(folder, tokenizer.vocab).to(device)
+            length = gpt2.backbone.max_length
+            assert length is not None  # its position embeddings are learned
+            return cls(gpt2, tokenizer, length, folder)
         loaded = checkpoint.load(source, trust)
-        if not loaded.denoiser.causal or loaded.tokenizer.vocab.complement is not None:
+        if not isinstance(loaded.denoiser, CausalDenoiser) or loaded.tokenizer.vocab.complement is not None:
             raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
         data = loaded.config["data"]
         return cls(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)

@@ -70,15 +70,17 @@ class SubwordTokenizer:
         rules.encode_special_tokens = True
         rules.no_padding()
         rules.no_truncation()
-        self.bos_id, self.eos_id, unk_id = (None if s is None else rules.token_to_id(s) for s in (bos, eos, unk))
-        mask_id, pad_id = rules.token_to_id(self.mask), rules.token_to_id(self.pad)
+        ids: dict[str | None, int] = rules.get_vocab(with_added_tokens=True)
+        mask_id, pad_id = ids[self.mask], ids[self.pad]
+        self.bos_id, self.eos_id = ids.get(bos), ids.get(eos)
         roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]
         for number, (role, token) in enumerate(roles[:2]):
             if same := [other for other, theirs in roles[number + 1 :] if theirs == token]:
                 raise ValueError(f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set tokenizer.{role}=null for a new token")
-        self.vocab = Vocab(size=1 + max(rules.get_vocab().values()), mask_id=mask_id, pad_id=pad_id, never_emitted=(mask_id, pad_id))
+        self.vocab = Vocab(size=1 + max(ids.values()), mask_id=mask_id, pad_id=pad_id, never_emitted=(mask_id, pad_id))
         added = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
-        self.special_ids = tuple(sorted((added | {self.bos_id, self.eos_id}) - {mask_id, pad_id, unk_id, None}))
+        special = added | {i for i in (self.bos_id, self.eos_id) if i is not None}
+        self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, ids.get(unk)}))
         self.dtype = np.dtype(np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
 
     @property
