@@ -187,7 +187,7 @@ def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
     if strength is None:
         strength = DEFAULT_STRENGTH
-    strengths = (float(strength),) * (order + 1) if isinstance(strength, (int, float)) else tuple(map(float, strength))
+    strengths = (float(strength),) * (order + 1) if isinstance(strength, (int, float, np.number)) else tuple(map(float, strength))
     if len(strengths) != order + 1:
         raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}")
     if not all(a > 0 for a in strengths):
