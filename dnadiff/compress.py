@@ -1,21 +1,29 @@
-"""`python -m dnadiff.compress`: a FASTA file as the code that a trained model gives it. `dnadiff.decompress` reads it back."""
+"""`python -m dnadiff.compress`: lossless compression of a FASTA file with a trained model. `dnadiff.decompress` restores it."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from dnadiff import checks, commands
+from dnadiff.config import Config
 from dnadiff.progress import Progress, table
 
-log = logging.getLogger("dnadiff")
+
+class Sizes(TypedDict):
+    """Number of coded bases, and sizes in bits: the ideal code length, the code, the .dnd file, and the FASTA text."""
+
+    bases: int
+    code_length: float
+    code: int
+    file: int
+    text: int
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compress, and return the sizes in bits."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Sizes:
+    """Compress, and return the sizes."""
     import numpy as np
     import torch
 
@@ -26,19 +34,17 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
 
     output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
     if output.suffix == ".gz":
-        raise ValueError(
-            f"output {output} ends in .gz, but a .dnd file is a code already and is not packed again; leave .gz out of its name"
-        )
+        raise ValueError(f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz")
     options = {key: checks.integer(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
-    threads = None if config["threads"] is None else checks.integer("threads", config["threads"], 1)
+    threads = checks.optional_integer("threads", config["threads"])
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)
-    coding.refuse_causal(loaded)
+    coding.check_not_causal(loaded)
     text = container.read_text(config["input"])
     layout, letters = container.parse(text, config["input"])
     if container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
-        raise ValueError(f"{config['input']} cannot be written back byte for byte; rewrap it, with one kind of line ends")
+        raise ValueError(f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks")
 
     denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
     ids = [torch.from_numpy(loaded.tokenizer.encode(x).astype(np.int64)) for x in letters]
@@ -56,13 +62,13 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
             "text": hashlib.blake2b(text, digest_size=16).hexdigest(),
         }
         masked = [emitted[x] for x in parts]
-        coding.code(denoiser, loaded.process, parts, masked, encoder, True, **options, progress=lambda n: bar.update(n, n * window))
+        coding.code(denoiser, loaded.process, parts, masked, encoder, **options, progress=lambda n: bar.update(n, n * window))
     bar.close()
     content = container.pack(header, layout, encoder.words())
     with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
     bases = sum(int(emitted[x].sum()) for x in ids)
-    sizes = {
+    sizes: Sizes = {
         "bases": bases,
         "code_length": encoder.bits,
         "code": 32 * len(encoder.words()),
@@ -74,14 +80,20 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     return sizes
 
 
-def show(sizes: dict[str, Any]) -> None:
-    """The closing table."""
+def show(sizes: Sizes) -> None:
+    """Print the sizes."""
     per_base = max(sizes["bases"], 1)
-    rows = [
-        (name, f"{sizes[key] / 8:,.0f}", f"{sizes[key] / per_base:.4f}")
-        for name, key in (("code length of the model", "code_length"), ("code", "code"), ("file, all included", "file"), ("text", "text"))
+    rows: list[tuple[str, ...]] = [
+        (name, f"{bits / 8:,.0f}", f"{bits / per_base:.4f}")
+        for name, bits in (
+            ("code length of the model", sizes["code_length"]),
+            ("code", sizes["code"]),
+            ("file, with side information", sizes["file"]),
+            ("text", sizes["text"]),
+            ("2 bits per base", 2 * sizes["bases"]),
+        )
     ]
-    print(table([*rows, ("2 bits a base", f"{sizes['bases'] / 4:,.0f}", "2.0000")], ("", "bytes", "bits per base coded")))
+    print(table(rows, ("", "bytes", "bits per coded base")))
 
 
 def main() -> None:

@@ -1,29 +1,29 @@
-"""`python -m dnadiff.decompress`: the FASTA file that `dnadiff.compress` was given, byte for byte."""
+"""`python -m dnadiff.decompress`: restore the FASTA file that `dnadiff.compress` compressed, byte for byte."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dnadiff import commands
+from dnadiff.config import Config, Json
 from dnadiff.progress import Progress
 
 REMEDY = {
     "device": "decompress on the kind of device that compressed: set accelerator=cpu or gpu",
-    "instructions": "decompress on a machine with the same kind of processor, or set ATEN_CPU_CAPABILITY to the value of the file",
+    "instructions": "decompress on a machine with the same kind of processor, or set ATEN_CPU_CAPABILITY to the value in the file",
     "torch": "install that version of torch",
     "dtype": "load the model in that precision",
-    "scan": "set DNADIFF_SCAN to the value of the file",
-    "products": "call torch.set_float32_matmul_precision with the value of the file",
-    "threads": "leave OMP_NUM_THREADS unset, or set it to the value of the file",
+    "scan": "set DNADIFF_SCAN to the value in the file",
+    "products": "call torch.set_float32_matmul_precision with the value in the file",
+    "threads": "leave OMP_NUM_THREADS unset, or set it to the value in the file",
     "constriction": "install that version of constriction",
 }
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Decompress and return the file written."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Decompress, and return the path of the output file."""
     import numpy as np
     import torch
 
@@ -40,10 +40,10 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
         )
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    coding.refuse_causal(loaded)
+    coding.check_not_causal(loaded)
     denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
     with coding.threads(header["machine"]["threads"]):
-        refuse_mismatch(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
+        check_match(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
     known = container.skeletons(layout)
@@ -51,32 +51,32 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Path
         torch.from_numpy(tokenizer.encode(np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes()).astype(np.int64)) for row in known
     ]
     cuts = pieces.cut([len(x) for x in ids], header["window"])
-    hidden = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
-    parts = [torch.where(h, vocab.mask_id, ids[p.record][p.start : p.end]) for h, p in zip(hidden, cuts)]
+    masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
+    parts = [torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)]
     bar = Progress(len(parts), "decompress")
     options = {key: header[key] for key in ("num_groups", "seed", "batch_size")}
     decoder = coding.Decoder(words)
     with coding.threads(header["machine"]["threads"]):
         found = coding.code(
-            denoiser, loaded.process, parts, hidden, decoder, False, **options, progress=lambda n: bar.update(n, n * header["window"])
+            denoiser, loaded.process, parts, masked, decoder, **options, progress=lambda n: bar.update(n, n * header["window"])
         )
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
     text = container.restore(layout, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
     if hashlib.blake2b(text, digest_size=16).hexdigest() != header["text"]:
-        raise ValueError(f"{config['input']}: what was decoded is not what was compressed: {coding.OTHER_PROBABILITIES}")
+        raise ValueError(f"{config['input']}: the decoded text is not the compressed one: {coding.OTHER_PROBABILITIES}")
     with atomic_write(output, config["overwrite"]) as file:
         file.write(text)
     print(f"files are in {output}")
     return output
 
 
-def refuse_mismatch(path: str, header: Mapping[str, Any], model: str, machine: Mapping[str, Any]) -> None:
-    """Refuse a file that this model, or this machine, cannot read, before any work.
+def check_match(path: str, header: Mapping[str, Json], model: str, machine: Mapping[str, Json]) -> None:
+    """Check that this model and this machine can read a file.
 
     Raises:
-        ValueError: naming the difference and the remedy.
+        ValueError: naming the first difference and the remedy.
     """
     if header["model"] != model:
         raise ValueError(f"{path} was compressed with another model ({header['model'][:12]}, this is {model[:12]}); give its checkpoint")

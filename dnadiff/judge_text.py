@@ -1,31 +1,35 @@
-"""`python -m dnadiff.judge_text`: samples of text under a local causal model, with their entropy and repetition, beside real text."""
+"""`python -m dnadiff.judge_text`: generative perplexity of text samples under a causal model, with entropy, repetition and real text."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dnadiff import checks, commands
-from dnadiff.config import build
+from dnadiff.config import Config, Json, build
 from dnadiff.progress import Progress, table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dnadiff.metrics.text_quality import JudgeModel
+    from dnadiff.model import Model
 
 log = logging.getLogger("dnadiff")
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Sample or read, judge, and return the contents of the JSON file."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
+    """Sample or read texts, judge them, and return the content of the JSON file."""
     import numpy as np
     import torch
 
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
-    from dnadiff.metrics.text_quality import by_position, describe, token_nats
+    from dnadiff.metrics.text_quality import JudgeModel, by_position, describe, token_nats
     from dnadiff.model import Model
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
@@ -35,87 +39,39 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
     device = commands.pick_device(config["accelerator"])
-    judge = load_judge(config["judge"], config["trust"], device)
+    judge = JudgeModel.load(config["judge"], config["trust"], device)
     model = None if config["checkpoint"] is None else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
     drawn = None if model is None else draw(config, model)
-    same = model is not None and model.tokenizer == judge.tokenizer  # whatever each is called
-    if same:
-        texts = list(drawn)
-    elif model is None:
-        texts = [reread(documents(text, judge.tokenizer), judge.tokenizer) for text in read_texts(config["samples"])]
-    else:
-        texts = [reread(spoken(row, model.tokenizer), judge.tokenizer) for row in drawn]
-    texts = [ids for ids in texts if len(ids)]
+    texts = [ids for ids in ids_of_texts(config, judge, model, drawn) if len(ids)]
+    source = str(config["samples"] if model is None else model.path)
     if not texts:
-        raise ValueError(f"no sample of {config['samples'] or model.path} has a token of the judge {judge.path}")
-    nats = token_nats(judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"])
-    real = real_texts(judge, config, [len(x) for x in texts])
+        raise ValueError(f"no sample of {source} has a token of the judge {judge.path}")
+
+    def nats_of(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return token_nats(judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"])
+
+    nats = nats_of(texts)
     rows = {"samples": describe(texts, config["words"], nats).summary()}
-    if real:
-        known = token_nats(judge.denoiser, [torch.from_numpy(x) for x in real], judge.length, config["batch_size"])
-        rows["real text"] = describe(real, config["words"], known).summary()
+    if real := real_texts(judge, config, [len(x) for x in texts]):
+        rows["real text"] = describe(real, config["words"], nats_of(real)).summary()
     content = {
         "judge": {"checkpoint": str(judge.path), "step": judge.step, "window": judge.length, "tokenizer": judge.tokenizer.name},
-        "samples": {"source": str(config["samples"] or model.path), "seed": config["seed"], "sampler": config["sampler"]["_target_"]},
+        "samples": {"source": source, "seed": config["seed"], "sampler": config["sampler"]["_target_"]},
         "words": config["words"],
         "rows": rows,
         "by_position": [],
     }
-    if model is not None:
-        starts = stretches(config, model, drawn.shape[1])
+    if model is not None and drawn is not None:
+        same = model.tokenizer == judge.tokenizer
+        starts = segment_starts(config, model, drawn.shape[1])
         content["by_position"] = by_position(drawn, starts, config["words"], np.stack(nats) if same else None)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_json(output, content)
     show(content)
     print(f"files are in {output}")
     return content
 
 
-@dataclass(frozen=True)
-class JudgeModel:
-    """A causal model of text.
-
-    Attributes:
-        denoiser: `CausalDenoiser`.
-        tokenizer: its own.
-        length: tokens that it reads at once.
-        path: where it came from.
-        step: optimizer steps taken; None for GPT-2.
-        data: configuration of the data that it was trained on; None for GPT-2.
-    """
-
-    denoiser: Any
-    tokenizer: Any
-    length: int
-    path: Path
-    step: int | None = None
-    data: Mapping[str, Any] | None = None
-
-
-def load_judge(source: str, trust: Sequence[str], device: str) -> JudgeModel:
-    """A run of objective=ar, or a folder with GPT-2 and its tokenizer.
-
-    Raises:
-        ValueError: if it is no causal model of text.
-    """
-    from dnadiff import checkpoint
-    from dnadiff.published import model
-
-    folder = Path(source)
-    if (folder / model.CONFIG).is_file():
-        from dnadiff.data.text.pretrained import Pretrained
-
-        tokenizer = Pretrained(str(folder)).load()
-        denoiser = model.load_gpt2(folder, tokenizer.vocab).to(device)
-        return JudgeModel(denoiser, tokenizer, denoiser.backbone.max_length, folder)
-    loaded = checkpoint.load(source, trust)
-    if not loaded.denoiser.causal or loaded.tokenizer.vocab.complement is not None:
-        raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
-    data = loaded.config["data"]
-    return JudgeModel(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
-
-
-def draw(config: dict[str, Any], model: Any) -> Any:
+def draw(config: Config, model: Model) -> np.ndarray:
     """Samples of the model: (S, L) ids."""
     import numpy as np
 
@@ -125,78 +81,68 @@ def draw(config: dict[str, Any], model: Any) -> Any:
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
     check_settings(config["sampler"])
-    length = model.length if config["length"] is None else checks.integer("length", config["length"], 1)
+    length = model.length if config["length"] is None else checks.integer("length", config["length"])
     config["sampler"] = resolved_sampler(config["sampler"], model, length)
     request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
-    filler = model.conditional_sampler(build(config["sampler"], trust=None), request)
+    sampler = model.conditional_sampler(build(config["sampler"], trust=None), request)
     bar, rows = Progress(config["num_samples"], "sample"), []
-    for batch in filler.batches(request, config["seed"], config["batch_size"]):
+    for batch in sampler.batches(request, config["seed"], config["batch_size"]):
         rows += batch.tokens
         bar.update(len(batch.tokens), sum(map(len, batch.tokens)))
     bar.close()
     return np.stack(rows).astype(np.int64)
 
 
-def spoken(ids: Any, tokenizer: Any) -> list[str]:
-    """The documents in `ids (L,)`: what tokens that begin or end a text separate, decoded without them."""
-    import numpy as np
+def ids_of_texts(config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None) -> list[np.ndarray]:
+    """Token ids of each text under the judge's tokenizer, from the samples or from the file `config["samples"]`."""
+    from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
 
-    special = np.isin(ids, tokenizer.special_ids)
-    runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
-    return [tokenizer.decode(run) for run in runs if run[0] not in tokenizer.special_ids]
-
-
-def documents(text: str, tokenizer: Any) -> list[str]:
-    """The documents in a text: what spellings of the tokens with which the tokenizer begins or ends one separate."""
-    spellings = {s for s in (getattr(tokenizer, "bos", None), getattr(tokenizer, "eos", None)) if s}
-    return re.split("|".join(map(re.escape, sorted(spellings))), text) if spellings else [text]
-
-
-def reread(texts: Sequence[str], tokenizer: Any) -> Any:
-    """The documents of one sample in the judge's tokens (L,), its own end token between them where it has one.
-
-    Spelled out, a special token would be read as letters: `<|endoftext|>` as seven tokens that no text holds.
-    """
-    import numpy as np
-
-    found = [ids for text in texts if len(ids := tokenizer.encode(text))]
-    end = [] if tokenizer.eos_id is None else [[tokenizer.eos_id]]
-    parts = [part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])]
-    return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
+    if model is None or drawn is None:
+        return [encode_with_separators(split_documents(text, judge.tokenizer), judge.tokenizer) for text in read_texts(config["samples"])]
+    if model.tokenizer == judge.tokenizer:  # whatever their names
+        return list(drawn)
+    return [encode_with_separators(decoded_documents(row, model.tokenizer), judge.tokenizer) for row in drawn]
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The texts of a file: the field `text` of each line of a .jsonl, or what blank lines separate in a .txt; plain or gzip.
+    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between blank lines of a .txt; plain or gzip.
 
     Raises:
-        ValueError: if there is none, or the file is of another kind.
+        ValueError: if there is no text, or the file is of another kind.
     """
     from dnadiff.data.files import open_text
 
-    name = str(path).removesuffix(".gz")
     with open_text(path) as file:
         content = file.read()
-    if name.endswith(".jsonl"):
-        try:
-            # Not splitlines(), which also splits at characters that a text may hold, such as U+2028.
-            lines = [json.loads(line) for line in content.split("\n") if line.strip()]
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: a line is not JSON ({error})") from None
-        if any(not isinstance(line, dict) or not isinstance(line.get("text"), str) for line in lines):
-            raise ValueError(f"{path}: each line must be a JSON object with a field text")
-        texts = [line["text"] for line in lines]
-    elif name.endswith(".txt"):
-        texts = content.split("\n\n")
-    else:
+    reader = _READERS.get(Path(str(path).removesuffix(".gz")).suffix)
+    if reader is None:
         raise ValueError(f"{path} must be a .jsonl or a .txt file, plain or gzip")
-    texts = [text for text in texts if text.strip()]
+    texts = [text for text in reader(path, content) if text.strip()]
     if not texts:
-        raise ValueError(f"{path} holds no text")
+        raise ValueError(f"{path} contains no text")
     return texts
 
 
-def real_texts(judge: Any, config: Mapping[str, Any], lengths: Sequence[int]) -> list[Any]:
-    """As many held-out texts of the judge's data, of the samples' median length; none, with a message, where they cannot be had."""
+def _json_lines(path: str | Path, content: str) -> list[str]:
+    try:
+        # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
+        lines = [json.loads(line) for line in content.split("\n") if line.strip()]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: a line is not JSON ({error})") from None
+    if any(not isinstance(line, dict) or not isinstance(line.get("text"), str) for line in lines):
+        raise ValueError(f"{path}: each line must be a JSON object with a field text")
+    return [line["text"] for line in lines]
+
+
+def _paragraphs(path: str | Path, content: str) -> list[str]:
+    return content.split("\n\n")
+
+
+_READERS: dict[str, Callable[[str | Path, str], list[str]]] = {".jsonl": _json_lines, ".txt": _paragraphs}
+
+
+def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> list[np.ndarray]:
+    """As many held-out texts of the judge's data as samples, of their median length; none, with a log message, if they cannot be read."""
     import numpy as np
 
     from dnadiff.likelihood.held_out import without_download
@@ -211,24 +157,24 @@ def real_texts(judge: Any, config: Mapping[str, Any], lengths: Sequence[int]) ->
         tiles = data.test_windows("test", length)
         items = [tiles[i] for i in np.linspace(0, len(tiles) - 1, min(len(tiles), len(lengths))).round().astype(int)]
     except (ValueError, OSError) as error:
-        log.info(f"real text is left out, for the judge's own cannot be read in windows of {length}: {error}")
+        log.info(f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}")
         return []
     return [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items if item["weight"].any()]
 
 
-def stretches(config: Mapping[str, Any], model: Any, length: int) -> list[int]:
-    """First positions of the rows of the table by position: a first window's worth in strides too, so that all rows are of one size."""
+def segment_starts(config: Config, model: Model, length: int) -> list[int]:
+    """First positions of the rows of the table by position, at equal distances."""
     sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = max(1, model.length // 4) if stride is None else checks.integer("stride", stride, 1)
+    stride = max(1, model.length // 4) if stride is None else checks.integer("stride", stride)
     return list(range(0, length, stride))
 
 
-def show(content: Mapping[str, Any]) -> None:
-    """The tables."""
+def show(content: Mapping[str, Json]) -> None:
+    """Print the tables."""
 
-    def cells(row: Mapping[str, Any]) -> list[str]:
+    def cells(row: Mapping[str, Json]) -> list[str]:
         shown = []
         for key, form in (("perplexity", ".2f"), ("entropy", ".3f"), ("repetition", ".1%")):
             if key not in row:
@@ -238,11 +184,10 @@ def show(content: Mapping[str, Any]) -> None:
             shown.append(f"{row[key]:{form}}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})"))
         return shown
 
-    header = ("generative perplexity", "entropy, nats", f"{content['words']}-token words said before")
+    header = ("generative perplexity", "entropy, nats", f"repeated {content['words']}-grams of tokens")
     print(table([(name, f"{r['texts']:,}", *cells(r)) for name, r in content["rows"].items()], ("", "texts", *header)))
-    print(
-        f"under {content['judge']['checkpoint']}, in pieces of at most {content['judge']['window']} of its tokens; entropy of the same tokens"
-    )
+    judge = content["judge"]
+    print(f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens")
     if content["by_position"]:
         print()
         print(table([(f"{r['start']:,} to {r['end']:,}", *cells(r)) for r in content["by_position"]], ("tokens", *header)))

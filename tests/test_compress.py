@@ -1,4 +1,4 @@
-"""The code length is real: files come back byte for byte, and are as long as the likelihood says."""
+"""Lossless compression: files are restored byte for byte, and their size agrees with the likelihood."""
 
 import gzip
 import math
@@ -42,24 +42,24 @@ def small(trained):
 
 
 @pytest.mark.parametrize("kind", FASTAS)
-def test_files_come_back_byte_for_byte(cli, trained, small, tmp_path, kind):
+def test_files_are_restored_byte_for_byte(cli, trained, small, tmp_path, kind):
     (tmp_path / "x.fa").write_bytes(FASTAS[kind].encode())
     status, out, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
     assert status == 0, err
     status, _, err = cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")
     assert status == 0, err
     assert (tmp_path / "y.fa").read_bytes() == (tmp_path / "x.fa").read_bytes()
-    assert "bits per base coded" in out
+    assert "bits per coded base" in out
 
 
-def test_compressed_fasta_comes_back_as_its_text(cli, trained, small, tmp_path):
+def test_a_gzip_file_is_restored_as_its_text(cli, trained, small, tmp_path):
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(PLAIN.encode()))
     assert cli("compress", *small, "input=x.fa.gz", "output=x.dnd")[0] == 0
     assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")[0] == 0
     assert (tmp_path / "y.fa").read_text() == PLAIN
 
 
-def test_the_file_says_how_many_threads(cli, trained, small, tmp_path):
+def test_the_file_records_the_number_of_threads(cli, trained, small, tmp_path):
     (tmp_path / "x.fa").write_text(PLAIN)
     before = torch.get_num_threads()
     assert cli("compress", *small[:-1], "threads=2", "input=x.fa", "output=x.dnd")[0] == 0
@@ -68,13 +68,13 @@ def test_the_file_says_how_many_threads(cli, trained, small, tmp_path):
     assert (tmp_path / "y.fa").read_text() == PLAIN and torch.get_num_threads() == before
 
 
-def test_an_autoregressive_model_is_refused():
+def test_an_autoregressive_model_is_rejected():
     loaded = SimpleNamespace(path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)))
     with pytest.raises(ValueError, match="run is autoregressive; compress needs a diffusion model"):
-        coding.refuse_causal(loaded)
+        coding.check_not_causal(loaded)
 
 
-def test_the_same_seed_gives_the_same_file_and_another_seed_another(cli, small, tmp_path):
+def test_files_depend_only_on_the_seed(cli, small, tmp_path):
     (tmp_path / "x.fa").write_text(PLAIN)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert cli("compress", *small, "input=x.fa", f"output={name}.dnd", f"seed={seed}")[0] == 0
@@ -82,8 +82,8 @@ def test_the_same_seed_gives_the_same_file_and_another_seed_another(cli, small, 
     assert a == b != c
 
 
-def test_the_code_is_as_long_as_the_likelihood_says(trained):
-    # facts 18: the mean over orders is sum_k s_k h(n_k); the coder adds less than two words
+def test_the_code_length_agrees_with_the_likelihood(trained):
+    # the mean over orders is sum_k s_k h(n_k); the coder adds less than two words
     loaded = checkpoint.load(trained)
     x = torch.from_numpy(loaded.tokenizer.encode("ACGTTGAACGTCTGA")).long()[:12]
     maskable = torch.ones(12, dtype=torch.bool)
@@ -91,12 +91,12 @@ def test_the_code_is_as_long_as_the_likelihood_says(trained):
     for groups in (1, 3, 12):
         expected = code_length.code_length(h, code_length.uniform_sizes(12, groups)) / math.log(2)
         encoder, times = coding.Encoder(), 300
-        coding.code(loaded.denoiser, loaded.process, [x] * times, [maskable] * times, encoder, True, groups, 1, 100)
+        coding.code(loaded.denoiser, loaded.process, [x] * times, [maskable] * times, encoder, groups, 1, 100)
         found = encoder.bits / times
         alone = []
         for seed in range(30):
             one = coding.Encoder()
-            coding.code(loaded.denoiser, loaded.process, [x], [maskable], one, True, groups, seed, 1)
+            coding.code(loaded.denoiser, loaded.process, [x], [maskable], one, groups, seed, 1)
             alone.append(one.bits)
         assert found == pytest.approx(expected, abs=5 * np.std(alone) / times**0.5 + 1e-3)
         assert 0 <= 32 * len(encoder.words()) - encoder.bits < 64 + 1e-3 * encoder.bits
@@ -108,7 +108,7 @@ def test_more_calls_give_a_shorter_code(trained):
     lengths = []
     for groups in (1, 4, 32):
         encoder = coding.Encoder()
-        coding.code(loaded.denoiser, loaded.process, x, [torch.ones(63, dtype=torch.bool)] * 8, encoder, True, groups, 1, 8)
+        coding.code(loaded.denoiser, loaded.process, x, [torch.ones(63, dtype=torch.bool)] * 8, encoder, groups, 1, 8)
         lengths.append(encoder.bits)
     assert lengths[0] > lengths[1] > lengths[2]
 
@@ -126,7 +126,7 @@ bodies = st.lists(st.text("ACGTacgtNnRyUu", max_size=9), max_size=4)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(headers, bodies), min_size=1, max_size=4), st.booleans(), st.sampled_from(["\n", "\r\n"]))
-def test_any_layout_is_kept(records, ended, newline):
+def test_any_layout_is_preserved(records, ended, newline):
     text = newline.join(line for header, body in records for line in (f">{header}", *body)) + newline * ended
     layout, letters = container.parse(text.encode(), "x.fa")
     assert container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
@@ -141,24 +141,24 @@ def compressed(cli, small, tmp_path):
     return tmp_path / "x.dnd"
 
 
-def refused(cli, trained, tmp_path, message, *args):
+def check_rejected(cli, trained, tmp_path, message, *args):
     before = {p.name for p in tmp_path.iterdir()}
     status, _, err = cli("decompress", f"checkpoint={trained}", "output=y.fa", *args)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert {p.name for p in tmp_path.iterdir()} == before
 
 
-def test_foreign_and_damaged_files_are_refused(cli, trained, compressed, tmp_path):
+def test_foreign_and_damaged_files_are_rejected(cli, trained, compressed, tmp_path):
     content = compressed.read_bytes()
-    refused(cli, trained, tmp_path, "x.fa is not a .dnd file", "input=x.fa")
+    check_rejected(cli, trained, tmp_path, "x.fa is not a .dnd file", "input=x.fa")
     for place in (20, len(content) // 2, len(content) - 40, len(content) - 1):
         (tmp_path / "bad.dnd").write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        refused(cli, trained, tmp_path, "bad.dnd is damaged", "input=bad.dnd")
+        check_rejected(cli, trained, tmp_path, "bad.dnd is damaged", "input=bad.dnd")
     (tmp_path / "cut.dnd").write_bytes(content[:-7])
-    refused(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
+    check_rejected(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
     (tmp_path / "cut.dnd").write_bytes(content[:18])
-    refused(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
-    refused(cli, trained, tmp_path, "none.dnd does not exist", "input=none.dnd")
+    check_rejected(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
+    check_rejected(cli, trained, tmp_path, "none.dnd does not exist", "input=none.dnd")
 
 
 @pytest.mark.parametrize(
@@ -174,30 +174,30 @@ def test_foreign_and_damaged_files_are_refused(cli, trained, compressed, tmp_pat
         ("constriction", "0.0", "install that version of constriction"),
     ],
 )
-def test_another_machine_is_refused(cli, trained, compressed, tmp_path, key, value, message):
+def test_another_machine_is_rejected(cli, trained, compressed, tmp_path, key, value, message):
     header, layout, words = container.unpack(compressed)
     header["machine"][key] = value
     (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
-    refused(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
-    refused(cli, trained, tmp_path, message, "input=other.dnd")
+    check_rejected(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
+    check_rejected(cli, trained, tmp_path, message, "input=other.dnd")
 
 
-def test_all_that_is_recorded_of_a_machine_is_compared(trained, compressed):
+def test_every_recorded_property_of_a_machine_is_compared(trained, compressed):
     recorded = coding.machine(checkpoint.load(trained).denoiser).keys()
     assert recorded == REMEDY.keys() == container.unpack(compressed)[0]["machine"].keys()
 
 
-def test_another_model_is_refused(cli, train_args, compressed, tmp_path):
+def test_another_model_is_rejected(cli, train_args, compressed, tmp_path):
     assert cli("train", *train_args("caduceus", 1))[0] == 0
     status, _, err = cli("decompress", "checkpoint=run", "input=x.dnd", "output=y.fa")
     assert status == 1 and "was compressed with another model" in err and not (tmp_path / "y.fa").exists()
 
 
-def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
+def test_other_probabilities_are_detected(cli, trained, compressed, tmp_path):
     header, layout, words = container.unpack(compressed)
     header["seed"] += 1
     (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
-    refused(cli, trained, tmp_path, "what was decoded is not what was compressed", "input=other.dnd")
+    check_rejected(cli, trained, tmp_path, "the decoded text is not the compressed one", "input=other.dnd")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_other_probabilities_are_noticed(cli, trained, compressed, tmp_path):
         ("", [], "x.fa is empty"),
         ("ACGT\n", [], "x.fa is not FASTA"),
         (">a\nACGT\n>b\nACEF\n", [], "record 2 (b): letter 'E' at position 3 is not a nucleotide"),
-        (">a\r\nACGT\n", [], "mixes two kinds of line ends"),
+        (">a\r\nACGT\n", [], "mixes two kinds of line breaks"),
         (PLAIN, ["num_groups=0"], "num_groups 0 must be an integer of at least 1"),
         (PLAIN, ["output=x.dnd.gz"], "output x.dnd.gz ends in .gz"),
         ("\ufeff", [], "x.fa is empty"),
         (PLAIN, ["window=0"], "window 0 must be an integer of at least 1"),
     ],
 )
-def test_bad_input_gets_one_line_and_leaves_nothing(cli, small, tmp_path, text, args, message):
+def test_bad_input_gives_one_line_and_leaves_no_file(cli, small, tmp_path, text, args, message):
     (tmp_path / "x.fa").write_bytes(text.encode())
     before = {p.name for p in tmp_path.iterdir()}
     status, _, err = cli("compress", *small, "input=x.fa", "output=x.dnd", *args)
@@ -221,7 +221,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(cli, small, tmp_path, text, 
     assert {p.name for p in tmp_path.iterdir()} == before
 
 
-def test_without_the_coder_the_extra_is_named(cli, small, tmp_path, monkeypatch):
+def test_without_the_coder_the_error_names_the_extra(cli, small, tmp_path, monkeypatch):
     (tmp_path / "x.fa").write_text(PLAIN)
     monkeypatch.setitem(__import__("sys").modules, "constriction", None)
     status, _, err = cli("compress", *small, "input=x.fa", "output=x.dnd")

@@ -8,7 +8,8 @@ import pytest
 
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.judge_text import documents, read_texts, reread, spoken
+from dnadiff.judge_text import read_texts
+from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
 from dnadiff.zero_shot import rows_of, settings
 
 SMALL = ["data.length=32", "data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=2", "trainer.val_check_interval=2"]
@@ -28,7 +29,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_samples_under_a_causal_model_beside_real_text(cli, runs, tmp_path):
+def test_samples_are_compared_with_real_text(cli, runs, tmp_path):
     args = [f"checkpoint={runs / 'dit'}", f"judge={runs / 'ar'}", "num_samples=6", "sampler.num_groups=4", "output=j.json"]
     status, out, err = cli("judge_text", *args)
     assert status == 0, err
@@ -39,7 +40,7 @@ def test_samples_under_a_causal_model_beside_real_text(cli, runs, tmp_path):
     assert "generative perplexity" in out and "real text" in out
 
 
-def test_four_times_the_training_length_by_stride(cli, runs, tmp_path):
+def test_long_samples_are_judged_by_position(cli, runs, tmp_path):
     args = [f"checkpoint={runs / 'dit'}", f"judge={runs / 'ar'}", "num_samples=2", "sampler=semi_ar", "sampler.sampler.num_groups=2"]
     status, _, err = cli("judge_text", *args, "length=136", "output=j.json")
     assert status == 0, err
@@ -48,7 +49,7 @@ def test_four_times_the_training_length_by_stride(cli, runs, tmp_path):
     assert all({"perplexity", "entropy", "repetition"} <= r.keys() for r in rows)
 
 
-def test_texts_of_a_file(cli, runs, tmp_path):
+def test_texts_from_a_file(cli, runs, tmp_path):
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("judge my vow", "black quartz, black quartz")))
     (tmp_path / "x.txt").write_text("judge my vow\n\nblack quartz, black quartz\n\n")
     found = []
@@ -60,7 +61,7 @@ def test_texts_of_a_file(cli, runs, tmp_path):
     assert found[0]["rows"]["samples"]["tokens"] == 38 and found[0]["rows"]["samples"]["repetition"] == pytest.approx(10 / 24 / 2)
 
 
-def test_a_character_that_ends_a_line_elsewhere_is_part_of_a_text(tmp_path):
+def test_unicode_line_separators_are_part_of_a_text(tmp_path):
     texts = ["one\u2028two\x85three", "four\x0cfive"]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
     assert read_texts(tmp_path / "x.jsonl") == texts
@@ -68,7 +69,7 @@ def test_a_character_that_ends_a_line_elsewhere_is_part_of_a_text(tmp_path):
 
 @pytest.fixture
 def subwords():
-    """subwords(name, words): a BERT-like tokenizer whose ids are the places of the words."""
+    """subwords(name, words): a BERT-like tokenizer whose ids are the indices of the words."""
     pytest.importorskip("tokenizers")
     from dnadiff.data.text.pretrained import word_piece
     from dnadiff.data.text.subword import SubwordTokenizer
@@ -79,20 +80,30 @@ def subwords():
     return make
 
 
-def test_tokens_that_begin_and_end_texts_become_the_judges_own(subwords):
+def test_special_tokens_are_replaced_by_those_of_the_judge(subwords):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
     ours, judge = subwords("ours", words), subwords("judge", words[:5] + words[:4:-1])
     ids = np.array([2, 5, 6, 3, 7, 8, 9, 3])  # [CLS] black quartz [SEP] judge my vow [SEP]
-    assert spoken(ids, ours) == ["black quartz", "judge my vow"]
-    assert reread(spoken(ids, ours), judge).tolist() == [9, 8, 3, 7, 6, 5]
-    assert documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge) == ["", " black quartz ", " judge my vow ", ""]
-    assert reread(documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge), judge).tolist() == [9, 8, 3, 7, 6, 5]
-    assert reread(spoken(np.array([2, 3, 3]), ours), judge).tolist() == [] and spoken(np.zeros(0, np.int64), ours) == []
+    assert decoded_documents(ids, ours) == ["black quartz", "judge my vow"]
+    assert encode_with_separators(decoded_documents(ids, ours), judge).tolist() == [9, 8, 3, 7, 6, 5]
+    assert split_documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge) == ["", " black quartz ", " judge my vow ", ""]
+    assert encode_with_separators(split_documents("[CLS] black quartz [SEP] judge my vow [SEP]", judge), judge).tolist() == [
+        9,
+        8,
+        3,
+        7,
+        6,
+        5,
+    ]
+    assert (
+        encode_with_separators(decoded_documents(np.array([2, 3, 3]), ours), judge).tolist() == []
+        and decoded_documents(np.zeros(0, np.int64), ours) == []
+    )
     characters = CharTokenizer("abc")
-    assert reread(spoken(np.array([2, 3, 4]), characters), characters).tolist() == [2, 3, 4]
+    assert encode_with_separators(decoded_documents(np.array([2, 3, 4]), characters), characters).tolist() == [2, 3, 4]
 
 
-def test_the_same_tokenizer_by_another_name_needs_no_second_reading(cli, tmp_path, subwords):
+def test_equal_tokenizers_with_different_names_are_the_same(cli, tmp_path, subwords):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
     (tmp_path / "book.txt").write_text("judge my vow black quartz " * 200)
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -162,7 +173,7 @@ def test_specials_are_counted_and_left_out():
         ("zero_shot", ["checkpoint={dna}", "sets=[text]"], "was trained on DNA"),
     ],
 )
-def test_wrong_input_gets_one_line(cli, runs, trained, tmp_path, command, args, message):
+def test_invalid_input_gives_one_line(cli, runs, trained, tmp_path, command, args, message):
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
     (tmp_path / "bad.jsonl").write_text('["text"]\n')
     (tmp_path / "broken.jsonl").write_text('{"text": "a"\n')

@@ -161,7 +161,9 @@ def _coordinate_search(
     strengths = list(strengths)
     for _ in range(sweeps):
         before = list(strengths)
-        above = [(np.float32(0), np.float32(1))]  # (rest, factor) of the orders above k, the highest order first
+        above: list[tuple[np.ndarray, np.ndarray]] = [
+            (np.zeros(1, np.float32), np.ones(1, np.float32))
+        ]  # (rest, factor) of the orders above k, the highest order first
         for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
             rest, factor = above[-1]
             above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))
@@ -185,9 +187,9 @@ def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
     if strength is None:
         strength = DEFAULT_STRENGTH
-    strengths = (strength,) * (order + 1) if np.ndim(strength) == 0 else tuple(strength)
+    strengths = (float(strength),) * (order + 1) if isinstance(strength, (int, float, np.number)) else tuple(map(float, strength))
     if len(strengths) != order + 1:
         raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}")
     if not all(a > 0 for a in strengths):
         raise ValueError(f"strength {strength} must be positive, or contexts without counts have no distribution")
-    return tuple(map(float, strengths))
+    return strengths

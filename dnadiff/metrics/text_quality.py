@@ -1,14 +1,16 @@
-"""Numbers of sampled text: its generative perplexity under a causal model, the entropy of its tokens, and how much it repeats itself.
+"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and repetition.
 
-A low generative perplexity alone says little: text that repeats a phrase has one too (arXiv 2409.02908). Each is therefore computed
-together with the entropy of the very tokens that were scored.
+A low generative perplexity alone is not evidence of quality, because repetitive text has one too (arXiv 2409.02908). The entropy is
+therefore computed from the same tokens as the perplexity.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,16 +20,90 @@ from dnadiff.bootstrap import ConfidenceInterval, ratio
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import CausalDenoiser, next_nll
 
+if TYPE_CHECKING:
+    from dnadiff.config import Config, Json
+    from dnadiff.data.tokenizer import TextTokenizer
+
 
 @dataclass(frozen=True)
-class Prose:
-    """What is known of some texts.
+class JudgeModel:
+    """A causal model of text.
 
     Attributes:
-        nats: (S,) -log p of each under the causal model; None where there is none.
-        tokens: (S,) their number.
-        entropy: (S,) of each text's own distribution of tokens, nats.
-        repetition: (S,) share of its words of several tokens that stand earlier in it.
+        denoiser: the model.
+        tokenizer: its tokenizer.
+        length: maximum number of tokens that it reads at once.
+        path: where it was loaded from.
+        step: number of optimizer steps; None for GPT-2.
+        data: configuration of its training data; None for GPT-2.
+    """
+
+    denoiser: CausalDenoiser
+    tokenizer: TextTokenizer
+    length: int
+    path: Path
+    step: int | None = None
+    data: Config | None = None
+
+    @classmethod
+    def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
+        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer.
+
+        Raises:
+            ValueError: if it is not a causal model of text.
+        """
+        from dnadiff import checkpoint
+        from dnadiff.published import model
+
+        folder = Path(source)
+        if (folder / model.CONFIG).is_file():
+            from dnadiff.data.text.pretrained import Pretrained
+
+            tokenizer = Pretrained(str(folder)).load()
+            gpt2 = model.load_gpt2(folder, tokenizer.vocab).to(device)
+            length = gpt2.backbone.max_length
+            assert length is not None  # its position embeddings are learned
+            return cls(gpt2, tokenizer, length, folder)
+        loaded = checkpoint.load(source, trust)
+        if not isinstance(loaded.denoiser, CausalDenoiser) or loaded.tokenizer.vocab.complement is not None:
+            raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
+        data = loaded.config["data"]
+        return cls(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
+
+
+def decoded_documents(ids: np.ndarray, tokenizer: TextTokenizer) -> list[str]:
+    """The documents in `ids (L,)`, decoded: special tokens separate them and are dropped."""
+    special = np.isin(ids, tokenizer.special_ids)
+    runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
+    return [tokenizer.decode(run) for run in runs if run[0] not in tokenizer.special_ids]
+
+
+def split_documents(text: str, tokenizer: TextTokenizer) -> list[str]:
+    """The documents in a text, separated by the written-out tokens with which the tokenizer begins or ends a text."""
+    separators = {tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None}
+    return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
+
+
+def encode_with_separators(texts: Sequence[str], tokenizer: TextTokenizer) -> np.ndarray:
+    """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text token if it has one.
+
+    Encoding the joined text instead would read written-out special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
+    """
+    found = [ids for text in texts if len(ids := tokenizer.encode(text))]
+    end = [] if tokenizer.eos_id is None else [np.array([tokenizer.eos_id])]
+    parts = [part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """Statistics of some texts.
+
+    Attributes:
+        nats: (S,) -log p of each text under the causal model; None without a model.
+        tokens: (S,) number of tokens.
+        entropy: (S,) entropy of each text's token distribution, nats.
+        repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
     """
 
     nats: np.ndarray | None
@@ -35,9 +111,9 @@ class Prose:
     entropy: np.ndarray
     repetition: np.ndarray
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals."""
-        found: dict[str, Any] = {"texts": len(self.tokens), "tokens": int(self.tokens.sum())}
+        found: dict[str, Json] = {"texts": len(self.tokens), "tokens": int(self.tokens.sum())}
         if self.nats is not None:
             nll = ratio(self.nats, self.tokens)
             found |= _named("perplexity", ConfidenceInterval(*(float(np.exp(x)) for x in nll))) | {"nll": nll.value}
@@ -50,65 +126,64 @@ def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
 
 
 def entropy(tokens: np.ndarray) -> float:
-    """Nats of the distribution of the tokens of one text; at most log of their number.
+    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of tokens.
 
     >>> entropy(np.array([1, 1, 2, 2])) == np.log(2)
     True
     """
-    share = np.unique(tokens, return_counts=True)[1] / len(tokens)
-    return float(-(share * np.log(share)).sum())
+    fraction = np.unique(tokens, return_counts=True)[1] / len(tokens)
+    return float(-(fraction * np.log(fraction)).sum())
 
 
-def repeated(tokens: np.ndarray, words: int) -> np.ndarray:
-    """For each word of `words` tokens, by its first position, whether it begins earlier in the text: (L - words + 1,) bool.
+def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
+    """Whether the n-gram at each position occurred before in the text: (L - n + 1,) bool.
 
     >>> repeated(np.array([5, 6, 7, 5, 6, 8]), 2)
     array([False, False, False,  True, False])
     """
-    count = len(tokens) - words + 1
+    count = len(tokens) - n + 1
     if count < 1:
         return np.zeros(0, dtype=bool)
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, words)
-    first = np.unique(windows, axis=0, return_index=True)[1]  # of the first occurrence
-    again = np.ones(count, dtype=bool)
-    again[first] = False
-    return again
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
+    first = np.unique(windows, axis=0, return_index=True)[1]
+    result = np.ones(count, dtype=bool)
+    result[first] = False
+    return result
 
 
-def describe(texts: Sequence[np.ndarray], words: int, nats: Sequence[np.ndarray] | None = None) -> Prose:
-    """Numbers of texts, each `(L,)` ids, with `nats` of each token where they are known."""
-    repetition = [again.mean() if len(again := repeated(x, words)) else 0.0 for x in texts]
+def describe(texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None) -> TextStatistics:
+    """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if there is a model."""
+    repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
     total = None if nats is None else np.array([x.sum() for x in nats])
-    return Prose(total, np.array([len(x) for x in texts]), np.array([entropy(x) for x in texts]), np.array(repetition))
+    return TextStatistics(total, np.array([len(x) for x in texts]), np.array([entropy(x) for x in texts]), np.array(repetition))
 
 
-def by_position(texts: np.ndarray, starts: Sequence[int], words: int, nats: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """The same for each stretch of texts of one length: from each start to the next, the last to the end.
+def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None) -> list[dict[str, Json]]:
+    """Statistics of each segment of texts of equal length; a segment extends from its start to the next one.
 
-    Repetition is the share of words that end in the stretch and stand earlier in the text, also before the stretch.
+    Repetition is the fraction of n-grams ending in the segment that occurred before anywhere in the text.
 
     Args:
         texts: (S, L) ids.
-        starts: first positions, rising, the first 0.
-        words: tokens in a word.
+        starts: first positions of the segments, ascending; the first is 0.
+        n: tokens in an n-gram.
         nats: (S, L) of each token.
     """
-    again, rows = np.stack([repeated(x, words) for x in texts]), []
+    again, rows = np.stack([repeated(x, n) for x in texts]), []
     for start, end in zip(starts, [*starts[1:], texts.shape[1]]):
-        part, ending = texts[:, start:end], again[:, max(0, start - words + 1) : max(0, end - words + 1)]
+        part, ending = texts[:, start:end], again[:, max(0, start - n + 1) : max(0, end - n + 1)]
         total = None if nats is None else nats[:, start:end].sum(1)
         repetition = ending.mean(1) if ending.shape[1] else np.zeros(len(texts))
-        prose = Prose(total, np.full(len(texts), end - start), np.array([entropy(x) for x in part]), repetition)
-        rows.append({"start": int(start), "end": int(end), **prose.summary()})
+        found = TextStatistics(total, np.full(len(texts), end - start), np.array([entropy(x) for x in part]), repetition)
+        rows.append({"start": int(start), "end": int(end), **found.summary()})
     return rows
 
 
 @torch.no_grad()
 def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16) -> list[np.ndarray]:
-    """-log p of each token of each text `(L,)` under a causal model, nats.
+    """-log p of each token of each text `(L,)` under a causal model, in nats.
 
-    Texts longer than `window` are cut into pieces of (almost) equal length that do not know of each other, as a model of that length can take
-    them.
+    Texts longer than `window` are cut into independent pieces of (almost) equal length.
     """
     cuts = pieces.cut([len(x) for x in texts], window)
     found = [np.zeros(len(x)) for x in texts]
@@ -117,8 +192,8 @@ def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batc
     for number, ids, valid in pieces.batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)
-        told = None if valid is None else valid.to(device)
-        nll[counted] = next_nll(judge, ids.to(device), None, counted.to(device), told).float().cpu()
+        valid = None if valid is None else valid.to(device)
+        nll[counted] = next_nll(judge, ids.to(device), None, counted.to(device), valid).float().cpu()
         for row, i in enumerate(number):
             p = cuts[i]
             found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()

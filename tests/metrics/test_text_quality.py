@@ -21,16 +21,16 @@ def judge():
     return CausalDenoiser(network).eval()
 
 
-def test_entropy_of_known_texts():
+def test_entropy_of_literal_texts():
     assert entropy(np.array([3, 3, 3])) == 0 and entropy(np.arange(5)) == pytest.approx(math.log(5))
 
 
-def test_a_word_is_repeated_from_its_second_time_on():
+def test_an_ngram_is_repeated_from_its_second_occurrence_on():
     assert repeated(np.array([1, 2, 1, 2, 1, 2]), 2).tolist() == [False, False, True, True, True]
     assert repeated(np.array([1, 2]), 3).tolist() == []
 
 
-def test_nats_are_those_of_the_model_in_pieces_of_its_length(judge):
+def test_token_nats_equal_the_model_on_pieces_of_its_length(judge):
     texts = [torch.randint(0, 6, (n,)) for n in (3, 8, 20)]
     found = token_nats(judge, texts, 8, batch_size=2)
     for text, nats in zip(texts, found):
@@ -39,7 +39,7 @@ def test_nats_are_those_of_the_model_in_pieces_of_its_length(judge):
         np.testing.assert_allclose(nats, -torch.cat(expected).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_perplexity_is_a_mean_over_tokens_and_entropy_one_over_texts():
+def test_perplexity_averages_over_tokens_and_entropy_over_texts():
     texts = [np.array([1, 2, 3, 4]), np.array([1, 1])]
     found = describe(texts, 2, [np.full(4, 1.0), np.full(2, 4.0)]).summary()
     assert found["perplexity"] == pytest.approx(math.exp((4 + 8) / 6)) and found["tokens"] == 6
@@ -47,7 +47,7 @@ def test_perplexity_is_a_mean_over_tokens_and_entropy_one_over_texts():
     assert "perplexity" not in describe(texts, 2).summary()
 
 
-def test_stretches_know_what_was_said_before():
+def test_segments_count_ngrams_repeated_from_anywhere_before():
     texts = np.array([[1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 1, 5, 3]])
     first, second = by_position(texts, [0, 4], 2, np.arange(16.0).reshape(2, 8))
     assert (first["start"], first["end"], second["start"], second["end"]) == (0, 4, 4, 8)
@@ -55,4 +55,4 @@ def test_stretches_know_what_was_said_before():
     assert second["entropy"] == pytest.approx((math.log(4) + (math.log(4) - math.log(2) / 2)) / 2)
     assert second["nll"] == pytest.approx((4 + 5 + 6 + 7 + 12 + 13 + 14 + 15) / 8)
     last = by_position(texts, [0, 7], 2)[1]
-    assert last["repetition"] == 0.5 and "perplexity" not in last  # the word 3 4 ends at the last token
+    assert last["repetition"] == 0.5 and "perplexity" not in last  # the 2-gram (3, 4) ends at the last token

@@ -1,36 +1,46 @@
-"""Which documents are for training, validation and test: files or parts of a dataset, before anything is tokenised."""
+"""Which documents are for training, validation and test, before anything is tokenized.
+
+A *source* is where the documents of a part come from: one of train, valid and test with files or a Hub split of its own, or `all`
+for a single path that a split divides into parts.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
+from dnadiff.checks import integer, optional_integer
 from dnadiff.data.splits import PARTS
-from dnadiff.data.text.documents import Files
+from dnadiff.data.text.documents import Documents, Files, Paths
 from dnadiff.data.text.hub import Hub
 
-WHOLE = ("all", "train", "test")
+if TYPE_CHECKING:
+    from dnadiff.config import Json
+
+CHOICES = ("all", "train", "test")
 
 
 class Corpus:
     """The documents of each part.
 
     Args:
-        name: what reports call it.
-        path: files that are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None: what `hub` names.
-        hub: see `Hub`.
+        name: name of the data in reports.
+        path: files, which are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None: see `hub`.
+        hub: dataset of the Hugging Face Hub.
         documents, column: see `Files`.
-        path_is: what a single path stands for: all, train or test.
-        valid_documents: so many documents at the end of the training part are the validation part.
-        num_documents: documents of the training part; needed where validation is cut off a stream.
-        streaming: the training part is read while training goes on.
+        path_is: the part that a single path contains: all, train or test.
+        valid_documents: use the last documents of the training part, this many, for validation.
+        num_documents: documents of the training part; required to split validation off a stream.
+        streaming: read the training part during training.
     """
 
     def __init__(
         self,
         name: str,
-        path: Any,
+        path: Paths | Mapping[str, Paths] | None,
         hub: Hub | None,
         documents: str,
         column: str | Sequence[str],
@@ -40,113 +50,119 @@ class Corpus:
         streaming: bool,
     ) -> None:
         if path is None and hub is None:
-            raise ValueError("path names no file; set data.path to a text file, or to {train: ..., valid: ..., test: ...}")
+            raise ValueError("path names no file; set data.path to a text file, or to {train: ..., valid: ...}")
         if isinstance(path, Mapping) and (not path or set(path) - set(PARTS)):
             raise ValueError(f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of {', '.join(PARTS)}")
-        if path_is not in WHOLE:
-            raise ValueError(f"path_is is {path_is!r}; choose {' or '.join(WHOLE)} for data.path_is")
-        for key, value in (("valid_documents", valid_documents), ("num_documents", num_documents)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{key} is {value!r}; set data.{key} to 1 or more, a whole number, or null")
-        self.name, self.path, self.hub, self.documents, self.column, self.path_is = name, path, hub, documents, column, path_is
-        self.valid_documents, self.num_documents, self.streaming = valid_documents, num_documents, streaming
-        if streaming and "all" in self.places():
-            raise ValueError("streaming=true needs parts of their own; set data.path={train: ..., valid: ...}, or data.path_is=train")
-        if valid_documents is not None and "all" in self.places():
+        if path_is not in CHOICES:
+            raise ValueError(f"path_is is {path_is!r}; choose {' or '.join(CHOICES)} for data.path_is")
+        self.valid_documents = optional_integer("data.valid_documents", valid_documents)
+        self.num_documents = optional_integer("data.num_documents", num_documents)
+        self.name, self.documents, self.column, self.streaming = name, documents, column, streaming
+        self.hub = hub if path is None else None
+        self._paths: Mapping[str, Paths | None] = {} if path is None else path if isinstance(path, Mapping) else {path_is: path}
+        given = self._paths if self.hub is None else self.hub.splits
+        self.sources = [source for source in ("all", *PARTS) if given.get(source) is not None]
+        self.is_divided = "all" in self.sources
+        if streaming and self.is_divided:
+            raise ValueError("streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or data.path_is=train")
+        if valid_documents is not None and self.is_divided:
             raise ValueError(
-                f"valid_documents is {valid_documents}, but a single path that is all of the data is cut by data.split; set data.path_is=train, "
+                f"valid_documents is {valid_documents}, but a single path with all of the data is divided by data.split; set data.path_is=train, "
                 "or data.valid_documents=null"
             )
-        if streaming and self.cut_off and num_documents is None:
-            raise ValueError("streaming=true cannot tell where the last documents begin; set data.num_documents, or give a valid part")
-
-    def places(self) -> list[str]:
-        """The parts that have files or a split of their own; `all` for a single path that a split cuts."""
-        own = self.hub.splits if self.path is None else self.path if isinstance(self.path, Mapping) else {self.path_is: self.path}
-        return [place for place in ("all", *PARTS) if own.get(place) is not None]
+        if streaming and self.splits_off_validation and num_documents is None:
+            raise ValueError(
+                "streaming=true with valid_documents needs the number of documents; set data.num_documents, or give a valid part"
+            )
 
     @property
-    def cut_off(self) -> bool:
-        """Whether validation is cut off the training part."""
-        places = self.places()
-        return self.valid_documents is not None and "train" in places and "valid" not in places
+    def splits_off_validation(self) -> bool:
+        """Whether the last documents of the training part are used for validation."""
+        return self.valid_documents is not None and "train" in self.sources and "valid" not in self.sources
 
     @property
     def parts(self) -> list[str]:
-        """Which of train, valid and test there are."""
-        places = self.places()
-        return [part for part in PARTS if part in places or "all" in places or (part == "valid" and self.cut_off)]
+        """The available parts among train, valid and test."""
+        available = {*self.sources, *(PARTS if self.is_divided else ()), *(["valid"] if self.splits_off_validation else ())}
+        return [part for part in PARTS if part in available]
 
-    def place_of(self, part: str) -> str:
-        """In which of `places` a part lies.
+    def source_of(self, part: str) -> str:
+        """The name of the source that contains a part.
 
         Raises:
-            ValueError: if there is no such part, with those that there are.
+            ValueError: if there is no such part, naming the available ones.
         """
         if part not in PARTS:
             raise ValueError(f"split is {part!r}; expected one of {', '.join(PARTS)}")
         if part not in self.parts:
             remedy = "".join(f"part={other}, or " for other in self.parts)
             raise ValueError(f"{self.name} has no {part} part; set {remedy}data.path={{{part}: FILE}}")
-        places = self.places()
-        return "all" if "all" in places else part if part in places else "train"
+        return "all" if self.is_divided else part if part in self.sources else "train"
+
+    def is_shared(self, source: str) -> bool:
+        """Whether several parts come from a source."""
+        return sum(self.source_of(part) == source for part in self.parts) > 1
 
     def check_trainable(self) -> None:
-        """Refuse what cannot be trained on.
+        """Check that there are a training and a validation part.
 
         Raises:
-            ValueError: if there is no training or no validation part, saying which there are.
+            ValueError: if one is missing, naming the available parts.
         """
-        if missing := [part for part in ("train", "valid") if part not in self.parts]:
+        missing = [part for part in PARTS[:2] if part not in self.parts]
+        if missing:
             cut = ", or data.valid_documents=N for the last N documents of train" if missing == ["valid"] else ""
             raise ValueError(
-                f"training needs a train and a valid part, and {self.name} has {', '.join(self.parts)} alone; "
+                f"training needs a train and a valid part, but {self.name} has only {', '.join(self.parts)}; "
                 f"set data.path={{train: FILE, valid: FILE}}{cut}"
             )
 
-    def source(self, place: str, keep_line_ends: bool = False) -> Any:
-        """The documents of one of `places`: an iterable with `key()` and `since(number)`."""
-        if self.path is None:
-            return self.hub.part(place, self.name, self.streaming)
-        many = self.path[place] if isinstance(self.path, Mapping) else self.path
-        return Files(many, self.documents, self.column, keep_line_ends)
+    def documents_in(self, source: str, keep_line_ends: bool = False) -> Documents:
+        """The documents of a source. Raises FileNotFoundError if a file does not exist."""
+        if self.hub is not None:
+            return self.hub.part(source, self.name, self.streaming)
+        paths = self._paths[source]
+        assert paths is not None  # `sources` leaves those out
+        return Files(paths, self.documents, self.column, keep_line_ends)
 
-    def split_off(self, number: int) -> int:
+    def first_valid_document(self, number: int) -> int:
         """The first document of the validation part, of `number` in the training part.
 
         Raises:
             ValueError: if none would be left for training.
         """
-        if self.valid_documents >= number:
+        valid_documents = integer("data.valid_documents", self.valid_documents)
+        if valid_documents >= number:
             raise ValueError(
-                f"{self.name} has {number:,} documents and valid_documents is {self.valid_documents:,}: none is left for training; "
+                f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: none is left for training; "
                 "set data.valid_documents"
             )
-        return number - self.valid_documents
+        return number - valid_documents
 
 
-class DocumentRange:
+class DocumentRange(Documents):
     """Documents `first` up to but not including `last` of a source.
 
     Raises:
-        ValueError: while it is read, if the source ends before.
+        ValueError: during iteration, if the source ends before `last`.
     """
 
-    def __init__(self, source: Any, first: int, last: int) -> None:
+    def __init__(self, source: Documents, first: int, last: int) -> None:
         self.source, self.first, self.last = source, first, last
 
-    def key(self) -> dict[str, Any]:
-        """See `Files.key`."""
+    @override
+    def key(self) -> dict[str, Json]:
         return {"stretch": [self.first, self.last], "of": self.source.key()}
 
+    @override
     def since(self, number: int) -> Iterator[str]:
-        """Documents from a number on, counted from `first`."""
         wanted, found = max(0, self.last - self.first - number), 0
         for text in itertools.islice(self.source.since(self.first + number), wanted):
             found += 1
             yield text
         if found < wanted:
-            raise ValueError(f"the training part has fewer than {self.last:,} documents; set data.num_documents to how many it has")
+            raise ValueError(f"the training part has fewer than {self.last:,} documents; set data.num_documents to their number")
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return self.since(0)

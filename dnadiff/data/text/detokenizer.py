@@ -1,7 +1,7 @@
-"""Undoing the word tokenization of old corpora, so that a subword tokenizer meets ordinary text.
+"""Detokenizers: undo the word tokenization of old corpora, so that subword tokenizers see ordinary text.
 
-The rules of each corpus are those of MDLM's experiments (arXiv 2406.07524, and its published loader), in the same order, as tables
-of replacements. They decide perplexities: a change in one is a new `VERSION`, and corpora are tokenised again.
+The rules of each corpus are those of MDLM's experiments (arXiv 2406.07524 and its published loader), in the same order, as tables of
+replacements. Perplexities depend on them: any change requires a new `VERSION`, so that cached corpora are tokenized again.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Rule = tuple[str | re.Pattern[str], str]
 
 
 def _before(marks: str) -> list[Rule]:
-    """No space before a mark that stands between spaces."""
+    """Remove the space before a punctuation mark that is surrounded by spaces."""
     return [(f" {mark} ", f"{mark} ") for mark in marks]
 
 
 def _inside(opening: str, closing: str, content: str) -> Rule:
-    """No spaces just inside a pair of brackets or quotes."""
+    """Remove the spaces just inside a pair of brackets or quotes."""
     return re.compile(f"{re.escape(opening)}{content}{re.escape(closing)}"), f"{opening}\\1{closing}"
 
 
-def _pairs(loose: Callable[[str], str]) -> dict[str, Rule]:
-    """`_inside` for all pairs; `loose(stop)` is the pattern of what may stand between them."""
-    return {pair: _inside(pair[0], pair[1], loose(re.escape(pair[1]))) for pair in ("()", "[]", "{}", '""', "''")}
+def _pairs(content: Callable[[str], str]) -> dict[str, Rule]:
+    """`_inside` for all pairs; `content(stop)` is the pattern of the text between them."""
+    return {pair: _inside(pair[0], pair[1], content(re.escape(pair[1]))) for pair in ("()", "[]", "{}", '""', "''")}
 
 
-# Any space, none included; as little content as possible.
+# Any number of spaces, including none; the content is as short as possible.
 _WIKI = _pairs(lambda stop: rf"\s*([^{stop}]*?)\s*")
-# The published loader also looks for "/' 5/" literally, a slip for a pattern: it occurs in no text, and is left out here.
+# The published loader also searches for "/' 5/" literally (apparently meant as a pattern). It matches no text and is left out here.
 WIKITEXT: list[Rule] = [
     ("s '", "s'"),
     *((f" @{mark}@ ", mark) for mark in "-,."),
@@ -50,7 +50,7 @@ PTB: list[Rule] = [
     (" n't", "n't"),
     (" \n ", "\n"),
     ("\\/", "/"),
-    *[(" N ", " 1 ")] * 10,  # runs of N share their spaces
+    *[(" N ", " 1 ")] * 10,  # consecutive N share their spaces
     ("$ 1", "$1"),
     ("# 1", "#1"),
     ("<unk>", "?"),
@@ -80,15 +80,15 @@ QUOTES: list[Rule] = [("“", '"'), ("”", '"')]
 
 def _apply(rules: list[Rule]) -> Callable[[str], str]:
     def detokenize(text: str) -> str:
-        for found, instead in rules:
-            text = text.replace(found, instead) if isinstance(found, str) else found.sub(instead, text)
+        for pattern, replacement in rules:
+            text = text.replace(pattern, replacement) if isinstance(pattern, str) else pattern.sub(replacement, text)
         return text
 
     return detokenize
 
 
 def lambada(text: str) -> str:
-    """Straight quotes, and a line break in front, as GPT-2 was evaluated on it."""
+    """Straight quotes and a leading line break, as in the evaluation of GPT-2."""
     return "\n" + _apply(QUOTES)(text).strip()
 
 
@@ -102,10 +102,10 @@ DETOKENIZERS: dict[str, Callable[[str], str]] = {
 
 
 def detokenizer(name: str | None) -> Callable[[str], str] | None:
-    """The rules of a corpus by name; None for text that needs none.
+    """The detokenizer of a corpus by name; None for ordinary text.
 
     Raises:
-        ValueError: naming the choices.
+        ValueError: for an unknown name, listing the choices.
     """
     if name is not None and name not in DETOKENIZERS:
         raise ValueError(f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for data.detokenizer")

@@ -1,6 +1,6 @@
 """The documents of local files, one after the other: .txt, .jsonl, .csv and .parquet, plain or gzip-compressed.
 
-How a document was laid out is forgotten here: what comes out are strings in the order of the files.
+Readers yield plain strings in the order of the files. How a file stores its documents does not matter after this module.
 """
 
 from __future__ import annotations
@@ -9,28 +9,65 @@ import csv
 import glob
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
 
 from dnadiff.data.cache import content_hash
 from dnadiff.data.files import open_text, resolve
 
-KINDS = ("file", "line", "row")
+if TYPE_CHECKING:
+    from dnadiff.config import Json
+
+Paths = str | Path | Sequence[str | Path]
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-_ROWS = 1024  # of a parquet file, read at once
-_LONGEST = 2**31 - 1  # characters in a field of a .csv; the module's own limit is 131,072
+_ROWS = 1024  # rows of a parquet file read at once
+_MAX_FIELD = 2**31 - 1  # characters in a field of a .csv; the default limit of the csv module is 131,072
 
 
-class Files:
+class Documents(ABC):
+    """An ordered collection of documents that can be read again and again."""
+
+    @abstractmethod
+    def key(self) -> dict[str, Json]:
+        """Everything that determines the documents, contents of files included. The cache is named by it."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]:
+        """All documents in order."""
+
+    def since(self, number: int) -> Iterator[str]:
+        """Documents from `number` on, counted from 0."""
+        return itertools.islice(self, number, None)
+
+
+def _whole_file(lines: Iterable[str]) -> Iterator[str]:
+    yield "".join(lines)
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+    return (line.strip() for line in lines)
+
+
+def _rows(lines: Iterable[str]) -> Iterator[str]:
+    return (line if line.strip() else "" for line in lines)
+
+
+KINDS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {"file": _whole_file, "line": _lines, "row": _rows}
+
+
+class Files(Documents):
     """Documents in local files.
 
     Args:
-        paths: files; `*`, `?` and `**` are expanded, in the order of names.
-        documents: what a document of a .txt file is: `file`; `line`, without white space at its ends; or `row`, a line with its end,
-            blank lines empty, as the Hugging Face Hub's WikiText has them. Tables have a document in each row.
-        column: of tables: where the text stands; several columns are joined by a space.
-        keep_line_ends: leave a line as it stands, white space and end included (for tokenizers without a token that ends a text).
+        paths: files; `*`, `?` and `**` are expanded, sorted by name.
+        documents: what a document of a .txt file is. `file`: the whole file. `line`: a line without leading and trailing white space.
+            `row`: a line with its line break, blank lines empty, as in the Hugging Face Hub's WikiText. In tables each row is a document.
+        column: of tables: name of the text column. Several columns are joined by a space.
+        keep_line_ends: keep white space and line breaks of lines (for tokenizers without an end-of-text token).
 
     Raises:
         FileNotFoundError, ValueError: if a path names no file.
@@ -38,68 +75,59 @@ class Files:
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
-    def __init__(self, paths: Any, documents: str = "file", column: str | Sequence[str] = "text", keep_line_ends: bool = False) -> None:
+    def __init__(self, paths: Paths, documents: str = "file", column: str | Sequence[str] = "text", keep_line_ends: bool = False) -> None:
         if documents not in KINDS:
             raise ValueError(f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents")
         self.paths = expanded(paths)
         self.documents, self.keep_line_ends = documents, keep_line_ends
+        self._split = iter if keep_line_ends and KINDS[documents] is not _whole_file else KINDS[documents]
+        self._readers = {"jsonl": self._objects, "csv": self._fields}
         self.columns = columns_of(column)
 
+    @override
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            yield from self._of(path)
+            yield from self._read(path)
 
-    def since(self, number: int) -> Iterator[str]:
-        """Documents from a number on, counted from 0."""
-        return itertools.islice(self, number, None)
-
-    def key(self) -> dict[str, Any]:
-        """What decides which documents come out, contents included: plain values."""
+    @override
+    def key(self) -> dict[str, Json]:
         tables = {"columns": self.columns} if any(map(kind_of, self.paths)) else {}
         texts = {} if all(map(kind_of, self.paths)) else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
         return {"files": [[content_hash(resolve(path)), kind_of(path) or "text"] for path in self.paths], **tables, **texts}
 
-    def _of(self, path: str) -> Iterator[str]:
-        kind = kind_of(path)
-        if kind == "parquet":
+    def _read(self, path: str) -> Iterator[str]:
+        if (kind := kind_of(path)) == "parquet":
             yield from self._parquet(path)
             return
         with open_text(path) as handle:
-            if kind == "jsonl":
-                yield from self._objects(path, handle)
-            elif kind == "csv":
-                yield from self._fields(path, handle)
-            elif self.documents == "file":
-                yield handle.read()
-            else:
-                for line in handle:
-                    yield line if self.keep_line_ends else line.strip() if self.documents == "line" else line if line.strip() else ""
+            yield from self._readers[kind](path, handle) if kind else self._split(handle)
 
-    def _fields(self, path: str, handle: Any) -> Iterator[str]:
-        csv.field_size_limit(_LONGEST)
+    def _fields(self, path: str, handle: Iterable[str]) -> Iterator[str]:
+        csv.field_size_limit(_MAX_FIELD)
         rows = csv.DictReader(handle)
         try:
             for row in rows:
                 yield self._joined(row, f"{path}: line {rows.line_num}")
         except csv.Error as error:
-            raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document a row") from error
+            raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row") from error
 
-    def _objects(self, path: str, handle: Any) -> Iterator[str]:
+    def _objects(self, path: str, handle: Iterable[str]) -> Iterator[str]:
         for number, line in enumerate(handle, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                said = getattr(error, "msg", "nested too deeply")
-                raise ValueError(f"{path}: line {number} is not JSON ({said}); expected one object a line") from error
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}: line {number} is not JSON ({error.msg}); expected one object per line") from error
+            except RecursionError as error:
+                raise ValueError(f"{path}: line {number} is not JSON (nested too deeply); expected one object per line") from error
             if not isinstance(row, dict):
                 raise ValueError(
-                    f'{path}: line {number} holds a {type(row).__name__}; expected one object a line, such as {{"text": "..."}}'
+                    f'{path}: line {number} is a {type(row).__name__}; expected one object per line, such as {{"text": "..."}}'
                 )
             text = self._joined(row, f"{path}: line {number}")
             if "\\u" in line and (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)):
-                raise ValueError(f"{path}: line {number} has half of a character (\\u{ord(half):x}), which is no text; remove it")
+                raise ValueError(f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), which is not text; remove it")
             yield text
 
     def _parquet(self, path: str) -> Iterator[str]:
@@ -114,17 +142,17 @@ class Files:
                     for row in batch.to_pylist():
                         yield self._joined(row, path)
         except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} is not a sound parquet file ({' '.join(str(error).split())[:120]})") from error
+            raise ValueError(f"{path} is not a valid parquet file ({' '.join(str(error).split())[:120]})") from error
 
-    def _joined(self, row: dict[str, Any], where: str) -> str:
+    def _joined(self, row: Mapping[str, Json], where: str) -> str:
         for column in self.columns:
             if not isinstance(row.get(column), str):
                 raise ValueError(_no_column(where, column, [key for key, value in row.items() if isinstance(value, str)]))
         return " ".join(row[column] for column in self.columns)
 
 
-def columns_of(column: Any) -> list[str]:
-    """Names of the columns whose texts a document is made of.
+def columns_of(column: str | Sequence[str]) -> list[str]:
+    """Names of the columns that make up a document.
 
     Raises:
         ValueError: for anything but a name or a list of names.
@@ -136,12 +164,12 @@ def columns_of(column: Any) -> list[str]:
 
 
 def kind_of(path: str) -> str | None:
-    """The kind of table that a file name promises; None for text."""
+    """The table format that a file name indicates; None for text."""
     return _TABLES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
 
 
-def expanded(paths: Any) -> list[str]:
-    """File names with patterns expanded, each pattern in the order of names.
+def expanded(paths: Paths) -> list[str]:
+    """File names with patterns expanded, the matches of each pattern sorted by name.
 
     Raises:
         FileNotFoundError, ValueError: if there is no such file.
@@ -155,7 +183,7 @@ def expanded(paths: Any) -> list[str]:
             else [text]
         )
         if not matches:
-            raise FileNotFoundError(f"{text} matches no file; check the pattern (it is read from {Path.cwd()})")
+            raise FileNotFoundError(f"{text} matches no file; check the pattern (relative to {Path.cwd()})")
         found += matches
     for path in found:
         if resolve(path).stat().st_size == 0:

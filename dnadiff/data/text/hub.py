@@ -1,29 +1,53 @@
-"""Documents of the Hugging Face Hub, through `datasets`: imported when a document is asked for, and never allowed to run code."""
+"""Documents of the Hugging Face Hub, read with `datasets`, which is imported on first use and never allowed to run code."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
+
+from typing_extensions import override
 
 from dnadiff.data.cache import content_hash
-from dnadiff.data.text.documents import columns_of, expanded
-from dnadiff.data.text.reach import reachable
+from dnadiff.data.splits import PARTS
+from dnadiff.data.text.documents import Documents, columns_of, expanded
+
+if TYPE_CHECKING:
+    from dnadiff.config import Json
 
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
+_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "HTTP_PROXY")
+
+
+def hub_is_reachable() -> bool:
+    """Whether the host name of the Hub resolves, so that a machine without a network fails at once instead of after many retries.
+
+    True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` is set.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443)
+        return True
+    except OSError:
+        return False
 
 
 class Hub:
     """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or arrow, with `data_files`).
 
     Args:
-        id: of the repository, `owner/name`.
-        splits: what `datasets` calls the parts: `{train: train, valid: validation, test: test}`.
-        subset: name of the configuration, where the repository has several.
+        id: repository, `owner/name`.
+        splits: names of the parts in the dataset: `{train: train, valid: validation, test: test}`.
+        subset: name of the configuration, for repositories with several.
         revision: commit, branch or tag.
-        column: where the text stands; several columns are joined by a space.
-        data_files: files of the repository (patterns) for each of its splits; None: as the repository says.
+        column: name of the text column. Several columns are joined by a space.
+        data_files: files of the repository (patterns) for each of its splits; None: the repository's own choice.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
@@ -35,9 +59,9 @@ class Hub:
         subset: str | None = None,
         revision: str | None = None,
         column: str | Sequence[str] = "text",
-        data_files: Mapping[str, Any] | None = None,
+        data_files: Mapping[str, str | Sequence[str]] | None = None,
     ) -> None:
-        if wrong := [part for part in splits if part not in ("train", "valid", "test")]:
+        if wrong := [part for part in splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
         self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
         self.columns = columns_of(column)
@@ -48,20 +72,21 @@ class Hub:
 
         Args:
             part: train, valid or test.
-            name: what reports call the data.
+            name: name of the data in messages.
             streaming: read without storing.
         """
         return HubPart(self, part, name, streaming)
 
 
-class HubPart:
-    """The documents of one part, in their order; `skip` leaves some out without reading their text."""
+class HubPart(Documents):
+    """The documents of one part, in order."""
 
     def __init__(self, hub: Hub, part: str, name: str, streaming: bool) -> None:
         self.hub, self.part, self.name, self.streaming = hub, part, name, streaming
 
-    def key(self) -> dict[str, Any]:
-        """What decides which documents come out: plain values. Local files count by their content, repositories by their revision."""
+    @override
+    def key(self) -> dict[str, Json]:
+        # Local files are identified by their content, repositories by their revision.
         hub, files = self.hub, self._local_files()
         content = {"files": [[Path(f).name, content_hash(Path(f))] for f in files]} if files else {}
         named = {"hub": hub.id, "subset": hub.subset, "revision": hub.revision, "split": hub.splits[self.part]}
@@ -75,33 +100,34 @@ class HubPart:
         given = hub.data_files.get(hub.splits[self.part], []) if hub.id in _LOCAL and hub.data_files else []
         return expanded([path for path in given if "://" not in str(path)])
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return self.since(0)
 
-    def since(self, first: int) -> Iterator[str]:
-        """Documents from number `first`, counted from 0."""
-        rows = self._load()
-        rows = rows.skip(first) if first else rows
-        for row in rows:
+    @override
+    def since(self, number: int) -> Iterator[str]:
+        for row in self._load(number):
             for column in self.hub.columns:
                 if not isinstance(row.get(column), str):
                     raise ValueError(f"{self.hub.id} has no text in {column!r}; set data.hub.column to one of {', '.join(map(repr, row))}")
             yield " ".join(row[column] for column in self.hub.columns)
 
-    def _load(self) -> Any:
-        if not reachable():
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when `datasets` is imported: what it has stored before is still found
+    def _load(self, skip: int) -> Iterable[dict[str, Json]]:
+        if not hub_is_reachable():
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when `datasets` is imported; stored datasets are still found
         import datasets
 
-        hub, settings = self.hub, {"split": self.hub.splits[self.part], "streaming": self.streaming}
+        hub = self.hub
+        settings = {"split": hub.splits[self.part], "streaming": self.streaming}
         settings |= {key: value for key, value in (("revision", hub.revision), ("data_files", hub.data_files)) if value}
         try:
-            return datasets.load_dataset(hub.id, hub.subset, **settings)
-        except Exception as error:  # of several libraries below, depending on what fails
-            said = " ".join(str(error).split())[:160]
+            rows = datasets.load_dataset(hub.id, hub.subset, **settings)
+        except Exception as error:  # several libraries raise, depending on what fails
+            message = " ".join(str(error).split())[:160]
             files = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
-                f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub ({type(error).__name__}: {said}); "
-                f"without a network, give the file of its {self.part} part, and of others that are needed: 'data.path={{{files}}}' (.txt, .jsonl or .parquet with "
-                f"{'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
+                f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub ({type(error).__name__}: {message}); "
+                f"without a network, give the file of its {self.part} part, and of other parts that are needed: 'data.path={{{files}}}' "
+                f"(.txt, .jsonl or .parquet with {'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
             ) from error
+        return rows.skip(skip) if skip else rows

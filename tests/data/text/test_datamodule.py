@@ -1,4 +1,4 @@
-"""Documents as windows: wrapped without loss, padded without a trace, tokenised once."""
+"""Documents as windows: wrapped without loss, padded with masked padding, tokenized once."""
 
 import gzip
 import json
@@ -49,10 +49,10 @@ def module(path, tokenizer=None, **options):
     return TextDataModule(path, tokenizer=tokenizer, **options)
 
 
-def test_wrapping_on_a_literal_example(tmp_path, letters):
+def test_wrapping_a_literal_example(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\ni j k l m n o p\n")
     tiles = module({"test": str(tmp_path / "t.txt")}, letters).test_windows("test")
-    # a b c [SEP] d [SEP] e f g h [SEP] i j k l m n o p [SEP] in blocks of six; the last one begins earlier and counts what is new
+    # a b c [SEP] d [SEP] e f g h [SEP] i j k l m n o p [SEP] in blocks of six; the last one overlaps and counts only its new tokens
     assert [t["ids"].tolist() for t in tiles] == [
         [2, 5, 6, 7, 3, 8, 3, 3],
         [2, 9, 10, 11, 12, 3, 13, 3],
@@ -62,7 +62,7 @@ def test_wrapping_on_a_literal_example(tmp_path, letters):
     assert [t["weight"].tolist() for t in tiles] == [[1] * 8] * 3 + [[1, 0, 0, 0, 0, 1, 1, 1]]
 
 
-def test_padding_on_a_literal_example(tmp_path, letters):
+def test_padding_a_literal_example(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c\n\ne f g h i j k l m\n")
     tiles = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False).test_windows("test")
     rows = [[2, 5, 6, 7, 3, 0, 0, 0], [2, 3, 0, 0, 0, 0, 0, 0], [2, 9, 10, 11, 12, 13, 14, 3]]
@@ -70,7 +70,7 @@ def test_padding_on_a_literal_example(tmp_path, letters):
     assert [t["valid"].tolist() for t in tiles] == [t["weight"].bool().tolist() for t in tiles] == [[i > 0 for i in row] for row in rows]
 
 
-def test_without_special_tokens_it_is_text_and_nothing_else(tmp_path, letters):
+def test_without_special_tokens_windows_are_plain_text(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\n")
     options = {"insert_special_tokens": False, "length": 4}
     tiles = module({"test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options).test_windows("test")
@@ -81,7 +81,7 @@ def test_without_special_tokens_it_is_text_and_nothing_else(tmp_path, letters):
 
 
 @pytest.mark.parametrize("length", [5, 8, 64])
-def test_the_blocks_joined_are_the_corpus(corpus, letters, length):
+def test_the_concatenated_blocks_are_the_corpus(corpus, letters, length):
     data = module(corpus, letters, length=length)
     text = Path(corpus["train"]).read_text().splitlines()
     expected = [i for line in text for i in [*letters.encode(line).tolist(), 3]]
@@ -92,7 +92,7 @@ def test_the_blocks_joined_are_the_corpus(corpus, letters, length):
     assert {tuple(row.tolist()) for row in shown} == {tuple(t["ids"][1:-1].tolist()) for t in tiles}
 
 
-def test_every_document_is_shown_once_an_epoch(corpus, letters):
+def test_every_document_occurs_once_per_epoch(corpus, letters):
     data = module(corpus, letters, wrap=False, length=12, batch_size=5)
     loader = data.train_dataloader()
     rows = [[tuple(row) for b in loader for row in b["ids"].tolist()] for _ in range(2)]
@@ -101,7 +101,7 @@ def test_every_document_is_shown_once_an_epoch(corpus, letters):
 
 
 @pytest.mark.parametrize("wrap", [True, False])
-def test_a_run_resumed_in_the_middle_sees_what_it_would_have_seen(corpus, letters, wrap):
+def test_a_resumed_run_sees_the_same_batches(corpus, letters, wrap):
     def batches(skip=None):
         loader = module(corpus, letters, wrap=wrap, seed=3).train_dataloader()
         if skip is not None:
@@ -112,23 +112,25 @@ def test_a_run_resumed_in_the_middle_sees_what_it_would_have_seen(corpus, letter
                 seen.append((loader.state_dict(), batch["ids"].tolist()))
         return seen
 
-    whole = batches()
-    for number in (0, 2, len(whole) // 2 - 1, len(whole) // 2 + 1):
-        assert [ids for _, ids in batches(whole[number][0])][:3] == [ids for _, ids in whole[number + 1 : number + 4]]
+    expected = batches()
+    for number in (0, 2, len(expected) // 2 - 1, len(expected) // 2 + 1):
+        assert [ids for _, ids in batches(expected[number][0])][:3] == [ids for _, ids in expected[number + 1 : number + 4]]
 
 
 @pytest.mark.parametrize("wrap", [True, False])
-def test_workers_get_paths_and_change_nothing(corpus, letters, wrap):
+def test_workers_receive_paths_and_give_the_same_batches(corpus, letters, wrap):
     data = module(corpus, letters, wrap=wrap)
     for windows in (data.train_batches(), data.test_windows("valid")):
         packed = pickle.dumps(windows)
-        assert data.tokens("train").folder.name.encode() in packed or data.tokens("valid").folder.name.encode() in packed
+        assert (
+            data.tokenized.tokens("train").folder.name.encode() in packed or data.tokenized.tokens("valid").folder.name.encode() in packed
+        )
         assert data.sequences("train")[0].tobytes() not in packed and len(packed) < 4000
-    alone, helped = ([b["ids"].tolist() for b in module(corpus, letters, wrap=wrap, num_workers=n).train_dataloader()] for n in (0, 2))
-    assert alone == helped
+    single, multiple = ([b["ids"].tolist() for b in module(corpus, letters, wrap=wrap, num_workers=n).train_dataloader()] for n in (0, 2))
+    assert single == multiple
 
 
-def test_random_windows_lie_anywhere(tmp_path):
+def test_random_windows_start_anywhere(tmp_path):
     (tmp_path / "book.txt").write_text("abcdefghij" * 30)
     data = TextDataModule(str(tmp_path / "book.txt"), length=8, batch_size=16, epoch_size=160)
     starts = {data.tokenizer.decode(row)[0] for b in data.train_dataloader() for row in b["ids"]}
@@ -138,9 +140,9 @@ def test_random_windows_lie_anywhere(tmp_path):
 def test_the_last_documents_are_validation(corpus, letters):
     data = module(corpus["train"], letters, path_is="train", valid_documents=10)
     assert data.parts == ["train", "valid"]
-    tokens = data.tokens("train")
-    assert tokens is data.tokens("valid") and [i.end for i in data.documents_of("train")] == [50] == [
-        i.start for i in data.documents_of("valid")
+    tokens = data.tokenized.tokens("train")
+    assert tokens is data.tokenized.tokens("valid") and [i.end for i in data.tokenized.documents_of("train")] == [50] == [
+        i.start for i in data.tokenized.documents_of("valid")
     ]
     assert np.array_equal(data.sequences("valid")[0], np.concatenate([tokens[d] for d in range(50, 60)]))
     with pytest.raises(ValueError, match=r"has no test part; set part=train, or part=valid, or data\.path=\{test: FILE\}"):
@@ -149,10 +151,14 @@ def test_the_last_documents_are_validation(corpus, letters):
         module(corpus["train"], letters, path_is="train", valid_documents=60).check_training()
 
 
-def test_many_documents_are_held_out_whole(tmp_path):
+def test_many_documents_are_split_by_document(tmp_path):
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"number {i} "}) + "\n" for i in range(200)))
     data = TextDataModule(str(tmp_path / "t.jsonl"), length=16, batch_size=4)
-    assert [(i.start, i.end) for part in ("train", "test", "valid") for i in data.documents_of(part)] == [(0, 160), (160, 180), (180, 200)]
+    assert [(i.start, i.end) for part in ("train", "test", "valid") for i in data.tokenized.documents_of(part)] == [
+        (0, 160),
+        (160, 180),
+        (180, 200),
+    ]
 
 
 def test_files_of_all_kinds(tmp_path):
@@ -172,7 +178,7 @@ def test_files_of_all_kinds(tmp_path):
     with pytest.raises(ValueError, match=r"d\.parquet has no text in 'body'; set data\.column to one of 'text', 'n'"):
         list(Files(tmp_path / "d.parquet", column="body"))
     (tmp_path / "d.parquet").write_bytes((tmp_path / "d.parquet").read_bytes()[:100])
-    with pytest.raises(ValueError, match="not a sound parquet file"):
+    with pytest.raises(ValueError, match="not a valid parquet file"):
         list(Files(tmp_path / "d.parquet"))
 
 
@@ -182,19 +188,19 @@ def test_files_of_all_kinds(tmp_path):
         ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no text in 'body'; set data\.column to one of 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
         ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
-        ('["a"]', {}, r"t\.jsonl: line 1 holds a list; expected one object a line"),
-        ('{"text": "a\\ud800b"}', {}, r"t\.jsonl: line 1 has half of a character \(\\ud800\)"),
+        ('["a"]', {}, r"t\.jsonl: line 1 is a list; expected one object per line"),
+        ('{"text": "a\\ud800b"}', {}, r"t\.jsonl: line 1 contains an unpaired surrogate \(\\ud800\)"),
         ({"text": "x"}, {"column": []}, r"column is \[\]; set data\.column"),
         (None, {"documents": "page"}, r"documents is 'page'; choose file, line, row"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, content, options, message):
+def test_unreadable_files_are_reported(tmp_path, content, options, message):
     (tmp_path / "t.jsonl").write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
     with pytest.raises(ValueError, match=message):
         list(Files(tmp_path / "t.jsonl", **options))
 
 
-def test_a_whole_character_in_two_escapes_is_text(tmp_path):
+def test_a_surrogate_pair_in_two_escapes_is_text(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "a\\ud83d\\ude00b"}\n')
     assert list(Files(tmp_path / "t.jsonl")) == ["a😀b"]
 
@@ -202,19 +208,19 @@ def test_a_whole_character_in_two_escapes_is_text(tmp_path):
 def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
     assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
-    monkeypatch.setattr("dnadiff.data.text.documents._LONGEST", 1000)
+    monkeypatch.setattr("dnadiff.data.text.documents._MAX_FIELD", 1000)
     with pytest.raises(ValueError, match=r"t\.csv: line 1 is not CSV \(field larger than field limit"):
         list(Files(tmp_path / "t.csv"))
 
 
-def test_a_pattern_passes_over_folders(tmp_path):
+def test_a_pattern_skips_folders(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("z.txt", "a/y.txt", "a/b/x.txt"):
         (tmp_path / name).write_text(name)
     assert list(Files(str(tmp_path / "**"))) == ["a/b/x.txt", "a/y.txt", "z.txt"]
 
 
-def test_a_pattern_without_a_file_is_named(tmp_path):
+def test_a_pattern_without_a_match_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"\*\.txt matches no file"):
         Files(str(tmp_path / "*.txt"))
 
@@ -224,52 +230,52 @@ def test_a_pattern_without_a_file_is_named(tmp_path):
     [
         ({"windows": "tiled"}, r"choose uniform or blocks for data\.windows"),
         ({"path_is": "valid"}, r"choose all or train or test for data\.path_is"),
-        ({"valid_documents": 0}, r"set data\.valid_documents to 1 or more"),
-        ({"num_proc": 0}, r"set data\.num_proc to 1 or more"),
+        ({"valid_documents": 0}, r"data\.valid_documents 0 must be an integer of at least 1"),
+        ({"num_proc": 0}, r"data\.num_proc 0 must be an integer of at least 1"),
         ({"detokenizer": "x"}, r"choose wikitext"),
         ({"streaming": True, "wrap": False, "path_is": "train"}, r"set data\.wrap=true"),
-        ({"streaming": True}, r"streaming=true needs parts of their own"),
+        ({"streaming": True}, r"streaming=true needs separate parts"),
         ({"streaming": True, "path_is": "train", "valid_documents": 3}, r"set data\.num_documents"),
         ({"streaming": True, "path_is": "train", "epoch_size": 8}, r"set data\.epoch_size=null"),
-        ({"streaming": "no"}, r"streaming is 'no'; set data\.streaming to true or false"),
-        ({"wrap": "no"}, r"wrap is 'no'; set data\.wrap to true or false$"),
-        ({"wrap": None}, r"wrap is None; set data\.wrap to true or false$"),
-        ({"insert_eos": "no"}, r"insert_eos is 'no'; set data\.insert_eos to true, false or null"),
-        ({"insert_valid_eos": 0}, r"insert_valid_eos is 0; set"),
-        ({"insert_special_tokens": "false"}, r"insert_special_tokens is 'false'; set"),
+        ({"streaming": "no"}, r"data\.streaming 'no' must be true or false"),
+        ({"wrap": "no"}, r"data\.wrap 'no' must be true or false"),
+        ({"wrap": None}, r"data\.wrap None must be true or false"),
+        ({"insert_eos": "no"}, r"data\.insert_eos 'no' must be true or false"),
+        ({"insert_valid_eos": 0}, r"data\.insert_valid_eos 0 must be true or false"),
+        ({"insert_special_tokens": "false"}, r"data\.insert_special_tokens 'false' must be true or false"),
         ({"valid_documents": 10}, r"valid_documents is 10, but a single path .* set data\.path_is=train"),
         ({"column": 7}, r"column is 7; set data\.column"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(corpus, options, message):
+def test_contradictory_settings_are_rejected(corpus, options, message):
     with pytest.raises(ValueError, match=message):
         module(corpus["train"], **options).prepare()
 
 
-def test_parts_are_named(corpus):
+def test_unknown_parts_are_rejected(corpus):
     with pytest.raises(ValueError, match="path has the parts dev; expected some of train, valid, test"):
         module({"dev": corpus["train"]})
     with pytest.raises(ValueError, match=r"path names no file; set data\.path"):
         TextDataModule(None, length=8, batch_size=2)
 
 
-def test_a_tokenizer_without_the_tokens_needed_is_refused(corpus):
+def test_a_tokenizer_without_the_required_tokens_is_rejected(corpus):
     with pytest.raises(ValueError, match=r"tokenizer characters has no token that ends a text; set data\.insert_eos=false"):
         module(corpus, insert_eos=True).prepare()
     with pytest.raises(ValueError, match=r"has no token that begins a text; set data\.insert_special_tokens=false"):
         module(corpus, insert_special_tokens=True).prepare()
-    with pytest.raises(ValueError, match="the model was trained on dna, these data are text"):
+    with pytest.raises(ValueError, match="the model was trained on dna, but these data are text"):
         module(corpus).expect(DNATokenizer())
 
 
-def test_training_says_which_part_is_missing(corpus, letters):
-    with pytest.raises(ValueError, match=r"has train alone; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N"):
+def test_training_reports_the_missing_part(corpus, letters):
+    with pytest.raises(ValueError, match=r"has only train; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N"):
         module({"train": corpus["train"]}, letters).check_training()
-    with pytest.raises(ValueError, match=r"has test alone; set data\.path=\{train: FILE, valid: FILE\}$"):
+    with pytest.raises(ValueError, match=r"has only test; set data\.path=\{train: FILE, valid: FILE\}$"):
         module(corpus["test"], letters, path_is="test").check_training()
 
 
-def test_held_out_documents_of_a_single_file_have_ends_of_their_own(tmp_path, monkeypatch, letters):
+def test_held_out_documents_of_a_single_file_can_have_other_end_tokens(tmp_path, monkeypatch, letters):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     (tmp_path / "t.txt").write_text("a b\n" * 200)
     plain, data = (module(str(tmp_path / "t.txt"), letters, insert_valid_eos=eos) for eos in (None, False))
@@ -280,12 +286,12 @@ def test_held_out_documents_of_a_single_file_have_ends_of_their_own(tmp_path, mo
     assert about["split_tokens"] == {"train": 480, "valid": 40, "test": 40} and about["records"] == 200
     assert about["layout"].endswith("[SEP] after each document (not in valid and test)")
     assert about["split_hash"] != plain.describe()["split_hash"]
-    (tmp_path / "t.txt").write_text("a b\n" * 50)  # too few to hold out whole: the split cuts the stream of tokens
-    with pytest.raises(ValueError, match=r"insert_valid_eos=false differs from training, and the split cuts 50 documents by position"):
+    (tmp_path / "t.txt").write_text("a b\n" * 50)  # too few to split by document: the split divides the stream of tokens
+    with pytest.raises(ValueError, match=r"insert_valid_eos=false differs from training, and the split divides 50 documents by position"):
         module(str(tmp_path / "t.txt"), letters, insert_valid_eos=False).prepare()
 
 
-def test_validation_cut_off_training_has_ends_of_its_own(corpus, letters):
+def test_validation_split_off_training_can_have_other_end_tokens(corpus, letters):
     options = {"path_is": "train", "valid_documents": 10}
     plain, data = (module(corpus["train"], letters, insert_valid_eos=eos, **options) for eos in (None, False))
     assert [t for t in plain.sequences("valid")[0].tolist() if t != 3] == data.sequences("valid")[0].tolist()
@@ -293,7 +299,7 @@ def test_validation_cut_off_training_has_ends_of_its_own(corpus, letters):
     assert plain.describe()["split_hash"] != data.describe()["split_hash"]
 
 
-def test_reports_say_how_many_documents_were_cut(tmp_path, letters):
+def test_reports_count_truncated_documents(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c d e f\na b c d e f g\n\na b c d e f g h i\n")
     data = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False)  # six letters and two ends fit
     data.test_windows("test")
@@ -306,12 +312,12 @@ def test_a_file_of_one_document_cannot_be_padded(tmp_path):
         module(str(tmp_path / "t.txt"), documents="file", wrap=False).prepare()
 
 
-def test_lines_keep_their_ends_where_no_token_ends_a_text(corpus):
+def test_lines_keep_their_line_breaks_without_an_end_of_text_token(corpus):
     data = module(corpus)
     assert data.tokenizer.decode(data.sequences("valid")[0]) == Path(corpus["valid"]).read_text()
 
 
-def test_a_models_tokenizer_replaces_that_of_the_data(corpus, letters):
+def test_the_tokenizer_of_a_model_replaces_that_of_the_data(corpus, letters):
     data = module(corpus, Pretrained("owner/never-read"))
     data.expect(letters)
     assert data.tokenizer is letters and data.describe()["split_tokens"] == {}  # nothing was read
@@ -322,9 +328,9 @@ def folders():
     return sorted(p for p in os.listdir(os.path.join(os.environ["DNADIFF_CACHE"], "texts")) if not p.endswith(".lock"))
 
 
-def test_what_matters_is_in_the_key_and_nothing_else(corpus, letters):
+def test_the_cache_key_contains_exactly_what_determines_the_ids(corpus, letters):
     def opened(path=corpus, tokenizer=letters, **options):
-        return module(path, tokenizer, **options).tokens("train").folder.name
+        return module(path, tokenizer, **options).tokenized.tokens("train").folder.name
 
     first = opened()
     assert {opened(length=16), opened(windows="uniform"), opened(insert_special_tokens=False), opened(num_proc=1)} == {first}
@@ -335,9 +341,9 @@ def test_what_matters_is_in_the_key_and_nothing_else(corpus, letters):
     assert len({first, *changed, opened()}) == 6 and len(folders()) == 6
 
 
-def test_a_cache_of_another_version_or_damaged_is_made_again(corpus, letters, monkeypatch, caplog):
+def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch, caplog):
     caplog.set_level("INFO", "dnadiff")
-    folder = module(corpus, letters).tokens("train").folder
+    folder = module(corpus, letters).tokenized.tokens("train").folder
     before = (folder / "tokens").read_bytes()
     for number, damage in enumerate(("version", "tokens", "cut")):
         index = json.loads((folder / "index.json").read_text())
@@ -345,18 +351,18 @@ def test_a_cache_of_another_version_or_damaged_is_made_again(corpus, letters, mo
             (folder / "index.json").write_text(json.dumps(index | {"format": 0}))
         else:
             (folder / "tokens").write_bytes(before[:-2] if damage == "cut" else bytes(2) + before[2:])
-        assert module(corpus, letters).tokens("train").tokens.tobytes() == before
-        assert caplog.text.count("tokenising it again") == number + 1
+        assert module(corpus, letters).tokenized.tokens("train").tokens.tobytes() == before
+        assert caplog.text.count("tokenizing it again") == number + 1
     monkeypatch.setattr(store, "FORMAT", 2)
-    assert module(corpus, letters).tokens("train").folder != folder
+    assert module(corpus, letters).tokenized.tokens("train").folder != folder
 
 
-def test_two_processes_tokenise_at_once(corpus, letters, tmp_path):
+def test_two_processes_tokenize_at_once(corpus, letters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
     code = (
         "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import Pretrained\n"
-        "from dnadiff.data.text.tokenized import tokenised\n"
-        f"t = tokenised(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, name='x').load(), None, 3, 'x')\n"
+        "from dnadiff.data.text.tokenized import tokenize\n"
+        f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, name='x').load(), None, 3, 'x')\n"
         "print(t.folder, int(t.tokens.sum()))"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -364,18 +370,18 @@ def test_two_processes_tokenise_at_once(corpus, letters, tmp_path):
     assert len(results) == 1 and "" not in results and len(folders()) == 1
 
 
-def test_several_processes_give_what_one_gives(corpus, letters, monkeypatch):
+def test_several_processes_give_the_same_result_as_one(corpus, letters, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK", 40)
-    one = module(corpus, letters, num_proc=1).tokens("train")
+    one = module(corpus, letters, num_proc=1).tokenized.tokens("train")
     monkeypatch.setattr(store, "FORMAT", 2)
-    many = module(corpus, letters, num_proc=3).tokens("train")
+    many = module(corpus, letters, num_proc=3).tokenized.tokens("train")
     assert one.folder != many.folder and np.array_equal(one.tokens, many.tokens) and np.array_equal(one.ends, many.ends)
 
 
-def test_a_fault_in_another_process_is_reported(corpus, monkeypatch):
+def test_an_error_in_another_process_is_reported(corpus, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK", 40)
     with pytest.raises(ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"):
-        module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokens("train")
+        module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokenized.tokens("train")
     assert folders() == []
 
 
@@ -383,7 +389,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from dnadiff.data.cache import locked
-from dnadiff.data.text.tokenized import in_order
+from dnadiff.data.text.tokenized import map_in_order
 
 def items():
     yield from range(8)
@@ -391,12 +397,12 @@ def items():
     time.sleep(60)
 
 with locked(Path(sys.argv[1])):
-    for _ in in_order(lambda item: bytes(1 << 20), items(), 2):  # more than fits into a pipe
+    for _ in map_in_order(lambda item: bytes(1 << 20), items(), 2):  # more than fits into a pipe
         pass
 """
 
 
-def test_processes_of_a_killed_one_end_and_leave_the_lock(tmp_path):
+def test_workers_of_a_killed_process_exit_and_release_the_lock(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.kill()
@@ -408,21 +414,21 @@ def test_processes_of_a_killed_one_end_and_leave_the_lock(tmp_path):
     assert held
 
 
-class Odd(CharTokenizer):
-    """A tokenizer with a fault of its own."""
+class Faulty(CharTokenizer):
+    """A tokenizer that raises an unexpected error."""
 
     def encode(self, sequence):
         raise KeyError("odd")
 
 
-def test_a_fault_of_another_library_in_another_process_is_reported(corpus, monkeypatch):
+def test_an_unexpected_error_in_another_process_is_reported(corpus, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK", 40)
     with pytest.raises(RuntimeError, match=r"KeyError: 'odd'"):
-        module(corpus, Odd("abcd \n"), num_proc=2).tokens("train")
+        module(corpus, Faulty("abcd \n"), num_proc=2).tokenized.tokens("train")
     assert folders() == []
 
 
-def test_a_file_changed_while_it_is_read_leaves_nothing(corpus, letters, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters, monkeypatch):
     class Growing(Files):
         def __iter__(self):
             yield from super().__iter__()
@@ -430,6 +436,6 @@ def test_a_file_changed_while_it_is_read_leaves_nothing(corpus, letters, monkeyp
                 file.write("z z z\n")
 
     monkeypatch.setattr("dnadiff.data.text.corpus.Files", Growing)
-    with pytest.raises(ValueError, match="a file was changed while it was read; start again when it is complete"):
-        module(corpus, letters).tokens("train")
+    with pytest.raises(ValueError, match="a file changed while it was read; start again when it is complete"):
+        module(corpus, letters).tokenized.tokens("train")
     assert folders() == []

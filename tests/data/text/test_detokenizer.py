@@ -1,4 +1,4 @@
-"""The rules of MDLM's loader on sentences of the corpora they are for."""
+"""The rules of MDLM's loader on sentences of their corpora."""
 
 import pytest
 
@@ -28,11 +28,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases])
-def test_a_sentence_of_each_corpus(name, text):
+def test_sentences_of_each_corpus(name, text):
     assert detokenizer(name)(text) == CASES[name][text]
 
 
-def test_every_rule_has_a_case_and_unknown_names_are_refused():
+def test_every_detokenizer_has_a_case_and_unknown_names_are_rejected():
     assert set(CASES) == set(DETOKENIZERS) and detokenizer(None) is None
     with pytest.raises(ValueError, match=r"detokenizer is 'wiki'; choose wikitext, ptb, lm1b"):
         detokenizer("wiki")

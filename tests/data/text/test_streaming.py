@@ -1,4 +1,4 @@
-"""Text that is read while training goes on: the same blocks as from the cache, and the same token after a resume."""
+"""Streamed text: the same blocks as from the cache, and the same tokens after a resume."""
 
 import json
 
@@ -32,14 +32,14 @@ def test_blocks_follow_each_other_through_the_documents():
     assert batches[0]["index"].tolist() == [0, 1] and batches[2]["index"].tolist() == [4, 5] and all(b["weight"].all() for b in batches)
 
 
-def test_ends_stand_around_every_block():
+def test_every_block_has_tokens_at_its_ends():
     batch = next(iter(loader(length=6, ends=Ends(5, 7))))
     assert batch["ids"].shape == (2, 6) and set(batch["ids"][:, 0].tolist()) == {5} and set(batch["ids"][:, -1].tolist()) == {7}
     assert "".join(LETTERS.decode(row[1:-1]) for row in batch["ids"]) == "".join(TEXTS)[:8]
 
 
 @pytest.mark.parametrize("length", [3, 4, 7])
-def test_it_goes_on_from_any_batch(length):
+def test_streaming_resumes_at_any_batch(length):
     def run(state=None):
         stream, seen = loader(1, length), []
         if state is not None:
@@ -50,9 +50,9 @@ def test_it_goes_on_from_any_batch(length):
             seen.append((stream.state_dict(), None))
         return seen
 
-    whole = run()
-    for number, (state, _) in enumerate(whole[: len(whole) // 2 + 3]):
-        rest = [ids for _, ids in whole[number + 1 :] if ids is not None]
+    expected = run()
+    for number, (state, _) in enumerate(expected[: len(expected) // 2 + 3]):
+        rest = [ids for _, ids in expected[number + 1 :] if ids is not None]
         assert [ids for _, ids in run(state) if ids is not None][: len(rest)] == rest
 
 
@@ -63,8 +63,8 @@ def test_processes_share_the_blocks():
     assert torch.equal(torch.cat([both[0][0]["ids"], both[1][0]["ids"]]), next(iter(loader()))["ids"])
 
 
-def test_too_little_text_is_refused():
-    with pytest.raises(ValueError, match="the stream ended before a first batch of 2 windows of 4 tokens"):
+def test_too_little_text_is_rejected():
+    with pytest.raises(ValueError, match="the stream ended before the first batch of 2 windows of 4 tokens"):
         next(iter(loader(texts=["abc"])))
 
 
@@ -101,7 +101,7 @@ def test_a_dataset_is_read_with_and_without_streaming(hub):
 
 
 @pytest.mark.parametrize("kind", ["pattern", "folder"])
-def test_files_read_by_datasets_count_by_their_content(kind, tmp_path):
+def test_files_read_by_datasets_are_identified_by_their_content(kind, tmp_path):
     folder = tmp_path / "docs"
     folder.mkdir()
     named = {"id": "json", "data_files": {"train": str(folder / "*.jsonl")}} if kind == "pattern" else {"id": str(folder)}
@@ -114,7 +114,7 @@ def test_files_read_by_datasets_count_by_their_content(kind, tmp_path):
     assert Hub(splits={"train": "train"}, **named).part("train", "x").key() == keys[2]
 
 
-def test_a_stream_that_ends_before_its_validation_is_refused(tmp_path, monkeypatch):
+def test_a_stream_that_ends_before_its_validation_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
     options = {"tokenizer": LETTERS, "path_is": "train", "streaming": True, "valid_documents": 2}
@@ -138,7 +138,7 @@ class Recorder(lightning.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_resumed_from_a_checkpoint_sees_what_it_would_have_seen(tmp_path, monkeypatch):
+def test_a_run_resumed_from_a_checkpoint_sees_the_same_batches(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
 
@@ -151,14 +151,14 @@ def test_a_run_resumed_from_a_checkpoint_sees_what_it_would_have_seen(tmp_path, 
         trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return model.seen
 
-    whole = fit(17)
+    expected = fit(17)
     for step in (3, 8, 9):
-        assert fit(step) == whole[:step] and fit(17, tmp_path / f"{step}.ckpt") == whole[step:], step
+        assert fit(step) == expected[:step] and fit(17, tmp_path / f"{step}.ckpt") == expected[step:], step
 
 
-def test_without_a_network_it_says_which_file_to_put_where(monkeypatch, tmp_path):
+def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch, tmp_path):
     pytest.importorskip("datasets")
-    monkeypatch.setattr("dnadiff.data.text.hub.reachable", lambda: False)
+    monkeypatch.setattr("dnadiff.data.text.hub.hub_is_reachable", lambda: False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -168,4 +168,4 @@ def test_without_a_network_it_says_which_file_to_put_where(monkeypatch, tmp_path
     with pytest.raises(
         ValueError, match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE, valid: FILE\}'"
     ):
-        data.tokens("train")
+        data.tokenized.tokens("train")

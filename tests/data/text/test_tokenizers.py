@@ -1,4 +1,4 @@
-"""Subword tokenizers: known ids, masks of their own, and nothing but the checkpoint needed to have them again."""
+"""Subword tokenizers: known ids, new mask and padding tokens, and checkpoints that contain the complete tokenizer."""
 
 import gzip
 import json
@@ -34,14 +34,14 @@ def byte_pairs(tmp_path_factory):
     return folder
 
 
-def test_bert_on_the_ids_everybody_knows(shared_data):
+def test_bert_gives_the_published_ids(shared_data):
     bert = Pretrained(str(shared_data / "text" / "tokenizers" / "bert-base-uncased.vocab.txt.gz")).load()
     assert bert.encode("hello world").tolist() == [7592, 2088] and bert.encode("Hello, WORLD!").tolist() == [7592, 1010, 2088, 999]
     assert (bert.vocab.size, bert.vocab.mask_id, bert.vocab.pad_id, bert.bos_id, bert.eos_id) == (30522, 103, 0, 101, 102)
     assert bert.vocab.never_emitted == (0, 103) and bert.special_ids == (101, 102)
 
 
-def test_gpt2_on_the_ids_everybody_knows(shared_data):
+def test_gpt2_gives_the_published_ids(shared_data):
     folder = shared_data / "text" / "tokenizers"
     gpt2 = Pretrained([str(folder / "gpt2.encoder.json.gz"), str(folder / "gpt2.vocab.bpe.gz")]).load()
     assert gpt2.encode("Hello world").tolist() == [15496, 995] and gpt2.dtype == "uint16"
@@ -49,7 +49,7 @@ def test_gpt2_on_the_ids_everybody_knows(shared_data):
     assert gpt2.vocab.never_emitted == (50257, 50258)
     for text in ("Hello, wörld.\n\n  it's 😀 <|endoftext|> [MASK]", "\t x  y\r\n"):
         assert gpt2.decode(gpt2.encode(text)) == text
-        assert not set(gpt2.encode(text)) & {50256, 50257, 50258}  # a special token spelled out in a text is only letters
+        assert not set(gpt2.encode(text)) & {50256, 50257, 50258}  # a special token written out in a text is read as ordinary characters
 
 
 def test_word_pieces(bert):
@@ -66,18 +66,18 @@ def test_a_tokenizer_without_mask_and_padding_gets_new_ids(byte_pairs):
     assert gpt2.decode([97, 100, 99]) == "the[MASK]<|endoftext|>"
 
 
-def test_all_ways_to_name_a_tokenizer_give_the_same(byte_pairs, tmp_path):
-    whole = Pretrained(str(byte_pairs)).load()
+def test_all_sources_of_a_tokenizer_are_equivalent(byte_pairs, tmp_path):
+    expected = Pretrained(str(byte_pairs)).load()
     files = [byte_pairs / "encoder.json", byte_pairs / "vocab.bpe"]
     packed = [tmp_path / f"{file.name}.gz" for file in files]
     for file, target in zip(files, packed):
         target.write_bytes(gzip.compress(file.read_bytes()))
-    (tmp_path / "tokenizer.json").write_text(whole.config()["json"])
+    (tmp_path / "tokenizer.json").write_text(expected.config()["json"])
     for source in ([str(f) for f in files], [str(f) for f in packed], str(tmp_path), str(tmp_path / "tokenizer.json")):
-        assert Pretrained(source, name="x").load() == whole, source
+        assert Pretrained(source, name="x").load() == expected, source
 
 
-def test_a_checkpoint_needs_no_file(bert):
+def test_a_config_contains_the_complete_tokenizer(bert):
     spelled = json.loads(json.dumps(bert.config()))
     again = build(spelled)
     assert again == bert and again.vocab == bert.vocab and again.encode("to be").tolist() == [5, 6] and again.decode([4]) == "[MASK]"
@@ -85,20 +85,20 @@ def test_a_checkpoint_needs_no_file(bert):
     assert again != Characters("ab").load(None) and Characters("ab").load(None) == CharTokenizer("ba")
 
 
-def test_spellings_may_be_chosen(bert, tmp_path):
+def test_special_tokens_can_be_chosen(bert, tmp_path):
     (tmp_path / "tokenizer.json").write_text(bert.config()["json"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"cls_token": {"content": "the"}, "pad_token": "."}))
     said = Pretrained(str(tmp_path)).load()
     assert (said.bos_id, said.vocab.pad_id, said.eos_id) == (12, 10, 3)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "sat", "eos_token": "sat"}))
-    both = Pretrained(str(tmp_path)).load()  # padding that is the end as well would never be emitted
+    both = Pretrained(str(tmp_path)).load()  # an end-of-text token that is also padding would never be emitted
     assert (both.eos_id, both.vocab.pad_id, both.vocab.never_emitted) == (14, 0, (0, 4))
     chosen = Pretrained(str(tmp_path), mask=None, eos="sat", bos=None).load()
     assert chosen.vocab.mask_id == 15 and chosen.mask == "[[MASK]]" and chosen.eos_id == 14 and chosen.bos_id is None
 
 
-def test_ids_without_a_token_do_not_move_the_mask_onto_a_letter(tmp_path):
-    """New tokens come after the highest id, not after as many ids as there are tokens."""
+def test_gaps_in_the_ids_do_not_give_the_mask_the_id_of_a_token(tmp_path):
+    """New tokens follow the highest id, whatever the number of tokens."""
     gaps = SubwordTokenizer(byte_pairs_of({"a": 0, "b": 2, "c": 5}, []), "gaps")
     assert gaps.encode("abc").tolist() == [0, 2, 5] and gaps.decode([0, 2, 5]) == "abc"
     assert (gaps.vocab.mask_id, gaps.vocab.pad_id, gaps.vocab.size) == (6, 7, 8)
@@ -112,21 +112,21 @@ def test_ids_without_a_token_do_not_move_the_mask_onto_a_letter(tmp_path):
     assert (more.eos_id, more.vocab.mask_id, more.encode("ab").tolist()) == (6, 7, [0, 5])
 
 
-def test_ids_beyond_all_vocabularies_are_refused():
+def test_very_large_ids_are_rejected():
     rules = json.loads(byte_pairs_of({"a": 0}, []))
     rules["model"]["vocab"]["b"] = 2_000_000_000
     with pytest.raises(ValueError, match=r"tokenizer far has the id 2,000,000,000; expected ids below 16,777,216"):
         SubwordTokenizer(json.dumps(rules), "far")
 
 
-def test_lines_of_a_vocabulary_end_at_line_breaks_alone(tmp_path):
+def test_lines_of_a_vocabulary_end_only_at_line_breaks(tmp_path):
     (tmp_path / "vocab.txt").write_bytes("[UNK]\r\na\r\n\u2028\r\nb\r\n".encode())
     assert Pretrained(str(tmp_path)).load().encode("a b").tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("files", [["vocab.txt"], ["vocab.json", "merges.txt"], ["tokenizer.json", "vocab.txt"]])
 def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs):
-    """Those without a tokenizer.json too; names may have dots."""
+    """Also without a tokenizer.json; names may contain dots."""
     import huggingface_hub
 
     contents = {"tokenizer.json": bert.config()["json"], "vocab.txt": "\n".join(WORDS)}
@@ -142,7 +142,7 @@ def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs)
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr("dnadiff.data.text.pretrained.reachable", lambda: True)
+    monkeypatch.setattr("dnadiff.data.text.pretrained.hub_is_reachable", lambda: True)
     found = Pretrained("owner/model-1.4b", "abc").load()
     assert found.encode("the").tolist() == ([97] if "merges.txt" in files else [12]) and set(asked) == {("owner/model-1.4b", "abc", False)}
     (tmp_path / files[0]).unlink()
@@ -151,14 +151,14 @@ def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs)
             Pretrained("owner/model-1.4b", "abc").load()
 
 
-def test_the_end_may_be_the_begin_as_in_the_published_code(bert, tmp_path):
+def test_bos_and_eos_may_be_the_same_token(bert, tmp_path):
     (tmp_path / "tokenizer.json").write_text(bert.config()["json"])
     published = Pretrained(str(tmp_path), eos="[CLS]").load()
     assert published.bos_id == published.eos_id == 2
 
 
-def test_an_alphabet_is_a_text():
-    with pytest.raises(ValueError, match=r"tokenizer\.characters is 5; give a text in quotes"):
+def test_characters_must_be_a_string():
+    with pytest.raises(ValueError, match=r"tokenizer\.characters is 5; give a string in quotes"):
         Characters(5)
 
 
@@ -166,7 +166,7 @@ def test_an_alphabet_is_a_text():
     ("source", "options", "message"),
     [
         ("nothing/here.json", {}, "nothing/here.json does not exist"),
-        ("{folder}", {}, "holds no tokenizer: expected tokenizer.json, vocab.txt"),
+        ("{folder}", {}, "contains no tokenizer: expected tokenizer.json, vocab.txt"),
         ("{folder}/empty.json", {}, "not the content of a tokenizer.json"),
         ("{folder}/vocab.txt", {"mask": "[M]"}, r"has no token '\[M\]' \(tokenizer\.mask\)"),
         ("{folder}/vocab.txt", {"mask": "b", "eos": "b"}, "mask and eos are both 'b'"),
@@ -174,7 +174,7 @@ def test_an_alphabet_is_a_text():
         ("", {}, "tokenizer.source is ''"),
     ],
 )
-def test_what_is_no_tokenizer_is_named(tmp_path, source, options, message):
+def test_invalid_tokenizers_are_reported(tmp_path, source, options, message):
     if "/" in source.format(folder=""):
         (tmp_path / "vocab.txt").write_text("[UNK]\na\nb\n")
         (tmp_path / "empty.json").write_text("{}")
@@ -182,7 +182,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, source, options, message):
         Pretrained(source.format(folder=tmp_path), **options).load()
 
 
-def test_without_a_network_it_says_what_to_put_where(monkeypatch):
-    monkeypatch.setattr("dnadiff.data.text.pretrained.reachable", lambda: False)
+def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch):
+    monkeypatch.setattr("dnadiff.data.text.pretrained.hub_is_reachable", lambda: False)
     with pytest.raises(ValueError, match=r"google-bert/none could not be fetched .* set tokenizer\.source=FOLDER"):
         Pretrained("google-bert/none").load()
