@@ -8,7 +8,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Bernoulli, DiscreteTime, Masked
+from dnadiff.objective.masking import Bernoulli, DiscreteTime, MaskedBatch
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -33,7 +33,7 @@ def term(objective, probs, t):
     alpha_t, alpha_s = objective.masking.alphas(PROCESS.noise, t)
     reveal = (alpha_s - alpha_t) / (1 - alpha_t)
     xt, x0 = torch.tensor([[4]]), torch.tensor([[0]])
-    nll = objective.token_nll(Says(probs), x0, Masked(xt, t, reveal), xt == 4, None, None)
+    nll = objective.token_nll(Says(probs), x0, MaskedBatch(xt, t, reveal), xt == 4, None, None)
     return float(reveal * nll)
 
 

@@ -13,7 +13,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import DiscreteTime, Masked
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
@@ -140,7 +140,7 @@ def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
         def __call__(self, process, x0, maskable, draws):
             masks = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]) > 0
             chance = torch.where(masks, self.t, 1 - self.t).prod(-1)
-            return Masked(torch.where(masks, 2, x0), self.t.expand(4), chance * self.factor * 8)
+            return MaskedBatch(torch.where(masks, 2, x0), self.t.expand(4), chance * self.factor * 8)
 
     vocab = Vocab(3, 2, 2, (2,))
     oracle = make_oracle(torch.tensor([[0, 0], [1, 1]]), torch.tensor([0.5, 0.5]), vocab)

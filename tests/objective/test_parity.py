@@ -6,7 +6,7 @@ import torch
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import DiscreteTime, Masked
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
@@ -48,7 +48,7 @@ def per_token(objective, file, xt, t, weight):
     positions = xt == objective.process.vocab.mask_id
     denoiser = Fixed(file["raw_logits"], objective.parameterization())
     result = torch.zeros(xt.shape)
-    result[positions] = objective.token_nll(denoiser, file["x0"], Masked(xt, t, weight), positions, None, None)
+    result[positions] = objective.token_nll(denoiser, file["x0"], MaskedBatch(xt, t, weight), positions, None, None)
     return result * weight[:, None]
 
 
