@@ -49,7 +49,7 @@ def test_impossible_settings_are_refused(function, value):
 
 def test_a_row_of_nan_or_without_mass_is_refused():
     for row in ([torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]):
-        with pytest.raises(ValueError, match="log_probs hold NaN"):
+        with pytest.raises(ValueError, match="log_probs contains NaN"):
             categorical.draw(torch.tensor([[0.0, 0.0], row]), torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.noise.base import NoiseSchedule
 
 
@@ -23,7 +24,7 @@ class MaskFraction(NoiseSchedule):
     """
 
     def __init__(self, eps: float = 1e-3) -> None:
-        if not 0 <= eps < 1:
+        if not 0 <= checks.number("noise.eps", eps) < 1:
             raise ValueError(f"noise.eps {eps} must be in [0, 1); the published schedule has 1e-3")
         self.eps = eps
 
@@ -171,7 +172,7 @@ class Polynomial(MaskFraction):
 
     def __init__(self, exponent: float = 2.0, eps: float = 1e-3) -> None:
         super().__init__(eps)
-        if exponent < 1:
+        if checks.number("noise.exponent", exponent) < 1:
             raise ValueError(f"noise.exponent {exponent} must be at least 1: below, alpha' is infinite at t = 0")
         self.exponent = exponent
 
@@ -208,6 +209,7 @@ class ShiftedLogOdds(MaskFraction):
 
     def __init__(self, shift: float = 10.0) -> None:
         super().__init__(eps=0.0)
+        checks.number("noise.shift", shift)
         self.shift, self.slope = shift, math.expm1(shift)
 
     @override

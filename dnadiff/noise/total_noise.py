@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.noise.base import NoiseSchedule
 
 
@@ -21,7 +22,7 @@ class TotalNoise(NoiseSchedule):
     """
 
     def __init__(self, sigma_min: float, sigma_max: float) -> None:
-        if not 0 <= sigma_min < sigma_max:
+        if not 0 <= checks.number("noise.sigma_min", sigma_min) < checks.number("noise.sigma_max", sigma_max):
             raise ValueError(f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max")
         self.sigma_min, self.sigma_max = sigma_min, sigma_max
 
@@ -119,7 +120,7 @@ class LogMask(NoiseSchedule):
     """
 
     def __init__(self, p_min: float = 1e-3, p_max: float = 0.999) -> None:
-        if not 0 < p_min < p_max <= 1:
+        if not 0 < checks.number("noise.p_min", p_min) < checks.number("noise.p_max", p_max) <= 1:
             raise ValueError(f"noise.p_min {p_min} and noise.p_max {p_max} must satisfy 0 < p_min < p_max <= 1")
         self.p_min, self.p_max = p_min, p_max
         self.range = math.log(p_max / p_min)

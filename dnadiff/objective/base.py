@@ -93,14 +93,14 @@ class Objective(ABC):
 
         Args:
             backbone: the network.
-            time_conditioning: condition it on the noise level; None is the objective's default.
+            time_conditioning: condition it on the noise level; None is the objective's default, if the network has a time input.
 
         Raises:
             ValueError: if they do not fit.
         """
         check_fit(type(self), backbone)
         if time_conditioning is None:
-            time_conditioning = self.time_conditioning
+            time_conditioning = self.time_conditioning and backbone.takes_sigma
         return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.draws import Draws, hash64
 from dnadiff.noise import NoiseSchedule, refuse_cut
 from dnadiff.noise.base import LARGEST_CUT
@@ -93,9 +94,9 @@ class Bernoulli(Masking):
     """
 
     def __init__(self, stratified: bool = True, t_min: float = 1e-3) -> None:
-        if not 0 <= t_min <= LARGEST_CUT:
+        if not 0 <= checks.number("objective.masking.t_min", t_min) <= LARGEST_CUT:
             raise ValueError(
-                f"t_min {t_min} must be in [0, {LARGEST_CUT}]: the bound leaves out what is below; the published value is 1e-3"
+                f"objective.masking.t_min {t_min} must be from 0 to {LARGEST_CUT}, or the bound leaves out too much; 1e-3 is published"
             )
         self.stratified, self.t_min = stratified, t_min
 
@@ -125,8 +126,7 @@ class Importance(Masking):
     """
 
     def __init__(self, stratified: bool = True, p_min: float = 1e-3) -> None:
-        if not 0 < p_min < 1:
-            raise ValueError(f"p_min {p_min} must be in (0, 1); MDLM's t_min 1e-3 is 1e-3 here")
+        checks.fraction("objective.masking.p_min", p_min, inclusive=False)
         self.stratified, self.p_min = stratified, p_min
 
     @override
@@ -158,12 +158,12 @@ class DiscreteTime(Masking):
     """
 
     def __init__(self, num_steps: int = 1000, stratified: bool = True) -> None:
-        if num_steps < 1:
+        if not checks.is_integer(num_steps, 1):
             raise ValueError(
-                f"num_steps {num_steps} must be at least 1: discrete time has T steps; set objective.masking.num_steps, "
-                "or take continuous time: objective=mdlm objective/masking=bernoulli"
+                f"objective.masking.num_steps {num_steps!r} must be an integer of at least 1: discrete time has T steps; "
+                "for continuous time set objective=mdlm objective/masking=bernoulli"
             )
-        self.num_steps, self.stratified = num_steps, stratified
+        self.num_steps, self.stratified = int(num_steps), stratified
 
     @override
     def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:

@@ -62,11 +62,11 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
     [
         (["objective=ar"], "objective AR does not fit backbone Caduceus: it needs a causal backbone, transformer or mamba"),
         (["objective=mdlm", "backbone=mamba"], "objective MDLM does not fit backbone Mamba: it needs a bidirectional backbone"),
-        (["objective=d3pm", "objective.masking.num_steps=0"], "num_steps 0 must be at least 1"),
+        (["objective=d3pm", "objective.masking.num_steps=0"], "objective.masking.num_steps 0 must be an integer of at least 1"),
         (["objective=d3pm", "objective/masking=bernoulli"], "set objective/masking=discrete_time"),
         (["objective=ar", "backbone=transformer", "time_conditioning=true"], "AR has no time"),
         (["noise=shifted_log_odds"], "set objective/masking=importance or count"),
-        (["noise=linear", "noise.sigma_max=0"], "sigma_min 0.0 and sigma_max 0 must satisfy"),
+        (["noise=linear", "noise.sigma_max=0"], "noise.sigma_min 0.0 and noise.sigma_max 0 must satisfy"),
         (["objective.weighting=elbo"], "choose one of nelbo, cross_entropy"),
         (["time_conditioning=true", "backbone.time_conditioning=false"], "this Caduceus has no time input; set time_conditioning=false"),
     ],

@@ -64,7 +64,7 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
     process = AbsorbingProcess(DNA, ShiftedLogOdds(10.0))
     with pytest.raises(ValueError, match=r"t_min 0.001 leaves the mask probabilities below 0.957 of ShiftedLogOdds out of the bound"):
         MDLM(process, Bernoulli())
-    with pytest.raises(ValueError, match=r"t_min 0.03 must lie in \[0, 0.002\]"):
+    with pytest.raises(ValueError, match=r"t_min 0.03 must be from 0 to 0.002"):
         Bernoulli(t_min=0.03)  # the mean over [0.03, 1] is 3 % too large for Cosine, which masks almost nothing before
     for masking in (Importance(), ExactCount(), DiscreteTime(8), Bernoulli(t_min=1e-8)):
         MDLM(process, masking)
@@ -75,11 +75,15 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
 @pytest.mark.parametrize(
     ("noise", "masking", "message"),
     [
-        (Linear(0, 1), Bernoulli(t_min=1e-4), r"Linear ends with a mask probability of 0.632, and all above is left out.*masking=count"),
+        (
+            Linear(0, 1),
+            Bernoulli(t_min=1e-4),
+            r"Linear ends with a mask probability of 0.632, and the bound leaves out all above; .*masking=count",
+        ),
         (
             Linear(0, 1),
             DiscreteTime(50),
-            "mask probability of 0.632, and all above is left out of the bound; set another noise$",
+            "mask probability of 0.632, and the bound leaves out all above; set another noise$",
         ),  # d3pm takes no other masking
         (LogLinear(0.5), Bernoulli(), "mask probability of 0.5"),
         (LogLinear(0.5), Importance(), "mask probability of 0.5"),
@@ -144,7 +148,7 @@ def test_counts_serve_schedules_that_are_cut_at_their_ends():
 
 
 def test_discrete_time_needs_steps():
-    with pytest.raises(ValueError, match=r"num_steps 0 must be at least 1.*continuous time: objective=mdlm"):
+    with pytest.raises(ValueError, match=r"num_steps 0 must be an integer of at least 1.*continuous time set objective=mdlm"):
         DiscreteTime(0)
-    with pytest.raises(ValueError, match=r"p_min 0 must lie in \(0, 1\)"):
+    with pytest.raises(ValueError, match="p_min 0 must be a number between 0 and 1"):
         Importance(p_min=0)

@@ -81,9 +81,9 @@ def test_an_empty_batch_costs_nothing():
     assert result.loss == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
 
 
-def test_impossible_shares_are_refused():
+def test_impossible_fractions_are_refused():
     process = AbsorbingProcess(DNA, LogLinear())
-    with pytest.raises(ValueError, match=r"selected 0 must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"objective.selected 0 must be in \(0, 1\]"):
         MLM(process, selected=0)
-    with pytest.raises(ValueError, match="must be shares with a sum of at most 1"):
+    with pytest.raises(ValueError, match="must sum to at most 1"):
         MLM(process, masked=0.8, replaced=0.3)
