@@ -98,7 +98,7 @@ def table(toy):
 
 @pytest.fixture
 def chain_rule(toy):
-    """Mean nats of a sequence when a denoiser reveals one position after the other: `chain_rule(denoiser, orders)`."""
+    """Mean nats of a sequence when a denoiser unmasks one position after the other: `chain_rule(denoiser, orders)`."""
 
     def nll(denoiser, orders=ORDERS):
         total = 0.0

@@ -13,7 +13,7 @@ from dnadiff.vocab import Vocab
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 
 
-def test_shares_are_those_of_bert():
+def test_fractions_are_those_of_bert():
     x0 = torch.full((500, 400), 8)
     x0[:, ::4] = 11
     xt, chosen = MLM(AbsorbingProcess(DNA, LogLinear())).corrupt(x0, x0 != 11, Draws.for_batch(0, 500))

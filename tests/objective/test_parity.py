@@ -23,16 +23,16 @@ class Fixed(BaseDenoiser):
 
     def __init__(self, logits, parameterization):
         super().__init__(parameterization.vocab)
-        self.logits, self.law = logits, parameterization
+        self.logits, self.distribution = logits, parameterization
 
     def log_probs(self, xt, t, cond, positions, valid):
-        return self.law.log_probs(self.logits[positions], xt[positions])
+        return self.distribution.log_probs(self.logits[positions], xt[positions])
 
     def x0_log_probs(self, xt, t, cond, positions, valid):
-        return self.law.x0_log_probs(self.logits[positions], xt[positions])
+        return self.distribution.x0_log_probs(self.logits[positions], xt[positions])
 
     def log_score(self, xt, t, cond, positions, valid):
-        return self.law.log_score(self.logits[positions], xt[positions], NOISE.sigma(t)[:, None].expand(xt.shape)[positions])
+        return self.distribution.log_score(self.logits[positions], xt[positions], NOISE.sigma(t)[:, None].expand(xt.shape)[positions])
 
 
 class Published(DiscreteTime):

@@ -36,7 +36,7 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
     assert dsigma * (q - q * math.log(q / 4) + q * (math.log(q) - 1)) == pytest.approx(2.772589, abs=1e-6)
 
 
-def test_a_new_network_guesses_and_is_told_the_time():
+def test_a_new_network_guesses_and_is_conditioned_the_time():
     torch.manual_seed(0)
     backbone = DiT(DNA, 16, 1, 2, 8)  # its head is zero at the start
     objective = SEDD(AbsorbingProcess(DNA, LogLinear()))
@@ -67,3 +67,14 @@ def test_the_loss_is_finite_where_alpha_vanishes():
     nll.sum().backward()
     assert nll.tolist() == pytest.approx([math.log(4)] * 2, rel=1e-4)
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
+
+
+def test_a_network_without_a_time_input_is_trained_without_time():
+    backbone = DiT(DNA, 16, 1, 2, 8)
+    backbone.takes_sigma = False
+    objective = SEDD(AbsorbingProcess(DNA, LogLinear()))
+    denoiser = objective.denoiser(backbone)
+    assert not denoiser.time_conditioning and not denoiser.normalized
+    assert objective(denoiser, torch.full((2, 8), 7), torch.ones(2, 8), Draws.for_batch(0, 2)).loss.isfinite()
+    with pytest.raises(ValueError, match="has no time input"):
+        objective.denoiser(backbone, time_conditioning=True)
