@@ -1,6 +1,6 @@
-"""Draws from categorical distributions given as log-probabilities, with exact tails.
+"""Draw from categorical distributions given as log-probabilities, with exact tails.
 
-One uniform a row goes through the inverse of the cumulative distribution in float64. Gumbel noise in
+Each row takes one uniform number and inverts the cumulative distribution in float64. Gumbel noise in
 float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of times too rarely (arXiv 2409.02908).
 """
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """One id for each row: `log_probs (M, V)` (need not be normalised), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
+    """One id for each row: `log_probs (M, V)` (need not be normalized), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
 
     A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
 
     Raises:
-        ValueError: for a row of NaN, or without any mass.
+        ValueError: for a row of NaN, or a row without any mass.
     """
     device = log_probs.device
     if device.type == "mps":
         log_probs = log_probs.cpu()
     log_probs = log_probs.double()
     cdf = (log_probs - log_probs.amax(-1, keepdim=True)).exp().cumsum(-1)  # (M, V)
-    if not (cdf[:, -1] >= 1).all():  # the likeliest symbol alone counts 1
-        raise ValueError("log_probs hold NaN, or a row in which every symbol has probability 0: nothing can be drawn")
+    if not (cdf[:, -1] >= 1).all():  # the most probable symbol alone counts 1
+        raise ValueError("log_probs contains NaN, or a row in which every symbol has probability 0: nothing can be drawn")
     target = uniform.to(cdf)[:, None] * cdf[:, -1:]
     ids = torch.searchsorted(cdf, target, right=True)[:, 0]
     # Rounding can lift the target to the total; the last symbol with mass is then the answer.
@@ -35,13 +35,13 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def temper(log_probs: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities of p^(1/temperature), normalised; 1 leaves them as they are."""
+    """Log-probabilities of p^(1/temperature), normalized; 1 returns them unchanged."""
     if temperature == 1:
         return log_probs
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature {temperature} must be positive and finite; use 1 for the model's own law")
+        raise ValueError(f"temperature {temperature} must be positive and finite; use 1 for the model's own distribution")
     log_probs = log_probs.double()
-    log_probs = log_probs - log_probs.amax(-1, keepdim=True)  # or the likeliest would overflow, too, at a tiny temperature
+    log_probs = log_probs - log_probs.amax(-1, keepdim=True)  # otherwise even the most probable symbol would overflow at a tiny temperature
     return torch.log_softmax(log_probs / temperature, dim=-1)
 
 
@@ -56,11 +56,11 @@ def top_k(log_probs: Tensor, k: int | None) -> Tensor:
 
 
 def nucleus(log_probs: Tensor, mass: float) -> Tensor:
-    """The fewest symbols whose probability reaches `mass`, the rest at -inf; 1 keeps all (arXiv 1904.09751)."""
+    """The smallest set of symbols whose probability reaches `mass`, the rest at -inf; 1 keeps all (arXiv 1904.09751)."""
     if mass == 1:
         return log_probs
     if not 0 < mass < 1:
-        raise ValueError(f"nucleus {mass} must lie in (0, 1]; use 1 to keep every symbol")
+        raise ValueError(f"nucleus {mass} must be in (0, 1]; use 1 to keep every symbol")
     ordered, order = log_probs.double().sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
     before = probs.cumsum(-1) - probs  # mass of the symbols ranked above: the first is always kept

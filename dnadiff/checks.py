@@ -1,19 +1,20 @@
-"""Checks of single values at the border: one place, one wording. A message names the key, the value and what is expected."""
+"""Checks of single values from users, with one wording: a message names the key, the value and what is expected."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import TypeGuard
 
 
-def is_number(value: object) -> bool:
-    """Whether it is a finite number; true and false are none."""
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number; booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_integer(value: object, minimum: float = -math.inf) -> bool:
-    """Whether it is an integer of at least `minimum`, in any notation: 1e1 is one."""
-    return isinstance(value, Real) and is_number(value) and value == int(value) and value >= minimum
+def is_integer(value: object, minimum: float = -math.inf) -> TypeGuard[float]:
+    """Whether the value is an integer of at least `minimum`, in any notation: 1e1 is one."""
+    return is_number(value) and value == int(value) and value >= minimum
 
 
 def integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int:
@@ -28,7 +29,7 @@ def integer(key: str, value: object, minimum: int = 1, maximum: int | None = Non
     Raises:
         ValueError: if it is not an integer in this range.
     """
-    if not isinstance(value, Real) or not is_integer(value, minimum) or (maximum is not None and value > maximum):
+    if not is_integer(value, minimum) or (maximum is not None and value > maximum):
         limit = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         raise ValueError(f"{key} {value!r} must be an integer {limit}")
     return int(value)
@@ -40,14 +41,14 @@ def optional_integer(key: str, value: object, minimum: int = 1, maximum: int | N
 
 
 def number(key: str, value: object) -> float:
-    """The value as it is, if it is a finite number.
+    """The value unchanged, if it is a finite number.
 
     Raises:
         ValueError: if it is not.
     """
-    if not isinstance(value, Real) or not is_number(value):
+    if not is_number(value):
         raise ValueError(f"{key} {value!r} must be a finite number")
-    return value  # type: ignore[return-value]  # an int stays one, so that a configuration is written back as it was read
+    return value  # an int stays one, so that a configuration is written back as it was read
 
 
 def fraction(key: str, value: object, inclusive: bool = True) -> float:
@@ -56,13 +57,13 @@ def fraction(key: str, value: object, inclusive: bool = True) -> float:
     Raises:
         ValueError: if it is not.
     """
-    if not isinstance(value, Real) or not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
+    if not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
         raise ValueError(f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}")
     return float(value)
 
 
 def boolean(key: str, value: object) -> bool:
-    """True or False; a string would count as true without a sign.
+    """True or False. Strings are refused, because any non-empty string counts as true.
 
     Raises:
         ValueError: if it is neither.
@@ -73,7 +74,7 @@ def boolean(key: str, value: object) -> bool:
 
 
 def name(key: str, value: object) -> str:
-    """A string that is not empty; a number becomes one, as YAML reads `task.label_column=1`.
+    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as a number.
 
     Raises:
         ValueError: if it is neither.

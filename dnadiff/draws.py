@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, purpose, step, row), never of who asks or in which batch.
+"""Random numbers that depend on (seed, purpose, step, row) alone, not on the batch in which a row is computed.
 
-A counter-based generator: every number is the SplitMix64 finaliser (Steele, Lea and Flood, OOPSLA 2014) of a
-key and a position, so a sample keeps its noise whatever the batch size, device rank or number of workers.
+A counter-based generator: every number is the SplitMix64 finalizer (Steele, Lea and Flood, OOPSLA 2014) of a
+key and a position. So a sample keeps its noise whatever the batch size, device rank or number of workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 @lru_cache(maxsize=4096)
 def hash64(*words: int | str) -> int:
-    """A 64-bit integer that depends on all `words`: the key of a stream of draws, or a draw of its own."""
+    """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a random number itself."""
     text = "\x1f".join(f"{type(w).__name__}:{w}" for w in words)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -44,12 +44,12 @@ def _mix(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The noise of one batch: row i of the batch is row `rows[i]` of the world.
+    """The random numbers of one batch.
 
     Attributes:
-        seed: chosen by the user.
+        seed: set by the user.
         rows: (B,) int64, the identity of each sequence: its sample index, or its place in the global batch.
-        num_rows: size of the global batch, over which stratified times are spread; defaults to B.
+        num_rows: size of the global batch, over which stratified times are distributed; None is B.
         step: training step or network call.
     """
 
@@ -60,11 +60,11 @@ class Draws:
 
     @classmethod
     def for_batch(cls, seed: int, batch_size: int, step: int = 0, device: torch.device | str = "cpu") -> Draws:
-        """Draws for a batch whose rows are numbered 0..batch_size-1."""
+        """Random numbers for a batch whose rows are numbered 0..batch_size-1."""
         return cls(seed, torch.arange(batch_size, device=device), batch_size, step)
 
     @property
-    def world(self) -> int:
+    def global_batch_size(self) -> int:
         """Number of sequences in the global batch."""
         return self.num_rows if self.num_rows is not None else len(self.rows)
 
@@ -73,13 +73,13 @@ class Draws:
         return replace(self, step=step)
 
     def select(self, keep: Tensor) -> Draws:
-        """Only the rows that `keep` (an index or a mask over B) names; their noise does not change."""
-        return replace(self, rows=self.rows[keep], num_rows=self.world)
+        """Only the rows in `keep` (an index or a mask over B); their random numbers do not change."""
+        return replace(self, rows=self.rows[keep], num_rows=self.global_batch_size)
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.
 
-        On a device without float64 (Apple GPUs) the result lies on the CPU.
+        On a device without float64 (Apple GPUs) the result is on the CPU.
         """
         rows = self.rows if self.rows.device.type != "mps" else self.rows.cpu()
         count = 1

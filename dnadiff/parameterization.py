@@ -1,6 +1,6 @@
-"""What the logits of a network mean: as log-probabilities of x0 (MDLM, D3PM, BERT) or as log-ratios of probabilities (SEDD).
+"""What the logits of a network mean: log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of probabilities (SEDD).
 
-The network and the positions that meet its head are the denoiser's business (`dnadiff.denoiser`); here are tensors alone.
+Pure functions of tensors; `dnadiff.denoiser` calls the network.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.vocab import Vocab
 
 
 class Parameterization(ABC):
-    """Turns raw logits at some positions into what is known of x0 there.
+    """Turns raw logits at some positions into predictions of x0.
 
     Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and returns `(..., V)` in float32 or
     better, with -inf for probability 0 and finite gradients.
 
     Attributes:
-        normalized: whether ratios at a masked position always add up to what probabilities would, so that `log_probs` says as much.
-        banned: ids without probability under the law that the objective trains.
+        normalized: whether ratios at a masked position always sum to what probabilities would.
+        banned: ids that have probability 0 in `x0_log_probs`.
     """
 
     normalized: bool = True
@@ -33,17 +34,17 @@ class Parameterization(ABC):
 
     @abstractmethod
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """Log-probabilities of x0 as samplers and likelihoods use them: nothing on ids that are never emitted."""
+        """Log-probabilities of x0 for samplers and likelihoods; ids that are never emitted have probability 0."""
 
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """The law of x0 that the objective trains, where that is another one."""
+        """The distribution of x0 that the objective trains; `log_probs` by default."""
         return self.log_probs(logits, xt)
 
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
-        """log p_t(xt with y here) / p_t(xt) for each letter y, `sigma (...)` the total noise at each position.
+        """log p_t(xt with y here) / p_t(xt) for each token y, with `sigma (...)` the total noise at each position.
 
-        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma - 1), at a visible one that of the
-        mask is e^sigma - 1 and the other letters' 0. The token itself has ratio 1.
+        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma - 1). At a visible one the ratio of
+        the mask is e^sigma - 1 and that of other tokens 0. The token itself has ratio 1.
         """
         log_odds = log_expm1(sigma)[..., None]
         log_score = self.log_probs(logits, xt)
@@ -63,7 +64,7 @@ def _is_token(xt: Tensor, logits: Tensor) -> Tensor:
 
 
 def log_expm1(sigma: Tensor) -> Tensor:
-    """log(e^sigma - 1), the log-odds of being masked, without overflow and without losing digits near 0."""
+    """log(e^sigma - 1), the log-odds of being masked, without overflow or loss of digits near 0."""
     return sigma + torch.log(-torch.expm1(-sigma))
 
 
@@ -78,24 +79,24 @@ class SUBS(Parameterization):
     Zero masking: ids in `vocab.never_emitted` have probability 0. Carry-over: a visible token is known.
     """
 
+    @override
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """See the class."""
         return _carry_over(emitted_log_probs(logits, self.vocab), xt, self.vocab)
 
 
 def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
     hidden = xt == vocab.mask_id
-    if hidden.all():  # losses and samplers ask at masked positions alone: spare them two copies of (M, V)
+    if hidden.all():  # losses and samplers request only masked positions: avoid two copies of (M, V)
         return log_probs
     known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
     return torch.where(hidden[..., None], log_probs, known)
 
 
 class Softmax(SUBS):
-    """A plain softmax over all ids as the law that is trained (D3PM, BERT), with SUBS's two properties as switches.
+    """A plain softmax over all ids as the distribution that is trained (D3PM, BERT), with SUBS's two properties as switches.
 
-    Samplers and likelihoods are served as SUBS serves them, whatever is switched off: a sample holds no mask, and a visible
-    token stays. For D3PM's posterior the second is no change; the first gives the mass on the mask back to the letters.
+    `log_probs`, for samplers and likelihoods, is that of SUBS whatever is switched off: a sample contains no mask, and a visible
+    token stays. For D3PM's posterior the latter changes nothing; the former redistributes the mass on the mask.
 
     Args:
         vocab: the alphabet.
@@ -108,8 +109,8 @@ class Softmax(SUBS):
         self.zero_masking, self.carry_over = zero_masking, carry_over
         self.banned = vocab.never_emitted if zero_masking else ()
 
+    @override
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """See the class."""
         log_probs = emitted_log_probs(logits, self.vocab) if self.zero_masking else torch.log_softmax(_float(logits), dim=-1)
         return _carry_over(log_probs, xt, self.vocab) if self.carry_over else log_probs
 
@@ -123,8 +124,9 @@ class Score(SUBS):
 
     normalized = False
 
+    @override
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
-        """See the class; at visible positions, whose ratios no loss and no sampler reads, they are what the network says."""
+        # At visible positions, whose ratios no loss and no sampler uses, these are the network's raw outputs.
         log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
         log_score = log_ratio.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf) - log_expm1(sigma)[..., None].to(log_ratio)
         return torch.where(_is_token(xt, logits), 0.0, log_score)

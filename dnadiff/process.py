@@ -1,7 +1,7 @@
-"""The absorbing ("masking") process: how x0 becomes xt, and the law of an earlier xs given a guess of x0.
+"""The absorbing ("masking") process: how x0 becomes xt, and the distribution of an earlier xs given a prediction of x0.
 
-Training uses `corrupt` and `plug_in_posterior`, samplers `unmask_probability`; `posterior` is the law of their steps as a table, the reference
-for tests and users. None of it knows a network.
+Training uses `corrupt` and `plug_in_posterior`, samplers use `unmask_probability`. `posterior` is the distribution of a sampler's step
+as a table, a reference for tests and users. Nothing here depends on a network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _column(value: Tensor) -> Tensor:
 
 
 def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
-    """Probability that a masked token is revealed between t and s where visible ones return to the mask with `remask`.
+    """Probability that a masked token is unmasked between t and s, if visible ones are remasked with probability `remask`.
 
     (alpha_s - (1 - r) alpha_t)/(1 - alpha_t), which keeps the marginal alpha_s (arXiv 2503.00307, eq. 5); shapes broadcast.
     """
@@ -49,9 +49,9 @@ class AbsorbingProcess:
         return torch.where(hit & maskable, self.vocab.mask_id, x0)
 
     def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        """xt with exactly `count (B,)` masks in each row, spread uniformly over its maskable positions."""
+        """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable positions."""
         order = draws.uniform("mask", x0.shape[1]).to(x0.device).masked_fill(~maskable, 2.0)
-        rank = order.argsort(-1).argsort(-1)  # maskable positions hold the ranks 0..L_i - 1
+        rank = order.argsort(-1).argsort(-1)  # maskable positions have the ranks 0..L_i - 1
         return torch.where((rank < _column(count)) & maskable, self.vocab.mask_id, x0)
 
     def max_remask(self, t: Tensor, s: Tensor) -> Tensor:
@@ -62,12 +62,12 @@ class AbsorbingProcess:
     def posterior(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
         """q(xs | xt, x0 ~ log_probs) for s < t: `(B, L, V)` probabilities.
 
-        A masked token is revealed with (alpha_s - (1 - r) alpha_t)/(1 - alpha_t), a visible one returns to the
-        mask with r; r = 0 is MDLM's ancestral step (arXiv 2406.07524v2, eq. 7) and r > 0 ReMDM's family
+        A masked token is unmasked with probability (alpha_s - (1 - r) alpha_t)/(1 - alpha_t), a visible one is remasked with
+        probability r; r = 0 is MDLM's ancestral step (arXiv 2406.07524v2, eq. 7) and r > 0 ReMDM's family
         (arXiv 2503.00307, eq. 5), clamped to `max_remask` so that no probability is negative.
 
         Args:
-            log_probs: (B, L, V) the denoiser's law of x0.
+            log_probs: (B, L, V) the denoiser's prediction of x0.
             xt: (B, L).
             t: (B,) now.
             s: (B,) next, smaller than t.
@@ -75,24 +75,24 @@ class AbsorbingProcess:
         """
         alpha_t, alpha_s = self.noise.alpha(t), self.noise.alpha(s)
         r = torch.minimum(torch.as_tensor(remask, dtype=alpha_t.dtype, device=alpha_t.device).clamp(min=0.0), self.max_remask(t, s))
-        reveal = unmask_probability(alpha_t, alpha_s, r)[:, None, None]
+        unmask = unmask_probability(alpha_t, alpha_s, r)[:, None, None]
         is_mask = torch.zeros(log_probs.shape[-1], dtype=log_probs.dtype, device=log_probs.device)
         is_mask[self.vocab.mask_id] = 1.0
-        from_mask = reveal * log_probs.exp() + (1 - reveal) * is_mask
+        from_mask = unmask * log_probs.exp() + (1 - unmask) * is_mask
         visible = torch.nn.functional.one_hot(xt, log_probs.shape[-1]).to(log_probs.dtype)
         r = r.expand_as(alpha_t)[:, None, None]
         from_token = (1 - r) * visible + r * is_mask
         return torch.where((xt == self.vocab.mask_id)[..., None], from_mask, from_token)
 
     def plug_in_posterior(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """D3PM's posterior with the predicted law put in for x0: `(B, L, V)` probabilities, s < t.
+        """D3PM's posterior with the predicted distribution substituted for x0: `(B, L, V)` probabilities, s < t.
 
         q(xs | xt, x0) with the vector of probabilities in place of the one-hot x0, as MDLM (arXiv 2406.07524) states and computes D3PM.
-        It has a meaning where the law gives mass to the mask itself; without such mass it is `posterior` at remask 0. The mixture
-        of q(xs | xt, x0) over x0 (arXiv 2107.03006, section 3.3) is a third law where there is such mass.
+        Without mass on the mask itself it is `posterior` at remask 0. With such mass it differs from that, and from the mixture of
+        q(xs | xt, x0) over x0 (arXiv 2107.03006, section 3.3).
 
         Args:
-            log_probs: (B, L, V) the law of x0, `Denoiser.x0_log_probs`.
+            log_probs: (B, L, V) the distribution of x0, `BaseDenoiser.x0_log_probs`.
             xt: (B, L).
             t: (B,) now.
             s: (B,) next, smaller than t.

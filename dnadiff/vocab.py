@@ -1,7 +1,6 @@
-"""What DNA and text disagree on: the size of the alphabet, its special ids, and whether letters have complements.
+"""The differences between DNA and text: the size of the vocabulary, its special ids, and whether tokens have complements.
 
-Nothing else in the package asks "is this DNA?": objectives and samplers read this record. Letters and
-their spelling belong to `dnadiff.data.tokenizer`.
+Objectives and samplers need nothing else to work on both. `dnadiff.data.tokenizer` maps characters to ids.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ class Vocab:
     """The token ids of one alphabet.
 
     Attributes:
-        size: number of ids, the mask included; `log_probs` has this many columns.
+        size: number of ids including the mask; `log_probs` has this many columns.
         mask_id: the absorbing state of the diffusion.
-        pad_id: fills sequences up to a common length.
-        never_emitted: ids of probability 0 under SUBS; always holds `mask_id`.
-        complement: `complement[i]` pairs with `i` on the other strand; None where strands do not exist.
+        pad_id: pads sequences to a common length.
+        never_emitted: ids that have probability 0 under SUBS; always includes `mask_id`.
+        complement: `complement[i]` pairs with `i` on the other strand; None if the alphabet has no strands.
+
+    Raises:
+        ValueError: for ids outside the vocabulary, or a complement that is not its own inverse.
     """
 
     size: int
@@ -36,15 +38,15 @@ class Vocab:
             object.__setattr__(self, "complement", tuple(self.complement))
         for name, ids in (("mask_id", (self.mask_id,)), ("pad_id", (self.pad_id,)), ("never_emitted", self.never_emitted)):
             if not all(0 <= i < self.size for i in ids):
-                raise ValueError(f"{name} {ids} lies outside 0..{self.size - 1}; set {name} to ids of the vocabulary")
+                raise ValueError(f"{name} {ids} is outside 0..{self.size - 1}; set {name} to ids of the vocabulary")
         if self.mask_id not in self.never_emitted:
-            raise ValueError(f"never_emitted {self.never_emitted} must hold mask_id {self.mask_id}: a sample may not contain the mask")
+            raise ValueError(f"never_emitted {self.never_emitted} must include mask_id {self.mask_id}: a sample may not contain the mask")
         if len(self.never_emitted) >= self.size:
-            raise ValueError("never_emitted holds every id; at least one token must be emittable")
+            raise ValueError("never_emitted includes every id; at least one token must be emittable")
         if self.complement is not None and sorted(self.complement) != list(range(self.size)):
             raise ValueError(f"complement must be a permutation of 0..{self.size - 1}, got {self.complement}")
         if self.complement is not None and any(self.complement[j] != i for i, j in enumerate(self.complement)):
-            raise ValueError("complement must be its own inverse: the complement of a complement is the letter itself")
+            raise ValueError("complement must be its own inverse: the complement of a complement is the token itself")
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -52,13 +54,13 @@ class Vocab:
         return tuple(i for i in range(self.size) if i not in self.never_emitted)
 
     def is_emitted(self, device: torch.device | str = "cpu") -> Tensor:
-        """A table `(size,)` of booleans, True for ids that a sample may contain."""
+        """(size,) bool, True for ids that a sample may contain."""
         table = torch.ones(self.size, dtype=torch.bool, device=device)
         table[list(self.never_emitted)] = False
         return table
 
     def reverse_complement(self, ids: Tensor) -> Tensor:
-        """The other strand, read in its own direction: `ids (..., L)` reversed with complements swapped.
+        """The reverse complement of `ids (..., L)`.
 
         Raises:
             ValueError: if the vocabulary has no complement.

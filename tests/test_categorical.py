@@ -34,7 +34,7 @@ def test_temperature_two_flattens():
     torch.testing.assert_close(probs, torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64))
 
 
-def test_top_k_and_nucleus_keep_the_likeliest():
+def test_top_k_and_nucleus_keep_the_most_probable():
     log_probs = torch.tensor([[0.1, 0.6, 0.3]]).log()
     assert categorical.top_k(log_probs, 1).isfinite().tolist() == [[False, True, False]]
     assert categorical.nucleus(log_probs, 0.7).isfinite().tolist() == [[False, True, True]]
@@ -49,15 +49,15 @@ def test_impossible_settings_are_refused(function, value):
 
 def test_a_row_of_nan_or_without_mass_is_refused():
     for row in ([torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]):
-        with pytest.raises(ValueError, match="log_probs hold NaN"):
+        with pytest.raises(ValueError, match="log_probs contains NaN"):
             categorical.draw(torch.tensor([[0.0, 0.0], row]), torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
-def test_a_tiny_temperature_takes_the_likeliest():
+def test_a_tiny_temperature_takes_the_most_probable():
     assert categorical.temper(torch.tensor([[-1.2, -0.4, -torch.inf]]), 1e-310).exp().tolist() == [[0, 1, 0]]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
-def test_temperatures_that_mean_nothing_are_refused(value):
+def test_impossible_temperatures_are_refused(value):
     with pytest.raises(ValueError, match="must be positive and finite"):
         categorical.temper(torch.zeros(1, 3), value)

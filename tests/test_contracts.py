@@ -95,7 +95,7 @@ def test_schedules_run_from_clean_to_masked(name):
     torch.testing.assert_close(noise.sigma(inside[:-1]), -noise.alpha(inside[:-1]).log())
     assert noise.sigma(t.detach()).isfinite().all()
     beyond = noise.inverse(torch.tensor([1.1, 1.0, 0.0, -0.1], dtype=torch.float64))
-    assert beyond.min() >= 0 and beyond.max() <= 1  # the nearer end, for samplers and counts that ask for any share of masks
+    assert beyond.min() >= 0 and beyond.max() <= 1  # the nearer end, for samplers and counts that ask for any fraction of masks
 
 
 def maskings(objective):
@@ -132,7 +132,7 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", choices("sampler"))
-def test_samplers_fill_templates_and_count_honestly(name, kind):
+def test_samplers_fill_templates_and_count_correctly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
     sampler = build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
@@ -157,7 +157,7 @@ def test_samplers_fill_templates_and_count_honestly(name, kind):
     assert torch.equal(again.tokens, result.tokens)
 
 
-def test_text_and_dna_share_objective_and_sampler(tmp_path):
+def test_text_and_dna_fraction_objective_and_sampler(tmp_path):
     # The mission in one test, with resolved configurations; `test_train` runs the four combinations.
     book = tmp_path / "book.txt"
     classes = set()

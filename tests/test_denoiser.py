@@ -32,17 +32,17 @@ def test_positions_give_the_same_rows_as_everything(denoiser):
     torch.testing.assert_close(denoiser.log_probs(xt, positions=xt == 3), denoiser.log_probs(xt)[xt == 3])
 
 
-def test_time_reaches_the_network_only_when_asked():
+def test_time_reaches_the_network_only_with_time_conditioning():
     torch.manual_seed(0)
     backbone = DiT(DNA, 16, 1, 2, 8).eval()
     for p in backbone.parameters():
         torch.nn.init.normal_(p, std=0.3)
     xt, early, late = torch.tensor([[3, 7]]), torch.tensor([0.1]), torch.tensor([0.9])
-    without, told = Denoiser(backbone), Denoiser(backbone, noise=LogLinear(), time_conditioning=True)
+    without, conditioned = Denoiser(backbone), Denoiser(backbone, noise=LogLinear(), time_conditioning=True)
     assert torch.equal(without.log_probs(xt, early), without.log_probs(xt, late))
-    assert not torch.equal(told.log_probs(xt, early), told.log_probs(xt, late))
+    assert not torch.equal(conditioned.log_probs(xt, early), conditioned.log_probs(xt, late))
     with pytest.raises(ValueError, match="pass t"):
-        told.log_probs(xt)
+        conditioned.log_probs(xt)
 
 
 def test_a_causal_backbone_is_refused():
@@ -68,9 +68,9 @@ class Labelled(BaseDenoiser):
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
-        told, plain = torch.tensor([0.7, 0.3, 0.0]).log(), torch.tensor([0.5, 0.5, 0.0]).log()
-        law = torch.where(cond.any(-1)[:, None, None], told, plain).expand(*xt.shape, 3)
-        return law if positions is None else law[positions]
+        conditioned, plain = torch.tensor([0.7, 0.3, 0.0]).log(), torch.tensor([0.5, 0.5, 0.0]).log()
+        distribution = torch.where(cond.any(-1)[:, None, None], conditioned, plain).expand(*xt.shape, 3)
+        return distribution if positions is None else distribution[positions]
 
 
 @pytest.mark.parametrize(("weight", "expected", "rows"), [(2, [0.844828, 0.155172], 4), (1, [0.7, 0.3], 2), (0, [0.5, 0.5], 2)])

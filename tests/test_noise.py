@@ -30,7 +30,7 @@ def test_weight_is_one_over_t_for_every_eps():
 
 
 def test_eps_outside_its_range_is_refused():
-    with pytest.raises(ValueError, match=r"eps 1 must lie in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"noise.eps 1 must be in \[0, 1\)"):
         LogLinear(1)
 
 
@@ -84,7 +84,7 @@ def test_impossible_schedules_are_refused():
         (lambda: Geometric(0.0, 1.0), "sigma_min 0.0 must be positive"),
         (lambda: Polynomial(0.5), "exponent 0.5 must be at least 1"),
         (lambda: LogMask(0.5, 0.4), "0 < p_min < p_max <= 1"),
-        (lambda: Cosine(1.0), r"eps 1.0 must lie in \[0, 1\)"),
+        (lambda: Cosine(1.0), r"noise.eps 1.0 must be in \[0, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -49,7 +49,7 @@ def test_ancestral_posterior_equals_the_published_one(parity, name, vocab):
     torch.testing.assert_close(probs, file["ddpm_probs_dt0.1"], rtol=0, atol=1e-6)
 
 
-def test_corrupt_masks_the_right_share_and_nothing_else():
+def test_corrupt_masks_the_right_fraction_and_nothing_else():
     process = AbsorbingProcess(VOCAB, LogLinear(0.0))
     x0 = torch.ones(200, 500, dtype=torch.int64)
     maskable = torch.arange(500).expand(200, -1) < 400
@@ -72,7 +72,7 @@ def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
     xt, t, s = torch.tensor([[3, 1, 3]]), torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
     log_probs = UNIFORM.expand(1, 3, 4)
     torch.testing.assert_close(process.plug_in_posterior(log_probs, xt, t, s), process.posterior(log_probs, xt, t, s))
-    # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the law says.
+    # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the distribution says.
     rows = process.plug_in_posterior(torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
     torch.testing.assert_close(rows.sum(-1), torch.ones(1, 3, dtype=torch.float64))
     assert rows[0, 1].tolist() == [0, 1, 0, 0]

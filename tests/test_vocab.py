@@ -18,7 +18,7 @@ def test_no_complement_is_an_error_not_a_flip():
     ("fields", "message"),
     [
         ({"mask_id": 9}, "mask_id"),
-        ({"never_emitted": (1,)}, "must hold mask_id"),
+        ({"never_emitted": (1,)}, "must include mask_id"),
         ({"never_emitted": (0, 1, 2, 3, 4)}, "at least one token"),
         ({"complement": (0, 0, 1, 2, 3)}, "permutation"),
         ({"complement": (1, 2, 0, 3, 4)}, "own inverse"),

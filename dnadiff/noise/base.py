@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _SMALLEST = torch.finfo(torch.float32).tiny
-# What the published convention leaves out, t below 1e-3 and eps = 1e-3 of the log-linear schedule, is 1e-3 of the mask probability at each end.
+# The published convention (t from 1e-3, eps = 1e-3 of the log-linear schedule) omits 1e-3 of the mask probability at each end.
 LARGEST_CUT = 2e-3
 
 
@@ -28,29 +28,36 @@ class NoiseSchedule(ABC):
 
     @abstractmethod
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The t at which alpha(t) has the given value; the nearer end where no t has it."""
+        """The t at which alpha(t) has this value; the nearest of 0 and 1 if there is none."""
 
     def weight(self, t: Tensor) -> Tensor:
         """-dalpha / (1 - alpha): the factor of the cross-entropy in the continuous NELBO (arXiv 2406.07524v2, eq. 10)."""
         return -self.dalpha(t) / (1 - self.alpha(t))
 
     def sigma(self, t: Tensor) -> Tensor:
-        """-log alpha(t), the total noise that networks with a time input are told; finite (87.3) where alpha is 0."""
+        """-log alpha(t), the total noise, which is the time input of networks; finite (87.3) where alpha is 0."""
         return -torch.log(self.alpha(t).clamp(min=_SMALLEST))
 
     def mask_probability(self, t: float) -> float:
-        """1 - alpha(t) of one time, in double precision."""
+        """1 - alpha(t) at one time, in double precision."""
         return 1 - float(self.alpha(torch.tensor(t, dtype=torch.float64, device="cpu")))
 
 
 def refuse_cut(noise: NoiseSchedule, low: float, high: float, cause: str, remedy: str) -> None:
-    """Refuse to call an integral over the mask probabilities from `low` to `high` a bound: the bound is that from 0 to 1.
+    """Refuse an integral over the mask probabilities from `low` to `high` as a bound: the bound is the integral from 0 to 1.
+
+    Args:
+        noise: the schedule, for the message.
+        low: lowest mask probability.
+        high: highest mask probability.
+        cause: the setting that determines `low`.
+        remedy: what to set instead.
 
     Raises:
-        ValueError: if more than 2e-3 is missing at an end, which would make any model look better than it is.
+        ValueError: if more than 2e-3 is missing at either end, which would make any model look better than it is.
     """
     schedule = type(noise).__name__
     if low > LARGEST_CUT:
         raise ValueError(f"{cause} leaves the mask probabilities below {low:.3g} of {schedule} out of the bound; {remedy}")
     if high < 1 - LARGEST_CUT:
-        raise ValueError(f"{schedule} ends with a mask probability of {high:.3g}, and all above is left out of the bound; {remedy}")
+        raise ValueError(f"{schedule} ends with a mask probability of {high:.3g}, and the bound leaves out all above; {remedy}")

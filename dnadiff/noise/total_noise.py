@@ -1,4 +1,4 @@
-"""Schedules given by the total noise sigma(t), alpha = exp(-sigma), or by the mask probability: truncated where sigma(0) > 0."""
+"""Schedules defined by the total noise sigma(t), alpha = exp(-sigma), or by the mask probability; truncated if sigma(0) > 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.noise.base import NoiseSchedule
 
 
@@ -15,15 +17,13 @@ class TotalNoise(NoiseSchedule):
     """alpha = exp(-sigma(t)), with sigma growing from sigma_min to sigma_max: truncated at both ends unless sigma_min is 0.
 
     Args:
-        sigma_min: total noise at t = 0, where 1 - exp(-sigma_min) of the tokens are masked already.
-        sigma_max: total noise at t = 1, where exp(-sigma_max) are still visible.
+        sigma_min: total noise at t = 0, where the fraction 1 - exp(-sigma_min) of the tokens is already masked.
+        sigma_max: total noise at t = 1, where the fraction exp(-sigma_max) is still visible.
     """
 
     def __init__(self, sigma_min: float, sigma_max: float) -> None:
-        if not 0 <= sigma_min < sigma_max:
-            raise ValueError(
-                f"sigma_min {sigma_min} and sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max; set noise.sigma_max"
-            )
+        if not 0 <= checks.number("noise.sigma_min", sigma_min) < checks.number("noise.sigma_max", sigma_max):
+            raise ValueError(f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max")
         self.sigma_min, self.sigma_max = sigma_min, sigma_max
 
     @abstractmethod
@@ -38,20 +38,23 @@ class TotalNoise(NoiseSchedule):
     def time(self, sigma: Tensor) -> Tensor:
         """The t with the given sigma in [sigma_min, sigma_max]."""
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
         """exp(-sigma)."""
         return torch.exp(-self.sigma(t))
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
         """-sigma' alpha."""
         return -self.dsigma(t) * self.alpha(t)
 
+    @override
     def weight(self, t: Tensor) -> Tensor:
         """sigma' / (e^sigma - 1)."""
         return self.dsigma(t) / torch.expm1(self.sigma(t))
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """See `NoiseSchedule.inverse`."""
         return self.time(-torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))).clamp(0, 1)
 
 
@@ -61,14 +64,17 @@ class Linear(TotalNoise):
     def __init__(self, sigma_min: float = 0.0, sigma_max: float = 10.0) -> None:
         super().__init__(sigma_min, sigma_max)
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
         """Linear in t."""
         return self.sigma_min + (self.sigma_max - self.sigma_min) * t
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
         """Constant."""
         return torch.full_like(t, self.sigma_max - self.sigma_min)
 
+    @override
     def time(self, sigma: Tensor) -> Tensor:
         """(sigma - sigma_min) / (sigma_max - sigma_min)."""
         return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
@@ -77,23 +83,26 @@ class Linear(TotalNoise):
 class Geometric(TotalNoise):
     """sigma = sigma_min^(1-t) sigma_max^t, `geometric` in SEDD's and MDLM's code; SEDD's configuration runs from 1e-4 to 20.
 
-    1 - alpha(0) is sigma_min, not 0: an integral over t leaves that much of the mask probability out.
+    1 - alpha(0) is sigma_min, not 0: an integral over t omits this much of the mask probability.
     """
 
     def __init__(self, sigma_min: float = 1e-4, sigma_max: float = 20.0) -> None:
         super().__init__(sigma_min, sigma_max)
         if sigma_min <= 0:
-            raise ValueError(f"sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4")
+            raise ValueError(f"noise.sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4")
         self.ratio = math.log(sigma_max / sigma_min)
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
         """sigma_min (sigma_max / sigma_min)^t."""
         return self.sigma_min * torch.exp(self.ratio * t)
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
         """sigma log(sigma_max / sigma_min)."""
         return self.ratio * self.sigma(t)
 
+    @override
     def time(self, sigma: Tensor) -> Tensor:
         """log(sigma / sigma_min) / log(sigma_max / sigma_min)."""
         return torch.log(sigma / self.sigma_min) / self.ratio
@@ -111,23 +120,27 @@ class LogMask(NoiseSchedule):
     """
 
     def __init__(self, p_min: float = 1e-3, p_max: float = 0.999) -> None:
-        if not 0 < p_min < p_max <= 1:
-            raise ValueError(f"p_min {p_min} and p_max {p_max} must satisfy 0 < p_min < p_max <= 1; set noise.p_min and noise.p_max")
+        if not 0 < checks.number("noise.p_min", p_min) < checks.number("noise.p_max", p_max) <= 1:
+            raise ValueError(f"noise.p_min {p_min} and noise.p_max {p_max} must satisfy 0 < p_min < p_max <= 1")
         self.p_min, self.p_max = p_min, p_max
         self.range = math.log(p_max / p_min)
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
         """1 - p_min (p_max / p_min)^t."""
         return 1 - self.p_min * torch.exp(self.range * t)
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
         """-log(p_max / p_min) (1 - alpha)."""
         return -self.range * self.p_min * torch.exp(self.range * t)
 
+    @override
     def weight(self, t: Tensor) -> Tensor:
         """log(p_max / p_min), constant."""
         return torch.full_like(t, self.range)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
         """log((1 - alpha) / p_min) / log(p_max / p_min)."""
         return (torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range).clamp(0, 1)

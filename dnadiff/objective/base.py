@@ -1,4 +1,4 @@
-"""What an objective returns, the denoiser it trains, and the loop over masked positions that the diffusion bounds share."""
+"""What objectives share: the result, the denoiser that they train, and the loss over masked positions of the diffusion bounds."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import Backbone, BaseDenoiser, Denoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.masking import Bernoulli, Masked, Masking
+from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import SUBS, Parameterization
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
-FEW = 1e-12  # an empty batch divides 0 by this, not by 0
-PROTOCOLS = ("count", "mdlm")
+_MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
+# Whether padding is masked like any token, and hidden from the network which positions are padding.
+PROTOCOLS = {"count": False, "mdlm": True}
 
 
 class Loss(NamedTuple):
-    """One batch's result.
+    """The result for one batch.
 
     Attributes:
         loss: what is differentiated, nats per token.
         nll: the objective's estimate of the bound on -log p, nats per token, detached.
-        num_tokens: total weight of the tokens behind both; averages over batches weigh by it.
+        num_tokens: total weight of the tokens behind both; averages over batches are weighted by it.
     """
 
     loss: Tensor
@@ -34,119 +36,132 @@ class Loss(NamedTuple):
 
 
 class Objective(ABC):
-    """A training loss that never sees a network's inside: only the denoiser it wraps it in.
+    """A training loss. It sees the network only through the denoiser that it wraps around it.
+
+    A subclass implements `compute`.
 
     Args:
-        process: the absorbing process; its vocabulary says which tokens can be counted.
+        process: the absorbing process; its vocabulary determines which tokens can be counted.
 
     Attributes:
         causal: which backbones fit; `Objective.causal == backbone.causal` is checked before data is loaded.
-        time_conditioning: whether the network is told the noise level when the configuration leaves that open (null).
+        time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
-    causal: bool = False
-    time_conditioning: bool = False
+    causal: ClassVar[bool] = False
+    time_conditioning: ClassVar[bool] = False
 
     def __init__(self, process: AbsorbingProcess) -> None:
         self.process = process
 
-    @abstractmethod
     def __call__(
-        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
+        self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor = None, valid: OptTensor = None
     ) -> Loss:
-        """The loss of `x0 (B, L)` under `weight (B, L)` in [0, 1] (0: padding or unknown), with the noise of `draws`."""
+        """The loss of one batch.
+
+        Args:
+            denoiser: the model.
+            x0: (B, L) token ids.
+            weight: (B, L) in [0, 1]; 0 is padding or unknown.
+            draws: random numbers.
+            cond: (B, C) labels.
+            valid: (B, L) bool, False on padding.
+
+        Raises:
+            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would be infinite.
+        """
+        x0, weight = x0.long(), weight.float()
+        refuse_unemittable(x0, weight, self.process.vocab)
+        return self.compute(denoiser, x0, weight, draws, cond, valid)
+
+    @abstractmethod
+    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+        """`__call__` with checked int64 `x0` and float32 `weight`."""
 
     def evaluation(self) -> Objective:
-        """The form of this objective with the least noise, for validation; itself unless there is a better one."""
+        """The form of this objective with the lowest variance, for validation; itself by default."""
         return self
 
     def parameterization(self) -> Parameterization:
         """What the network's logits mean under this objective."""
         return SUBS(self.process.vocab)
 
-    def denoiser(self, backbone: nn.Module, time_conditioning: bool | None = None) -> nn.Module:
-        """The backbone as this objective trains it and samplers call it; the same after loading a checkpoint.
+    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
+        """The denoiser that this objective trains and samplers call; the same after loading a checkpoint.
 
         Args:
             backbone: the network.
-            time_conditioning: tell it the noise level; None is the objective's own habit.
+            time_conditioning: condition it on the noise level; None is the objective's default, if the network has a time input.
 
         Raises:
-            ValueError: if they exclude each other.
+            ValueError: if they do not fit.
         """
         check_fit(type(self), backbone)
-        told = self.time_conditioning if time_conditioning is None else time_conditioning
-        return Denoiser(backbone, self.parameterization(), self.process.noise, told)
+        if time_conditioning is None:
+            time_conditioning = self.time_conditioning and backbone.takes_sigma
+        return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
 
 
 class MaskedObjective(Objective):
-    """A bound on -log p from masked positions alone: mask, ask the denoiser there, weigh each row.
+    """A bound on -log p from masked positions alone: mask, evaluate the denoiser there, weight each row.
 
-    Logits exist at masked positions only: with a large vocabulary that is most of the memory. Positions of weight 0 are
-    never masked: an N in a genome stays visible as N. With all weights 0 the loss is exactly 0 and its gradient too.
+    Logits exist at masked positions only, which saves most of the memory with a large vocabulary. Positions of weight 0 are
+    never masked: an N in a genome stays visible as N. If all weights are 0, the loss and its gradient are exactly 0.
 
     Args:
         process: the absorbing process.
         masking: how xt is drawn.
-        protocol: `count`: only what is counted is masked, and the network is told which positions are padding. `mdlm`, for text: padding
-            is masked like any token and the network is not told, as in MDLM's code; it is counted in neither.
+        protocol: `count`: only counted tokens are masked, and the network knows which positions are padding. `mdlm`, for text: padding
+            is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
+
+    Raises:
+        ValueError: if the protocol is unknown or does not fit the vocabulary, or the masking does not fit the noise schedule.
     """
 
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
         super().__init__(process)
         if protocol not in PROTOCOLS:
             raise ValueError(f"objective.protocol {protocol!r} is not known; choose one of {', '.join(PROTOCOLS)}")
-        if protocol == "mdlm" and process.vocab.complement is not None:
+        self.protocol, self.masks_padding = protocol, PROTOCOLS[protocol]
+        if self.masks_padding and process.vocab.complement is not None:
             raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
-        self.protocol = protocol
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
 
     @abstractmethod
     def token_nll(
-        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
         """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool."""
 
-    def __call__(
-        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
-    ) -> Loss:
-        """See `Objective`."""
-        x0, weight = x0.long(), weight.float()
-        refuse_unemittable(x0, weight, self.process.vocab)
+    @override
+    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         counted = weight > 0
-        masked = self.masking(self.process, x0, torch.ones_like(counted) if self.protocol == "mdlm" else counted, draws)
+        masked = self.masking(self.process, x0, torch.ones_like(counted) if self.masks_padding else counted, draws)
         positions = (masked.xt == self.process.vocab.mask_id) & counted
-        valid = self.told(valid)
-        nll = self.token_nll(denoiser, x0, masked, positions, cond, valid) * weight[positions]  # (M,)
+        nll = self.token_nll(denoiser, x0, masked, positions, cond, None if self.masks_padding else valid) * weight[positions]  # (M,)
         row = positions.nonzero()[:, 0]
-        bound = (nll * masked.weight.to(nll)[row]).sum() / weight.sum().clamp(min=FEW)
-        return self.reduce(bound, nll.sum() / weight[positions].sum().clamp(min=FEW), weight.sum())
-
-    def told(self, valid: Tensor | None) -> Tensor | None:
-        """What the network is told of padding."""
-        return None if self.protocol == "mdlm" else valid
+        bound = mean_over(nll * masked.weight.to(nll)[row], weight.sum())
+        return self.reduce(bound, mean_over(nll, weight[positions].sum()), weight.sum())
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
-        """What to differentiate: the bound, or the plain mean over masked tokens."""
+        """What to differentiate: the bound by default, or the plain mean over masked tokens."""
         return Loss(bound, bound.detach(), num_tokens)
 
 
-def x0_nll(
-    denoiser: nn.Module,
-    x0: Tensor,
-    xt: Tensor,
-    t: Tensor,
-    cond: Tensor | None,
-    positions: Tensor,
-    valid: Tensor | None,
-    mask_id: int,
-) -> tuple[Tensor, Tensor]:
-    """-log p(x0) and log p(mask) under the law that the objective trains (`Denoiser.x0_log_probs`), each `(M,)`.
+def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
+    """The sum of `nll (M,)` per token; 0 for an empty batch."""
+    return nll.sum() / num_tokens.clamp(min=_MIN_TOKENS)
 
-    A visible position is asked about only where that law does not carry it over.
+
+def x0_nll(
+    denoiser: BaseDenoiser, x0: Tensor, xt: Tensor, t: Tensor, cond: OptTensor, positions: Tensor, valid: OptTensor, mask_id: int
+) -> tuple[Tensor, Tensor]:
+    """-log p(x0) and log p(mask) under the distribution that the objective trains (`BaseDenoiser.x0_log_probs`), each `(M,)`.
+
+    `positions` includes visible ones only where that distribution does not carry them over.
     """
     target = x0[positions][:, None]
     if not denoiser.fused_head:
@@ -159,8 +174,8 @@ def x0_nll(
     return log_sum - at[:, 0], on_mask
 
 
-def check_fit(objective: type[Objective], backbone: nn.Module) -> None:
-    """Refuse an objective that the backbone cannot serve.
+def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:
+    """Refuse an objective that does not fit the backbone.
 
     Raises:
         ValueError: naming both and what would fit.
@@ -172,7 +187,7 @@ def check_fit(objective: type[Objective], backbone: nn.Module) -> None:
 
 
 def refuse_unemittable(x0: Tensor, weight: Tensor, vocab: Vocab) -> None:
-    """Refuse tokens of weight > 0 that have probability 0 under the model: their loss would be infinite.
+    """Refuse tokens of weight > 0 that have probability 0 under the model.
 
     Raises:
         ValueError: naming one such id.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
+from dnadiff.denoiser import BaseDenoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.base import FEW, Loss, MaskedObjective, x0_nll
-from dnadiff.objective.masking import DiscreteTime, Masked, Masking
+from dnadiff.objective.base import Loss, MaskedObjective, mean_over, x0_nll
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch, Masking
 from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
@@ -16,18 +18,21 @@ class D3PM(MaskedObjective):
     """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log p(x0 | x at t = 0).
 
     The two properties of SUBS are switches (MDLM's ablation). Without zero masking the network may give mass mu to the mask, and a
-    masked position costs more than MDLM's cross-entropy by [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/reveal,
-    where reveal = (alpha_s - alpha_t)/(1 - alpha_t) and stay = 1 - reveal; with both on the objective is MDLM's with T steps.
-    Without carry-over the network must copy the clean sequence: the reconstruction term, one more network call at t = 0
-    with logits everywhere. It stands outside the sum over steps, so it is counted once and not T times.
+    masked position costs more than MDLM's cross-entropy by
+    [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/unmask, where unmask = (alpha_s - alpha_t)/(1 - alpha_t)
+    and stay = 1 - unmask. With both switches on the objective is MDLM's with T steps. Without carry-over the network must copy the clean
+    sequence: the reconstruction term, one more network call at t = 0 with logits everywhere. It is outside the sum over steps, so it
+    counts once and not T times.
 
     Args:
         process: the absorbing process.
-        masking: `DiscreteTime`, which holds T.
+        masking: `DiscreteTime`, which defines T.
         zero_masking: ids that are never emitted have probability 0.
         carry_over: a visible token is known, and the reconstruction term 0.
         protocol: see `MaskedObjective`.
     """
+
+    masking: DiscreteTime
 
     def __init__(
         self,
@@ -45,45 +50,46 @@ class D3PM(MaskedObjective):
         super().__init__(process, masking, protocol)
         self.zero_masking, self.carry_over = zero_masking, carry_over
 
+    @override
     def parameterization(self) -> Parameterization:
         """A softmax with the two switches."""
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
 
+    @override
     def token_nll(
-        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
-        """KL / reveal: see `MaskedObjective.token_nll`."""
+        # The KL divided by `unmask`.
         mask_id = self.process.vocab.mask_id
         cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
         if self.zero_masking:
             return cross_entropy
         on_mask = on_mask.exp()
         alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
-        # The first step reveals everything (stay = 0); with the odds of t for those of s the difference below vanishes there.
+        # The first step unmasks everything (stay = 0); with the odds of t in place of those of s the difference below is 0 there.
         odds_t = alpha_t / (1 - alpha_t)
         odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
         rows = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
-        odds, gain, reveal = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[positions].unbind(-1)
-        # log(1 + mu odds_t) - (1 - reveal) log(1 + mu odds_s), over reveal, without subtracting almost equal logarithms.
-        return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / reveal
+        odds, gain, unmask = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[positions].unbind(-1)
+        # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting almost equal logarithms.
+        return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
 
-    def __call__(
-        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
-    ) -> Loss:
-        """See `Objective`."""
-        diffusion = super().__call__(denoiser, x0, weight, draws, cond, valid)
+    @override
+    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+        diffusion = super().compute(denoiser, x0, weight, draws, cond, valid)
         if self.carry_over:
             return diffusion
-        clean = self.reconstruction(denoiser, x0.long(), weight.float(), cond, self.told(valid))
+        clean = self.reconstruction(denoiser, x0, weight, cond, None if self.masks_padding else valid)
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
 
-    def reconstruction(self, denoiser: nn.Module, x0: Tensor, weight: Tensor, cond: Tensor | None, valid: Tensor | None) -> Tensor:
+    def reconstruction(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         """-log p(x0 | x0) at t = 0, nats per token."""
         counted = weight > 0
         t = torch.zeros(len(x0), device=x0.device)
-        nll = x0_nll(denoiser, x0, x0, t, cond, counted, valid, self.process.vocab.mask_id)[0] * weight[counted]
-        return nll.sum() / weight.sum().clamp(min=FEW)
+        nll = x0_nll(denoiser, x0, x0, t, cond, counted, valid, self.process.vocab.mask_id)[0]
+        return mean_over(nll * weight[counted], weight.sum())
 
+    @override
     def evaluation(self) -> D3PM:
         """The same bound with stratified steps."""
         return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over, self.protocol)

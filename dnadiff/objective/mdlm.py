@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from dnadiff.denoiser import nll
+from dnadiff.denoiser import BaseDenoiser, OptTensor, nll
 from dnadiff.objective.base import Loss, MaskedObjective
-from dnadiff.objective.masking import Masked, Masking
+from dnadiff.objective.masking import MaskedBatch, Masking
 from dnadiff.process import AbsorbingProcess
 
-WEIGHTINGS = ("nelbo", "cross_entropy")
+WEIGHTINGS = {"nelbo": True, "cross_entropy": False}  # whether the bound is differentiated
 
 
 class MDLM(MaskedObjective):
-    """The negative evidence lower bound under SUBS: in continuous time (arXiv 2406.07524v2, eq. 10), or in T steps (masking `Steps`).
+    """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10) or in T steps (`DiscreteTime`).
 
     Args:
         process: the absorbing process.
-        masking: how xt is drawn; coins with stratified times by default, as published.
+        masking: how xt is drawn; independent masks at stratified times by default, as published.
         weighting: `nelbo` differentiates the bound itself; `cross_entropy` the plain mean over masked tokens,
-            which gives rows with many masks more say. `nll` reports the bound either way.
+            which gives rows with many masks more weight. `nll` is the bound either way.
         protocol: see `MaskedObjective`.
+
+    Example:
+        >>> import torch
+        >>> from dnadiff.backbone.caduceus import Caduceus
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> from dnadiff.draws import Draws
+        >>> from dnadiff.noise import LogLinear
+        >>> vocab = DNATokenizer().vocab
+        >>> objective = MDLM(AbsorbingProcess(vocab, LogLinear()), weighting="nelbo")
+        >>> denoiser = objective.denoiser(Caduceus(vocab, d_model=16, n_layers=1))
+        >>> x0 = torch.randint(7, 11, (8, 32))  # A, C, G, T
+        >>> loss = objective(denoiser, x0, weight=torch.ones(8, 32), draws=Draws.for_batch(seed=0, batch_size=8))
+        >>> loss.loss.backward()
+        >>> float(loss.num_tokens)
+        256.0
     """
 
     def __init__(
@@ -29,18 +45,19 @@ class MDLM(MaskedObjective):
         super().__init__(process, masking, protocol)
         if weighting not in WEIGHTINGS:
             raise ValueError(f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}")
-        self.bound = weighting == WEIGHTINGS[0]
+        self.bound = WEIGHTINGS[weighting]
 
+    @override
     def token_nll(
-        self, denoiser: nn.Module, x0: Tensor, masked: Masked, positions: Tensor, cond: Tensor | None, valid: Tensor | None
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
-        """-log p(x0): see `MaskedObjective.token_nll`."""
         return nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid)
 
+    @override
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
-        """See `MaskedObjective.reduce`."""
         return Loss(bound if self.bound else mean, bound.detach(), num_tokens)
 
+    @override
     def evaluation(self) -> MDLM:
-        """The bound itself, whatever is trained on: by exact counts in continuous time, by the same steps in discrete time."""
+        """The bound, whatever is trained on: with exact counts in continuous time, with the same steps in discrete time."""
         return MDLM(self.process, self.masking.evaluation(), protocol=self.protocol)

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
+from dnadiff import checks
+from dnadiff.denoiser import BaseDenoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.base import FEW, Loss, Objective, refuse_unemittable, x0_nll
+from dnadiff.objective.base import Loss, Objective, mean_over, x0_nll
 from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
 
 class MLM(Objective):
-    """Mean cross-entropy of a random 15 % of the tokens: 80 % of them hidden by the mask, 10 % replaced, 10 % left as they are.
+    """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 % unchanged.
 
-    Replacements are uniform over the letters that the vocabulary emits, the right one among them. `nll` is this mean and
-    no bound on -log p, in validation too; `python -m dnadiff.evaluate` gives the bound of the network used as a diffusion model.
+    Replacements are uniform over the ids that the vocabulary emits, including the correct one. `nll` is this mean, also in validation,
+    and no bound on -log p; `python -m dnadiff.evaluate` computes the bound of the network used as a diffusion model.
 
     Args:
-        process: the absorbing process; a network with a time input is told the time at which so many tokens are masked.
-        selected: share of the tokens that are predicted.
-        masked: share of these that the mask hides.
-        replaced: share of these that turn into a random letter.
+        process: the absorbing process; a network with a time input is conditioned on the time at which as many tokens are masked.
+        selected: fraction of the tokens that are predicted.
+        masked: fraction of these that are masked.
+        replaced: fraction of these that are replaced by a random token.
     """
 
     def __init__(self, process: AbsorbingProcess, selected: float = 0.15, masked: float = 0.8, replaced: float = 0.1) -> None:
         super().__init__(process)
-        if not 0 < selected <= 1:
-            raise ValueError(f"selected {selected} must lie in (0, 1]; BERT's value is 0.15 (objective.selected)")
-        if not (masked >= 0 and replaced >= 0 and masked + replaced <= 1):
-            raise ValueError(
-                f"masked {masked} and replaced {replaced} must be shares with a sum of at most 1; BERT's values are 0.8 and 0.1"
-            )
+        if not checks.is_number(selected) or not 0 < selected <= 1:
+            raise ValueError(f"objective.selected {selected!r} must be in (0, 1]; BERT's value is 0.15")
+        if checks.fraction("objective.masked", masked) + checks.fraction("objective.replaced", replaced) > 1:
+            raise ValueError(f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are 0.8 and 0.1")
         self.selected, self.masked, self.replaced = selected, masked, replaced
 
+    @override
     def parameterization(self) -> Parameterization:
-        """A softmax over the letters at every position: a visible token may be a wrong one."""
+        """A softmax over the emitted ids at every position: a visible token may be a wrong one."""
         return Softmax(self.process.vocab, zero_masking=True, carry_over=False)
 
     def corrupt(self, x0: Tensor, counted: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)` bool are touched."""
+        """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)` bool change."""
         select, kind, letter = (draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter"))
         chosen = (select < self.selected).to(x0.device) & counted
         emitted = torch.tensor(self.process.vocab.emitted, device=letter.device)
@@ -48,16 +50,12 @@ class MLM(Objective):
         xt = torch.where(chosen & changed, random, x0)
         return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
 
-    def __call__(
-        self, denoiser: nn.Module, x0: Tensor, weight: Tensor, draws: Draws, cond: Tensor | None = None, valid: Tensor | None = None
-    ) -> Loss:
-        """See `Objective`; the count is that of the predicted tokens."""
-        x0, weight = x0.long(), weight.float()
-        refuse_unemittable(x0, weight, self.process.vocab)
+    @override
+    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         xt, chosen = self.corrupt(x0, weight > 0, draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
         nll = x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight[chosen]  # (M,)
         tokens = weight[chosen].sum()
-        loss = nll.sum() / tokens.clamp(min=FEW)
+        loss = mean_over(nll, tokens)
         return Loss(loss, loss.detach(), tokens)

@@ -42,15 +42,12 @@ class Analytic(Ancestral):
     sequence that did not change is not evaluated again: the sums of its ratios and a token drawn at each position are kept.
 
     Args:
-        num_steps, noise_removal: see `GridSampler`.
-        temperature, top_k, nucleus: see `Sampler`.
+        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=Analytic(num_steps=4), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> Analytic(num_steps=64).num_steps_for(length=512)  # the upper limit of network calls
+        64
+        >>> model.sample(10, length=512, sampler=Analytic(num_steps=64))  # doctest: +SKIP
     """
 
     exact = True

@@ -23,11 +23,9 @@ class Confidence(StepsSampler):
         temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own distributions.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=Confidence(num_steps=4, order="margin"), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> Confidence(num_steps=32, order="margin").num_steps_for(length=512)  # the upper limit of network calls
+        32
+        >>> model.sample(10, length=512, sampler=Confidence(num_steps=32, order="margin"))  # doctest: +SKIP
     """
 
     order: str = "entropy"

@@ -25,11 +25,9 @@ class EntropyBounded(AdaptiveSampler):
         temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own distributions.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=EntropyBounded(bound=2.0), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> EntropyBounded(bound=0.5).num_steps_for(length=512)  # the upper limit of network calls
+        512
+        >>> model.sample(10, length=512, sampler=EntropyBounded(bound=0.5))  # doctest: +SKIP
     """
 
     bound: float = 0.1

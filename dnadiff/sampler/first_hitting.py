@@ -21,11 +21,9 @@ class FirstHitting(PlannedSampler):
         temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=16, sampler=FirstHitting(), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [16, 16]
+        >>> FirstHitting(temperature=0.9).num_steps_for(length=512)  # the upper limit of network calls
+        512
+        >>> model.sample(10, length=512, sampler=FirstHitting(temperature=0.9))  # doctest: +SKIP
     """
 
     exact = True

@@ -11,15 +11,12 @@ class ForwardBackward(RemaskingSampler):
     As steps grow, the distribution converges to the model's. Every token is drawn again many times, mostly early.
 
     Args:
-        num_steps, noise_removal: see `GridSampler`.
-        temperature, top_k, nucleus: see `Sampler`.
+        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=ForwardBackward(num_steps=8), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> ForwardBackward(num_steps=256).num_steps_for(length=512)  # the upper limit of network calls
+        256
+        >>> model.sample(10, length=512, sampler=ForwardBackward(num_steps=256))  # doctest: +SKIP
     """
 
     exact = True

@@ -31,11 +31,9 @@ class Gibbs(Sampler):
         temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=Gibbs(num_sweeps=1, num_groups=4), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)  # the upper limit of network calls
+        96
+        >>> model.sample(10, length=512, sampler=Gibbs(num_sweeps=2, num_groups=32))  # doctest: +SKIP
     """
 
     num_sweeps: int = 1

@@ -32,11 +32,16 @@ class Grouped(PlannedSampler):
         temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=Grouped(num_groups=4), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> from dnadiff.backbone.dit import DiT
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> from dnadiff.denoiser import Denoiser
+        >>> from dnadiff.noise import LogLinear
+        >>> vocab = DNATokenizer().vocab
+        >>> denoiser, process = Denoiser(DiT(vocab, 16, 1, 2, 8)), AbsorbingProcess(vocab, LogLinear())
+        >>> x_init = process.prior(batch_size=2, length=12)  # all masked
+        >>> samples = Grouped(num_groups=4).sample(denoiser, process, x_init, Draws.for_batch(seed=0, batch_size=2))
+        >>> samples.tokens.shape, samples.nfe
+        (torch.Size([2, 12]), 4)
     """
 
     num_groups: int | None = None

@@ -16,9 +16,7 @@ class LowConfidence(StepsSampler, TokensFirstSampler):
         temperature, top_k, nucleus: see `Sampler`; tokens are compared by the model's own probabilities.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=LowConfidence(num_steps=4), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> LowConfidence(num_steps=32).num_steps_for(length=512)  # the upper limit of network calls
+        32
+        >>> model.sample(10, length=512, sampler=LowConfidence(num_steps=32))  # doctest: +SKIP
     """

@@ -16,16 +16,13 @@ class ReMDM(RemaskingSampler):
 
     Args:
         remasking: how much is remasked.
-        num_steps, noise_removal: see `GridSampler`.
-        temperature, top_k, nucleus: see `Sampler`.
+        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
 
     Example:
-        >>> import dnadiff
         >>> from dnadiff.sampler.remasking import Cap
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=32, sampler=ReMDM(Cap(0.02), num_steps=8, nucleus=0.9), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [32, 32]
+        >>> ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9).num_steps_for(length=512)  # the upper limit of network calls
+        256
+        >>> model.sample(10, length=512, sampler=ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9))  # doctest: +SKIP
     """
 
     remasking: Remasking

@@ -29,12 +29,10 @@ class SemiAR(Sampler):
         stride: new tokens in each later window; None is half the window.
 
     Example:
-        >>> import dnadiff
         >>> from dnadiff.sampler.grouped import Grouped
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=48, sampler=SemiAR(Grouped(num_groups=4), window=32, stride=16), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [48, 48]
+        >>> SemiAR(Grouped(num_groups=32), window=256, stride=128).num_steps_for(length=512)  # the upper limit of network calls
+        96
+        >>> model.sample(10, length=512, sampler=SemiAR(Grouped(num_groups=32), window=256, stride=128))  # doctest: +SKIP
     """
 
     has_weights = True  # those of the other sampler

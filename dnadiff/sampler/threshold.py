@@ -24,11 +24,9 @@ class Threshold(TokensFirstSampler):
         temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("bundled:ecoli")
-        >>> sequences = model.sample(2, length=16, sampler=Threshold(0.5), seed=1)
-        >>> [len(sequence) for sequence in sequences]
-        [16, 16]
+        >>> Threshold(threshold=0.8).num_steps_for(length=512)  # the upper limit of network calls
+        512
+        >>> model.sample(10, length=512, sampler=Threshold(threshold=0.8))  # doctest: +SKIP
     """
 
     threshold: float = 0.9

@@ -1,4 +1,4 @@
-"""Constrained laws on the enumerable toy: what is kept, how far the law is off, and that weights put it right."""
+"""Constrained distributions on the enumerable toy: what is kept, how far the distribution is off, and that weights put it right."""
 
 import itertools
 
@@ -58,27 +58,27 @@ class Exact(BaseDenoiser):
 def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
     sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
-    law = Constrained(Exact(toy, sampler.causal), KIND.expand(batch, 3), ALLOWED, tilt)
+    distribution = Constrained(Exact(toy, sampler.causal), KIND.expand(batch, 3), ALLOWED, tilt)
     x_init = process.prior(batch, 3) if x_init is None else x_init
     frozen = x_init != 3
-    tokens = sampler.sample(law, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
-    return sampler, tokens, law.log_weight(x_init, tokens)
+    tokens = sampler.sample(distribution, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
+    return sampler, tokens, distribution.log_weight(x_init, tokens)
 
 
 def total_variation(tokens, weight, target):
-    law = torch.zeros(27, dtype=torch.float64).index_add(0, tokens @ POWERS, weight / weight.sum())
-    return float((law - target).abs().sum() / 2)
+    distribution = torch.zeros(27, dtype=torch.float64).index_add(0, tokens @ POWERS, weight / weight.sum())
+    return float((distribution - target).abs().sum() / 2)
 
 
 def kept(toy, tilt=None):
-    """The toy's law times the tilt where the constraints hold, not normalised."""
+    """The toy's distribution times the tilt where the constraints hold, not normalized."""
     holds = ALLOWED[KIND.expand(27, 3), toy.sequences].all(-1)
     return toy.joint * holds * (1 if tilt is None else tilt[toy.sequences].sum(-1).double().exp())
 
 
 @pytest.mark.parametrize("tilt", [None, TILT], ids=["letters", "letters and tilt"])
 @pytest.mark.parametrize("name", NAMES)
-def test_constraints_always_hold_and_weights_correct_the_law(name, tilt, toy):
+def test_constraints_always_hold_and_weights_correct_the_distribution(name, tilt, toy):
     batch = 8000
     sampler, tokens, log_weight = draw(name, toy, batch, tilt)
     assert ALLOWED[KIND.expand(batch, 3), tokens].all()
@@ -96,7 +96,7 @@ def test_constraints_always_hold_and_weights_correct_the_law(name, tilt, toy):
     assert weight.mean() == pytest.approx(mass.item(), abs=4.5 * weight.std().item() / batch**0.5 + 0.004)
 
 
-def test_resampling_has_the_law(toy):
+def test_resampling_has_the_distribution(toy):
     _, tokens, log_weight = draw("first_hitting", toy, 20_000)
     chosen = tokens[torch.from_numpy(systematic_resample(log_weight.numpy(), 5000, 0.3))]
     target = kept(toy) / kept(toy).sum()
@@ -108,7 +108,7 @@ def test_resampling_has_the_law(toy):
     )
 
 
-def test_sweeps_of_gibbs_lead_to_the_law_without_weights(toy):
+def test_sweeps_of_gibbs_lead_to_the_distribution_without_weights(toy):
     target = kept(toy) / kept(toy).sum()
     STEPS["gibbs"] = {"num_groups": 3, "num_sweeps": 6}
     _, tokens, log_weight = draw("gibbs", toy, 8000)
@@ -118,7 +118,7 @@ def test_sweeps_of_gibbs_lead_to_the_law_without_weights(toy):
 
 
 def test_whole_bases_from_the_start_need_no_weight(toy):
-    # conditional on the middle token alone: the oracle's law given it, exactly
+    # conditional on the middle token alone: the oracle's distribution given it, exactly
     x_init = torch.tensor([[3, 1, 3]]).expand(8000, 3).clone()
     free = Constrained(Exact(toy), torch.zeros(8000, 3).long(), ALLOWED)
     process = AbsorbingProcess(toy.vocab, LogLinear(1e-3))
@@ -128,7 +128,7 @@ def test_whole_bases_from_the_start_need_no_weight(toy):
     assert (free.log_weight(x_init, tokens) == 0).all()
 
 
-def test_an_autoregressive_model_weighs_what_is_given_to_its_right(toy):
+def test_autoregressive_weights_include_tokens_given_to_the_right(toy):
     x_init = torch.tensor([[3, 1, 3], [3, 3, 2]]).repeat(6000, 1)
     _, tokens, log_weight = draw("ar", toy, 12_000, x_init=x_init)
     assert torch.equal(tokens[x_init != 3], x_init[x_init != 3])
@@ -140,38 +140,38 @@ def test_an_autoregressive_model_weighs_what_is_given_to_its_right(toy):
         assert log_weight[rows].exp().mean() == pytest.approx(target.sum().item(), rel=0.05)
 
 
-def test_free_positions_keep_the_very_numbers_of_the_network(toy):
+def test_unconstrained_positions_keep_the_predictions_unchanged(toy):
     xt, positions = torch.tensor([[3, 3, 3], [3, 0, 3]]), torch.tensor([[True, True, True], [True, False, True]])
     plain = Exact(toy)
-    law = Constrained(plain, KIND.expand(2, 3), ALLOWED)
-    a, b = plain.log_probs(xt, positions=positions), law.log_probs(xt, positions=positions)
+    distribution = Constrained(plain, KIND.expand(2, 3), ALLOWED)
+    a, b = plain.log_probs(xt, positions=positions), distribution.log_probs(xt, positions=positions)
     assert torch.equal(a[[0, 3]], b[[0, 3]]) and not torch.equal(a, b)
     torch.testing.assert_close(b.exp().sum(-1), torch.ones(5).double())
-    assert (law.log_mass[0, 1:] < 0).all() and law.log_mass[0, 0] == 0 and law.log_mass[1, 1] == 0
+    assert (distribution.log_mass[0, 1:] < 0).all() and distribution.log_mass[0, 0] == 0 and distribution.log_mass[1, 1] == 0
 
 
-def test_a_part_knows_its_rows_and_columns(toy):
-    law = Constrained(Exact(toy), KIND.expand(4, 3), ALLOWED)
-    part = law.for_rows(torch.tensor([3, 1])).for_rows(columns=slice(1, 3)).for_rows(torch.tensor([1]))
+def test_for_rows_selects_rows_and_columns(toy):
+    distribution = Constrained(Exact(toy), KIND.expand(4, 3), ALLOWED)
+    part = distribution.for_rows(torch.tensor([3, 1])).for_rows(columns=slice(1, 3)).for_rows(torch.tensor([1]))
     assert part.kind.tolist() == [[1, 2]] and part.rows.tolist() == [1] and part.start == 1
-    part.denoiser.at = lambda xt: law.denoiser.table[63][None, 1:]
+    part.denoiser.at = lambda xt: distribution.denoiser.table[63][None, 1:]
     part.log_probs(torch.tensor([[3, 3]]), positions=torch.tensor([[True, False]]))
-    assert (law.log_mass != 0).nonzero().tolist() == [[1, 1]]
+    assert (distribution.log_mass != 0).nonzero().tolist() == [[1, 1]]
     assert part.without_recording().recording is False and part.recording
 
 
-def test_a_law_without_any_allowed_mass_leaves_the_choice_to_the_constraint(toy):
+def test_without_allowed_mass_the_constraint_alone_decides(toy):
     class Sure(Exact):
         def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
             return torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf]).expand(int(positions.sum()), 4)
 
-    law = Constrained(Sure(toy), KIND.expand(1, 3), ALLOWED)
-    log_probs = law.log_probs(torch.full((1, 3), 3), positions=torch.ones(1, 3, dtype=torch.bool))
-    assert log_probs.exp().tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0.5, 0.5, 0]] and law.log_mass[0, 2] == -torch.inf
+    distribution = Constrained(Sure(toy), KIND.expand(1, 3), ALLOWED)
+    log_probs = distribution.log_probs(torch.full((1, 3), 3), positions=torch.ones(1, 3, dtype=torch.bool))
+    assert log_probs.exp().tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0.5, 0.5, 0]] and distribution.log_mass[0, 2] == -torch.inf
 
 
 def test_ratios_keep_their_sum(toy):
-    # SEDD's sampler opens tokens at the rate that the sum of the ratios says; a constraint changes which, not how many
+    # SEDD's sampler unmasks tokens at the rate that the sum of the ratios says; a constraint changes which, not how many
     class Ratios(BaseDenoiser):
         normalized = False
 
@@ -179,14 +179,14 @@ def test_ratios_keep_their_sum(toy):
             return torch.tensor([0.3, -1.0, 0.7, 0.0]).expand(int(positions.sum()), 4)
 
     plain, positions = Ratios(toy.vocab), torch.ones(1, 3, dtype=torch.bool)
-    law = Constrained(plain, KIND[None], ALLOWED)
-    assert law.normalized is False
-    a, b = (d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, law))
+    distribution = Constrained(plain, KIND[None], ALLOWED)
+    assert distribution.normalized is False
+    a, b = (d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, distribution))
     torch.testing.assert_close(b[:, :3].logsumexp(-1), a[:, :3].logsumexp(-1))
     assert b[1, 2] == -torch.inf and torch.equal(b[:, 3], a[:, 3]) and torch.equal(b[0], a[0])
-    torch.testing.assert_close(law.log_mass[0, 1].exp().item(), (a[1, :2].logsumexp(-1) - a[1, :3].logsumexp(-1)).exp().item())
+    torch.testing.assert_close(distribution.log_mass[0, 1].exp().item(), (a[1, :2].logsumexp(-1) - a[1, :3].logsumexp(-1)).exp().item())
 
 
-def test_what_a_sampler_asks_besides_is_the_denoisers_own(toy):
-    law = Constrained(Exact(toy), KIND[None], ALLOWED)
-    assert law.causal is False and not hasattr(law, "nothing")
+def test_properties_are_those_of_the_denoiser(toy):
+    distribution = Constrained(Exact(toy), KIND[None], ALLOWED)
+    assert distribution.causal is False and not hasattr(distribution, "nothing")

@@ -9,7 +9,7 @@ import torch
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.draws import Draws
-from dnadiff.objective.masking import DiscreteTime, Masked
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -41,7 +41,7 @@ class Everything(DiscreteTime):
         masks = torch.tensor(list(itertools.product([False, True], repeat=3))).repeat(27, 1)
         alpha = process.noise.alpha(self.t)
         chance = torch.where(masks, 1 - alpha, alpha).prod(-1) * self.joint.repeat_interleave(8)
-        return Masked(torch.where(masks, 3, x0), self.t.expand(len(x0)), chance * self.factor * x0.numel())
+        return MaskedBatch(torch.where(masks, 3, x0), self.t.expand(len(x0)), chance * self.factor * x0.numel())
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def table(toy):
 
 @pytest.fixture
 def chain_rule(toy):
-    """Mean nats of a sequence when a denoiser reveals one position after the other: `chain_rule(denoiser, orders)`."""
+    """Mean nats of a sequence when a denoiser unmasks one position after the other: `chain_rule(denoiser, orders)`."""
 
     def nll(denoiser, orders=ORDERS):
         total = 0.0

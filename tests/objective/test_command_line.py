@@ -17,21 +17,25 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_a_checkpoint_rebuilds_what_its_objective_made_and_samplers_run(name, cli, train_args, tmp_path):
-    backbone, law, more = WRAPPED[name]
+def test_a_checkpoint_rebuilds_the_denoiser_and_samplers_run(name, cli, train_args, tmp_path):
+    backbone, distribution, more = WRAPPED[name]
     status, _, err = cli("train", *train_args(backbone, 2, f"objective={name}", *more))
     assert status == 0, err
     loaded = checkpoint.load(tmp_path / "run")
-    assert type(loaded.denoiser.parameterization) is law
-    # Score entropy is told the time, on a network that takes one; the others are not.
-    told = name == "sedd"
-    assert loaded.denoiser.time_conditioning == told == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["time_conditioning"]
+    assert type(loaded.denoiser.parameterization) is distribution
+    # SEDD conditions on time if the network has a time input; the others do not.
+    conditioned = name == "sedd"
+    assert (
+        loaded.denoiser.time_conditioning
+        == conditioned
+        == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["time_conditioning"]
+    )
     status, _, err = cli("sample", "checkpoint=run", "num_samples=2", "length=40", "sampler.num_groups=8", "output=s.fa")
     assert status == 0, err
 
 
 @pytest.mark.parametrize("backbone", ["transformer", "mamba"])
-def test_the_autoregressive_control_trains_and_says_what_it_cannot(backbone, cli, train_args, tmp_path):
+def test_the_autoregressive_control_trains_and_refuses_unmasking(backbone, cli, train_args, tmp_path):
     status, _, err = cli("train", *train_args(backbone, 60, "objective=ar", "optimizer.lr=2e-2"))
     assert status == 0, err
     loaded = checkpoint.load(tmp_path / "run")
@@ -62,11 +66,11 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
     [
         (["objective=ar"], "objective AR does not fit backbone Caduceus: it needs a causal backbone, transformer or mamba"),
         (["objective=mdlm", "backbone=mamba"], "objective MDLM does not fit backbone Mamba: it needs a bidirectional backbone"),
-        (["objective=d3pm", "objective.masking.num_steps=0"], "num_steps 0 must be at least 1"),
+        (["objective=d3pm", "objective.masking.num_steps=0"], "objective.masking.num_steps 0 must be an integer of at least 1"),
         (["objective=d3pm", "objective/masking=bernoulli"], "set objective/masking=discrete_time"),
         (["objective=ar", "backbone=transformer", "time_conditioning=true"], "AR has no time"),
         (["noise=shifted_log_odds"], "set objective/masking=importance or count"),
-        (["noise=linear", "noise.sigma_max=0"], "sigma_min 0.0 and sigma_max 0 must satisfy"),
+        (["noise=linear", "noise.sigma_max=0"], "noise.sigma_min 0.0 and noise.sigma_max 0 must satisfy"),
         (["objective.weighting=elbo"], "choose one of nelbo, cross_entropy"),
         (["time_conditioning=true", "backbone.time_conditioning=false"], "this Caduceus has no time input; set time_conditioning=false"),
     ],
@@ -91,7 +95,7 @@ def test_runs_of_before_go_on_loading(trained, tmp_path):
 
 
 def test_null_means_the_objectives_own_habit_for_the_network_too():
-    for objective, told in (("mdlm", False), ("sedd", True)):
+    for objective, conditioned in (("mdlm", False), ("sedd", True)):
         config = checkpoint.resolved(compose("train", [f"objective={objective}"]))
-        assert config["time_conditioning"] is told and config["backbone"]["time_conditioning"] is told
+        assert config["time_conditioning"] is conditioned and config["backbone"]["time_conditioning"] is conditioned
     assert checkpoint.resolved(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"]["time_conditioning"] is False

@@ -8,7 +8,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Bernoulli, DiscreteTime, Masked
+from dnadiff.objective.masking import Bernoulli, DiscreteTime, MaskedBatch
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -16,8 +16,8 @@ VOCAB = Vocab(5, 4, 4, (4,))
 PROCESS = AbsorbingProcess(VOCAB, LogLinear(0.0))
 
 
-class Says(BaseDenoiser):
-    """The same law of x0 everywhere."""
+class Fixed(BaseDenoiser):
+    """The same distribution of x0 everywhere."""
 
     def __init__(self, probs):
         super().__init__(VOCAB)
@@ -33,17 +33,17 @@ def term(objective, probs, t):
     alpha_t, alpha_s = objective.masking.alphas(PROCESS.noise, t)
     reveal = (alpha_s - alpha_t) / (1 - alpha_t)
     xt, x0 = torch.tensor([[4]]), torch.tensor([[0]])
-    nll = objective.token_nll(Says(probs), x0, Masked(xt, t, reveal), xt == 4, None, None)
+    nll = objective.token_nll(Fixed(probs), x0, MaskedBatch(xt, t, reveal), xt == 4, None, None)
     return float(reveal * nll)
 
 
 def test_the_divergence_with_mass_on_the_mask():
     # facts 8: t = 0.5, T = 4, 0.3 to the truth and 0.1 to the mask
-    law = [0.3, 0.2, 0.2, 0.2, 0.1]
-    assert term(D3PM(PROCESS, DiscreteTime(4)), law, 0.5) == pytest.approx(0.566114, abs=1e-6)
-    assert 4 * term(D3PM(PROCESS, DiscreteTime(4)), law, 0.5) == pytest.approx(2.264458, abs=1e-5)
+    distribution = [0.3, 0.2, 0.2, 0.2, 0.1]
+    assert term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(0.566114, abs=1e-6)
+    assert 4 * term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(2.264458, abs=1e-5)
     posterior = PROCESS.plug_in_posterior(
-        torch.tensor([[law]], dtype=torch.float64).log(), torch.tensor([[4]]), torch.tensor([0.5]), torch.tensor([0.25])
+        torch.tensor([[distribution]], dtype=torch.float64).log(), torch.tensor([[4]]), torch.tensor([0.5]), torch.tensor([0.25])
     )
     assert posterior[0, 0, [0, 4]].tolist() == pytest.approx([0.136364, 0.590909], abs=1e-6)
     # The mixture over x0 is another posterior.
@@ -53,9 +53,9 @@ def test_the_divergence_with_mass_on_the_mask():
 
 def test_without_mass_on_the_mask_it_is_the_subs_term():
     # facts 8: (1/t)(-log 0.3) = 2.407946
-    law = [0.3, 0.3, 0.2, 0.2, 0.0]
+    distribution = [0.3, 0.3, 0.2, 0.2, 0.0]
     for zero_masking in (False, True):
-        assert 4 * term(D3PM(PROCESS, DiscreteTime(4), zero_masking), law, 0.5) == pytest.approx(2.407946, abs=1e-6)
+        assert 4 * term(D3PM(PROCESS, DiscreteTime(4), zero_masking), distribution, 0.5) == pytest.approx(2.407946, abs=1e-6)
 
 
 def test_the_first_step_is_finite():
@@ -72,7 +72,7 @@ def network():
     return backbone
 
 
-def test_what_reaches_the_clean_sequence_is_counted_once_whatever_the_number_of_steps():
+def test_the_reconstruction_term_is_counted_once_whatever_the_number_of_steps():
     backbone = network()
     process = AbsorbingProcess(backbone.vocab, LogLinear())
     x0 = torch.randint(7, 11, (4, 20))
@@ -96,7 +96,7 @@ def test_samplers_never_see_mass_on_the_mask():
     assert trained[0, 1, 3] > 0 and trained[0, 0, 7] < 1
     assert sampled[0, 1, 3] == 0 and sampled[0, 0, 7] == 1
     ratio = trained[0, 1, 7:11] / sampled[0, 1, 7:11]
-    torch.testing.assert_close(ratio, ratio[:1].expand(4))  # the same law, renormalised over the letters
+    torch.testing.assert_close(ratio, ratio[:1].expand(4))  # the same distribution, renormalised over the letters
 
 
 def test_an_empty_batch_costs_nothing():

@@ -13,7 +13,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import DiscreteTime, Masked
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
@@ -132,7 +132,7 @@ def test_more_steps_tighten_the_bound_down_to_the_entropy(toy, process, exact, o
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(1, 1.386294), (2, 1.039721), (4, 0.866434), (10, 0.762462)])
 def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
-    # facts 3: L log 2 (1/T) sum (i/T)^(L-1), L = 2. Masks are independent coins, so four states a step are the whole sum.
+    # facts 3: L log 2 (1/T) sum (i/T)^(L-1), L = 2. Masks are independent, so four states per step make up the sum.
     class Four(DiscreteTime):
         def __init__(self, t, factor):
             self.num_steps, self.t, self.factor = num_steps, t, factor
@@ -140,7 +140,7 @@ def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
         def __call__(self, process, x0, maskable, draws):
             masks = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]) > 0
             chance = torch.where(masks, self.t, 1 - self.t).prod(-1)
-            return Masked(torch.where(masks, 2, x0), self.t.expand(4), chance * self.factor * 8)
+            return MaskedBatch(torch.where(masks, 2, x0), self.t.expand(4), chance * self.factor * 8)
 
     vocab = Vocab(3, 2, 2, (2,))
     oracle = make_oracle(torch.tensor([[0, 0], [1, 1]]), torch.tensor([0.5, 0.5]), vocab)
@@ -152,7 +152,7 @@ def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
     assert total == pytest.approx(expected, abs=1e-6)
 
 
-def test_score_entropy_of_normalised_ratios_is_mdlm_and_of_others_more(toy, process, exact, table, chain_rule):
+def test_score_entropy_of_normalized_ratios_is_mdlm_and_of_others_more(toy, process, exact, table, chain_rule):
     backbone = table()
     denoiser = SEDD(process).denoiser(backbone, False)
     subs = Denoiser(backbone)

@@ -36,18 +36,18 @@ def test_importance_sampling_has_one_weight_for_all_times():
     assert masked.weight.tolist() == pytest.approx([6.90726] * 8, abs=1e-5)
     assert -math.log1p(-math.exp(-1e-3)) == pytest.approx(6.90826, abs=1e-5)
     # Stratified: one log mask probability in each eighth of the range.
-    share = torch.log(1 - process.noise.alpha(masked.t)) - math.log(-math.expm1(-1e-3))
-    assert ((share / 6.90726 * 8).floor().sort().values == torch.arange(8)).all()
+    fraction = torch.log(1 - process.noise.alpha(masked.t)) - math.log(-math.expm1(-1e-3))
+    assert ((fraction / 6.90726 * 8).floor().sort().values == torch.arange(8)).all()
 
 
 def test_change_of_variables_is_a_schedule():
     # Uniform times under LogMask are the times that importance sampling draws under log-linear.
     x0, maskable, draws = torch.full((16, 50), 7), torch.ones(16, 50, dtype=torch.bool), Draws.for_batch(3, 16)
-    by_law = Importance(p_min=1e-3)(AbsorbingProcess(DNA, LogLinear(1e-3)), x0, maskable, draws)
+    by_distribution = Importance(p_min=1e-3)(AbsorbingProcess(DNA, LogLinear(1e-3)), x0, maskable, draws)
     by_schedule = Bernoulli(t_min=0.0)(AbsorbingProcess(DNA, LogMask(1e-3, 0.999)), x0, maskable, draws)
-    assert torch.equal(by_law.xt, by_schedule.xt)
-    torch.testing.assert_close(by_law.weight, by_schedule.weight)
-    torch.testing.assert_close(LogLinear(1e-3).alpha(by_law.t), LogMask(1e-3, 0.999).alpha(by_schedule.t))
+    assert torch.equal(by_distribution.xt, by_schedule.xt)
+    torch.testing.assert_close(by_distribution.weight, by_schedule.weight)
+    torch.testing.assert_close(LogLinear(1e-3).alpha(by_distribution.t), LogMask(1e-3, 0.999).alpha(by_schedule.t))
 
 
 @pytest.mark.parametrize("noise", [LogLinear(1e-3), LogMask(), Geometric(), Linear(), ShiftedLogOdds()], ids=lambda n: type(n).__name__)
@@ -64,7 +64,7 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
     process = AbsorbingProcess(DNA, ShiftedLogOdds(10.0))
     with pytest.raises(ValueError, match=r"t_min 0.001 leaves the mask probabilities below 0.957 of ShiftedLogOdds out of the bound"):
         MDLM(process, Bernoulli())
-    with pytest.raises(ValueError, match=r"t_min 0.03 must lie in \[0, 0.002\]"):
+    with pytest.raises(ValueError, match=r"t_min 0.03 must be from 0 to 0.002"):
         Bernoulli(t_min=0.03)  # the mean over [0.03, 1] is 3 % too large for Cosine, which masks almost nothing before
     for masking in (Importance(), ExactCount(), DiscreteTime(8), Bernoulli(t_min=1e-8)):
         MDLM(process, masking)
@@ -75,11 +75,15 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
 @pytest.mark.parametrize(
     ("noise", "masking", "message"),
     [
-        (Linear(0, 1), Bernoulli(t_min=1e-4), r"Linear ends with a mask probability of 0.632, and all above is left out.*masking=count"),
+        (
+            Linear(0, 1),
+            Bernoulli(t_min=1e-4),
+            r"Linear ends with a mask probability of 0.632, and the bound leaves out all above; .*masking=count",
+        ),
         (
             Linear(0, 1),
             DiscreteTime(50),
-            "mask probability of 0.632, and all above is left out of the bound; set another noise$",
+            "mask probability of 0.632, and the bound leaves out all above; set another noise$",
         ),  # d3pm takes no other masking
         (LogLinear(0.5), Bernoulli(), "mask probability of 0.5"),
         (LogLinear(0.5), Importance(), "mask probability of 0.5"),
@@ -106,15 +110,15 @@ def uniform_bits(process, masking, rows=256, seed=0):
 
 @pytest.mark.parametrize("noise", [ShiftedLogOdds(), LogLinear(), Cosine()], ids=lambda n: type(n).__name__)
 def test_validation_in_discrete_time_meets_the_steps_that_do_the_work(noise):
-    # Even draws met the first of 1,000 steps, which reveals 96 % of the tokens of ShiftedLogOdds, in one row of 1,000: 0.2 bits.
+    # Even draws met the first of 1,000 steps, which unmasks 96 % of the tokens of ShiftedLogOdds, in one row of 1,000: 0.2 bits.
     process = AbsorbingProcess(DNA, noise)
     end = 2 * noise.mask_probability(1.0)
     found = [uniform_bits(process, DiscreteTime(1000).evaluation(), seed=s) for s in range(8)]
     assert found == pytest.approx([end] * 8, abs=0.3) and sum(found) / 8 == pytest.approx(end, abs=0.05)
 
 
-def test_steps_drawn_by_what_they_reveal_have_the_mean_of_even_ones():
-    # Over all strata the draws are the law itself: t = i/T as often as alpha_s - alpha_t, weighing (1 - alpha(1))/(1 - alpha_t).
+def test_importance_drawn_steps_have_the_mean_of_uniform_ones():
+    # Over all strata the draws are the distribution itself: t = i/T as often as alpha_s - alpha_t, weighing (1 - alpha(1))/(1 - alpha_t).
     noise, rows = Cosine(), 4000
     process, x0 = AbsorbingProcess(DNA, noise), torch.full((rows, 1), 7)
     _, t, weight = DiscreteTime(5).evaluation()(process, x0, x0 > 0, Draws.for_batch(0, rows))
@@ -140,11 +144,11 @@ def test_counts_serve_schedules_that_are_cut_at_their_ends():
     masked = ExactCount()(
         AbsorbingProcess(DNA, Geometric(0.1, 1.0)), torch.full((64, 40), 7), torch.ones(64, 40, dtype=torch.bool), Draws.for_batch(0, 64)
     )
-    assert 0 <= masked.t.min() < 1e-9 and 1 - 1e-9 < masked.t.max() <= 1  # counts that no time expects are told the nearest
+    assert 0 <= masked.t.min() < 1e-9 and 1 - 1e-9 < masked.t.max() <= 1  # counts without a matching time get the nearest
 
 
 def test_discrete_time_needs_steps():
-    with pytest.raises(ValueError, match=r"num_steps 0 must be at least 1.*continuous time: objective=mdlm"):
+    with pytest.raises(ValueError, match=r"num_steps 0 must be an integer of at least 1.*continuous time set objective=mdlm"):
         DiscreteTime(0)
-    with pytest.raises(ValueError, match=r"p_min 0 must lie in \(0, 1\)"):
+    with pytest.raises(ValueError, match="p_min 0 must be a number between 0 and 1"):
         Importance(p_min=0)

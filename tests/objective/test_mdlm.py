@@ -33,20 +33,20 @@ class Uniform(BaseDenoiser):
         return self.subs.log_probs(torch.zeros(*at.shape, self.subs.vocab.size, dtype=torch.float64), at)
 
 
-def test_uniform_predictor_costs_log_v_with_coins():
+def test_uniform_predictor_costs_log_v_with_independent_masks():
     # facts 2: in MDLM's convention, eps 1e-3 and t in [1e-3, 1], the expectation is 0.999 log 4
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
     x0 = torch.full((4000, 64), 7)
     objective = MDLM(process, Bernoulli())
     values = torch.stack([objective(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 4000, s)).nll for s in range(4)])
     assert values.mean().item() == pytest.approx(0.999 * math.log(4), abs=0.02)
-    # The coins of a row hit 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature tells from log 4.
-    nodes, shares = numpy.polynomial.legendre.leggauss(20)
+    # The independent masks of a row cover 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature distinguishes from log 4.
+    nodes, fractions = numpy.polynomial.legendre.leggauss(20)
     spread = torch.from_numpy((nodes + 1) / 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masking_module, "strata", lambda *_: spread)
         _, t, weight = objective.masking(process, x0[:20], x0[:20] > 0, Draws.for_batch(0, 20))
-    mean = float((torch.from_numpy(shares / 2) * weight * (1 - process.noise.alpha(t))).sum())
+    mean = float((torch.from_numpy(fractions / 2) * weight * (1 - process.noise.alpha(t))).sum())
     assert mean * math.log(4) == pytest.approx(0.999 * math.log(4), rel=1e-9)
 
 
@@ -76,13 +76,13 @@ def test_coins_and_counts_agree(toy, oracle):
     x0 = toy.sequences[index]
     draws = Draws.for_batch(0, 20_000)
     by_count = MDLM(process, ExactCount())(oracle, x0, torch.ones_like(x0), draws).nll.item()
-    by_coins = MDLM(process, Bernoulli(t_min=0.0))(oracle, x0, torch.ones_like(x0), draws).nll.item()
+    by_independent_masks = MDLM(process, Bernoulli(t_min=0.0))(oracle, x0, torch.ones_like(x0), draws).nll.item()
     assert 3 * by_count == pytest.approx(toy.entropy, abs=0.04)
-    assert 3 * by_coins == pytest.approx(toy.entropy, abs=0.08)
+    assert 3 * by_independent_masks == pytest.approx(toy.entropy, abs=0.08)
 
 
 @pytest.mark.parametrize(
-    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["coins", "count", "importance", "steps"]
+    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["bernoulli", "count", "importance", "steps"]
 )
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
@@ -98,7 +98,7 @@ def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
 
 
 @pytest.mark.parametrize(
-    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["coins", "count", "importance", "steps"]
+    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["bernoulli", "count", "importance", "steps"]
 )
 def test_positions_of_weight_zero_stay_visible_and_uncounted(masking):
     process = AbsorbingProcess(DNA, LogLinear())

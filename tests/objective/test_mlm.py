@@ -13,7 +13,7 @@ from dnadiff.vocab import Vocab
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 
 
-def test_shares_are_those_of_bert():
+def test_fractions_are_those_of_bert():
     x0 = torch.full((500, 400), 8)
     x0[:, ::4] = 11
     xt, chosen = MLM(AbsorbingProcess(DNA, LogLinear())).corrupt(x0, x0 != 11, Draws.for_batch(0, 500))
@@ -81,9 +81,9 @@ def test_an_empty_batch_costs_nothing():
     assert result.loss == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
 
 
-def test_impossible_shares_are_refused():
+def test_impossible_fractions_are_refused():
     process = AbsorbingProcess(DNA, LogLinear())
-    with pytest.raises(ValueError, match=r"selected 0 must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"objective.selected 0 must be in \(0, 1\]"):
         MLM(process, selected=0)
-    with pytest.raises(ValueError, match="must be shares with a sum of at most 1"):
+    with pytest.raises(ValueError, match="must sum to at most 1"):
         MLM(process, masked=0.8, replaced=0.3)

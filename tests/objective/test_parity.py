@@ -6,7 +6,7 @@ import torch
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import DiscreteTime, Masked
+from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
@@ -23,16 +23,16 @@ class Fixed(BaseDenoiser):
 
     def __init__(self, logits, parameterization):
         super().__init__(parameterization.vocab)
-        self.logits, self.law = logits, parameterization
+        self.logits, self.distribution = logits, parameterization
 
     def log_probs(self, xt, t, cond, positions, valid):
-        return self.law.log_probs(self.logits[positions], xt[positions])
+        return self.distribution.log_probs(self.logits[positions], xt[positions])
 
     def x0_log_probs(self, xt, t, cond, positions, valid):
-        return self.law.x0_log_probs(self.logits[positions], xt[positions])
+        return self.distribution.x0_log_probs(self.logits[positions], xt[positions])
 
     def log_score(self, xt, t, cond, positions, valid):
-        return self.law.log_score(self.logits[positions], xt[positions], NOISE.sigma(t)[:, None].expand(xt.shape)[positions])
+        return self.distribution.log_score(self.logits[positions], xt[positions], NOISE.sigma(t)[:, None].expand(xt.shape)[positions])
 
 
 class Published(DiscreteTime):
@@ -48,7 +48,7 @@ def per_token(objective, file, xt, t, weight):
     positions = xt == objective.process.vocab.mask_id
     denoiser = Fixed(file["raw_logits"], objective.parameterization())
     result = torch.zeros(xt.shape)
-    result[positions] = objective.token_nll(denoiser, file["x0"], Masked(xt, t, weight), positions, None, None)
+    result[positions] = objective.token_nll(denoiser, file["x0"], MaskedBatch(xt, t, weight), positions, None, None)
     return result * weight[:, None]
 
 

@@ -7,7 +7,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
-from dnadiff.objective.masking import Masked
+from dnadiff.objective.masking import MaskedBatch
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
@@ -28,7 +28,7 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
             logits = torch.zeros(1, 12, dtype=torch.float64)
             return SUBS(DNA).log_score(logits, xt[positions], noise.sigma(t.double()))
 
-    nll = objective.token_nll(Uniform(DNA), torch.tensor([[7]]), Masked(xt, t, noise.weight(t)), xt == 3, None, None)
+    nll = objective.token_nll(Uniform(DNA), torch.tensor([[7]]), MaskedBatch(xt, t, noise.weight(t)), xt == 3, None, None)
     assert float(noise.weight(t) * nll) == pytest.approx(2.772589, abs=1e-6)
     # Written out as in the paper: sigma' [sum of ratios - q log s + q (log q - 1)].
     q = float(noise.alpha(t) / (1 - noise.alpha(t)))
@@ -36,7 +36,7 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
     assert dsigma * (q - q * math.log(q / 4) + q * (math.log(q) - 1)) == pytest.approx(2.772589, abs=1e-6)
 
 
-def test_a_new_network_guesses_and_is_told_the_time():
+def test_a_new_network_guesses_and_is_conditioned_the_time():
     torch.manual_seed(0)
     backbone = DiT(DNA, 16, 1, 2, 8)  # its head is zero at the start
     objective = SEDD(AbsorbingProcess(DNA, LogLinear()))
@@ -63,7 +63,18 @@ def test_the_loss_is_finite_where_alpha_vanishes():
     objective = SEDD(AbsorbingProcess(DNA, LogLinear(0.0)))
     denoiser = objective.denoiser(DiT(DNA, 16, 1, 2, 8))
     t, xt = torch.ones(1, dtype=torch.float64), torch.tensor([[3, 3]])
-    nll = objective.token_nll(denoiser, torch.tensor([[7, 8]]), Masked(xt, t, objective.process.noise.weight(t)), xt == 3, None, None)
+    nll = objective.token_nll(denoiser, torch.tensor([[7, 8]]), MaskedBatch(xt, t, objective.process.noise.weight(t)), xt == 3, None, None)
     nll.sum().backward()
     assert nll.tolist() == pytest.approx([math.log(4)] * 2, rel=1e-4)
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
+
+
+def test_a_network_without_a_time_input_is_trained_without_time():
+    backbone = DiT(DNA, 16, 1, 2, 8)
+    backbone.takes_sigma = False
+    objective = SEDD(AbsorbingProcess(DNA, LogLinear()))
+    denoiser = objective.denoiser(backbone)
+    assert not denoiser.time_conditioning and not denoiser.normalized
+    assert objective(denoiser, torch.full((2, 8), 7), torch.ones(2, 8), Draws.for_batch(0, 2)).loss.isfinite()
+    with pytest.raises(ValueError, match="has no time input"):
+        objective.denoiser(backbone, time_conditioning=True)

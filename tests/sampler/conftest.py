@@ -16,9 +16,9 @@ from dnadiff.process import AbsorbingProcess
 
 
 class Table(BaseDenoiser):
-    """The exact posteriors of a joint law over all (V - 1)^L sequences, as a table over all V^L states; the mask is the last id.
+    """The exact posteriors of a joint distribution over all (V - 1)^L sequences, as a table over all V^L states; the mask is the last id.
 
-    It counts what it is asked, and refuses to be asked for nothing or at positions that are not masked.
+    It counts what it is requested, and refuses to be requested for nothing or at positions that are not masked.
     """
 
     def __init__(self, joint, vocab):
@@ -42,7 +42,7 @@ class Table(BaseDenoiser):
 
 
 class CausalTable(Table):
-    """The same law from left to right."""
+    """The same distribution from left to right."""
 
     causal = True
 
@@ -81,7 +81,7 @@ def frequencies(tokens, letters):
 
 @pytest.fixture
 def world(toy):
-    """Exact models and how to sample them; `table(sampler)` is the toy law for samplers of its kind."""
+    """Exact models and how to sample them; `table(sampler)` is the toy distribution for samplers of its kind."""
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
         return (CausalTable if sampler is not None and sampler.causal else Table)(joint, vocab)

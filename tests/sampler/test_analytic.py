@@ -59,27 +59,27 @@ def test_probabilities_are_sampled_as_by_ancestral(world):
     assert torch.equal(one, two)
 
 
-def test_a_sequence_that_did_not_change_is_not_asked_again():
-    kept, told = ratios(), ratios()
-    told.time_conditioning = True  # asks at every step; this network does not read the time all the same
-    told.logits = lambda xt, t, cond, positions, valid: kept.logits(xt, None, cond, positions, valid)
-    few, many = run(Analytic(40), kept), run(Analytic(40), told)
+def test_an_unchanged_sequence_is_not_evaluated_again():
+    kept, conditioned = ratios(), ratios()
+    conditioned.time_conditioning = True  # asks at every step; this network does not read the time all the same
+    conditioned.logits = lambda xt, t, cond, positions, valid: kept.logits(xt, None, cond, positions, valid)
+    few, many = run(Analytic(40), kept), run(Analytic(40), conditioned)
     assert torch.equal(few.tokens, many.tokens) and few.rows < 0.4 * many.rows
     assert torch.isin(few.tokens, torch.tensor(DNA.emitted)).all()
 
 
 @pytest.mark.parametrize("how", ["sample", "argmax", "none"])
-def test_a_network_that_is_told_the_time(how):
+def test_a_network_conditioned_on_time(how):
     result = run(Analytic(6, noise_removal=how), ratios(True))
     assert result.nfe <= 6 and (how == "none") == bool((result.tokens == 3).any())
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_steps_by_ratios_approach_the_law(told, world):
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_steps_by_ratios_converge_to_the_distribution(conditioned, world):
     class Ratios(type(world.table())):
-        """The toy law as ratios that the sampler must take for unnormalised ones."""
+        """The toy distribution as ratios that the sampler must take for unnormalized ones."""
 
-        normalized, time_conditioning = False, told
+        normalized, time_conditioning = False, conditioned
 
         def log_score(self, xt, t, cond=None, positions=None, valid=None):
             factor = log_expm1(NOISE.sigma(t.double()))[:, None].expand(xt.shape)[positions]

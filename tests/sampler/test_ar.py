@@ -72,8 +72,8 @@ def test_mamba_remembers_under_labels_and_wide_streams():
 
 
 @pytest.mark.parametrize("kind", ["mamba", "transformer"])
-def test_samples_are_what_the_full_pass_would_draw(kind):
-    # Each token is the draw from the law of its prefix, with the sample's own uniform.
+def test_samples_equal_draws_from_the_full_pass(kind):
+    # Each token is the draw from the distribution of its prefix, with the sample's own uniform.
     denoiser, draws = network(kind), Draws.for_batch(3, 4)
     result = Autoregressive().sample(denoiser, PROCESS, PROCESS.prior(4, 12), draws)
     probs = denoiser.next_log_probs(result.tokens).double().exp()

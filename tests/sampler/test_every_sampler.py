@@ -35,7 +35,7 @@ STEPS = {
 
 
 @EVERY
-def test_counts_are_honest(name, world):
+def test_counts_are_correct(name, world):
     # facts 22 and the promise of `Samples`: calls and rows are those that the model saw (it also refuses idle rows)
     sampler = world.make(name)
     model = world.table(sampler)
@@ -117,7 +117,7 @@ def test_temperature_top_k_and_nucleus_reach_the_draw(name, world):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("few", [True, False])
-def test_a_product_law_comes_out_exactly(name, few, world):
+def test_a_product_distribution_comes_out_exactly(name, few, world):
     # facts 19: exact marginals and any number of steps
     p, q, batch = torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8]), 20_000
     joint = (p[:, None] * q).flatten().double()
@@ -149,36 +149,36 @@ def test_total_variation_falls_as_steps_grow(name, world):
     assert distance(**{key: few}) > 8 * floor and distance(**{key: many}) < 2 * floor
 
 
-def law_of(steps, table, world):
-    """The exact law of the toy's sequences when position l opens at step `steps[l]`."""
-    law, seen = torch.ones(27, dtype=torch.float64), torch.full((27, 3), 3)
+def distribution_of(steps, table, world):
+    """The exact distribution of the toy's sequences when position l unmasks at step `steps[l]`."""
+    distribution, seen = torch.ones(27, dtype=torch.float64), torch.full((27, 3), 3)
     for i in sorted(set(steps)):
-        opens = torch.tensor([s == i for s in steps])
+        unmasks = torch.tensor([s == i for s in steps])
         rows = table.table[seen @ table.powers]  # (27, 3, 4)
-        law = law * torch.where(opens, rows.gather(-1, world.sequences[..., None])[..., 0], 0.0).sum(-1).exp()
-        seen = torch.where(opens, world.sequences, seen)
-    return law
+        distribution = distribution * torch.where(unmasks, rows.gather(-1, world.sequences[..., None])[..., 0], 0.0).sum(-1).exp()
+        seen = torch.where(unmasks, world.sequences, seen)
+    return distribution
 
 
-def test_the_exact_law_of_ancestral_steps_approaches_the_model(world):
-    # By enumeration: with alpha = 1 - t every position opens at each of T steps with 1/T.
+def test_the_exact_distribution_of_ancestral_steps_approaches_the_model(world):
+    # By enumeration: with alpha = 1 - t every position unmasks at each of T steps with 1/T.
     table, before = world.table(), 1.0
     for num_steps in (1, 2, 4, 8, 16):
         plans = list(itertools.product(range(num_steps), repeat=3))
-        law = sum(law_of(steps, table, world) for steps in plans) / len(plans)
-        distance = 0.5 * (law - world.joint).abs().sum().item()
-        assert law.sum().item() == pytest.approx(1) and distance < 0.62 * before
+        distribution = sum(distribution_of(steps, table, world) for steps in plans) / len(plans)
+        distance = 0.5 * (distribution - world.joint).abs().sum().item()
+        assert distribution.sum().item() == pytest.approx(1) and distance < 0.62 * before
         before = distance
         if num_steps == 2:
             drawn = world.frequencies(world.draw(world.make("ancestral", num_steps=2), table, 40_000).tokens, 3)
             # The schedule of `draw` ends at alpha(1) = 1e-3, which its plan divides out.
-            assert ((drawn - law).abs() < 4.5 * (law * (1 - law) / 40_000).sqrt() + 1e-9).all()
+            assert ((drawn - distribution).abs() < 4.5 * (distribution * (1 - distribution) / 40_000).sqrt() + 1e-9).all()
 
 
-def test_the_exact_law_of_one_position_at_a_time_is_the_model(world):
+def test_the_exact_distribution_of_one_position_at_a_time_is_the_model(world):
     table = world.table()
     for order in itertools.permutations(range(3)):
-        torch.testing.assert_close(law_of(order, table, world), world.joint)
+        torch.testing.assert_close(distribution_of(order, table, world), world.joint)
 
 
 class Twice(BaseDenoiser):
@@ -194,7 +194,7 @@ class Twice(BaseDenoiser):
 
 @EVERY
 def test_guidance_doubles_the_rows_and_leaves_the_steps(name, world):
-    # facts 21: the unmasking rate does not change; here both laws are one, so the tokens do not change either
+    # facts 21: the unmasking rate does not change; here both distributions are one, so the tokens do not change either
     sampler = world.make(name)
     if sampler.causal:
         pytest.skip("guidance is for models that unmask")

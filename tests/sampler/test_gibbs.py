@@ -7,8 +7,8 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.gibbs import Gibbs
 
 
-def test_a_given_sequence_is_refined_towards_the_law(world):
-    # From any sequence, here 000: single-position sweeps have the model's law as their only stationary one.
+def test_sweeps_bring_a_given_sequence_to_the_distribution(world):
+    # From any sequence, here 000: single-position sweeps have the model's distribution as their only stationary one.
     batch = 20_000
     floor = 0.5 * (2 / torch.pi * world.joint * (1 - world.joint) / batch).sqrt().sum().item()
     start = torch.zeros(batch, 3, dtype=torch.int64)
@@ -19,7 +19,7 @@ def test_a_given_sequence_is_refined_towards_the_law(world):
     assert far > 4 * floor and near < 2 * floor
 
 
-def test_what_is_refined(world):
+def test_which_positions_are_refined(world):
     x_init = torch.tensor([[0, 1, 2], [3, 1, 2]])
     frozen = torch.tensor([[True, False, False], [False, False, False]])
     model = world.table()

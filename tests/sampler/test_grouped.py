@@ -50,13 +50,13 @@ def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
     for plan in kinds:
         seen = torch.full((27, 3), 3)
         for k in range(len(sizes)):
-            opens = torch.tensor(plan) == k
+            unmasks = torch.tensor(plan) == k
             rows = oracle.log_probs(seen).gather(-1, toy.sequences[..., None])[..., 0]
-            total -= float(toy.joint @ rows[:, opens].sum(-1))
-            seen = torch.where(opens, toy.sequences, seen)
+            total -= float(toy.joint @ rows[:, unmasks].sum(-1))
+            seen = torch.where(unmasks, toy.sequences, seen)
     assert total / len(kinds) == pytest.approx(code_length.code_length(h, sizes), rel=1e-9)
-    share = torch.tensor([(plans == torch.tensor(kind)).all(-1).double().mean() for kind in kinds])
-    assert ((share - 1 / len(kinds)).abs() < 5 * (1 / len(kinds) / 400) ** 0.5).all()
+    fraction = torch.tensor([(plans == torch.tensor(kind)).all(-1).double().mean() for kind in kinds])
+    assert ((fraction - 1 / len(kinds)).abs() < 5 * (1 / len(kinds) / 400) ** 0.5).all()
 
 
 def test_the_fewest_groups_within_a_loss():
@@ -71,7 +71,7 @@ def test_the_fewest_groups_within_a_loss():
     assert len(code_length.fewest_groups(h, 0.0)) == 60
 
 
-def test_a_stored_curve_is_read_at_shares():
+def test_a_stored_curve_is_read_at_fractions():
     stored = {"length": 8, "h": {"visible": [0, 4, 7], "bits": [2.0, 1.0, 0.25]}}
     assert (code_length.curve_from(stored, 4) / np.log(2)).tolist() == pytest.approx([2.0, 1.5, 1.0, 0.5])
 

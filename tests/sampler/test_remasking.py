@@ -26,12 +26,12 @@ def test_published_strengths(remasking, expected):
     assert remasking.probability(number(0.5), number(0.6), number(0.6)).item() == pytest.approx(expected)
 
 
-def test_forward_backward_reveals_twice_as_often():
+def test_forward_backward_unmasks_twice_as_often():
     remask = Forward().probability(number(0.5), number(0.6), number(0.8))
     assert unmask_probability(number(0.5), number(0.6), remask).item() == pytest.approx(2 * 0.1 / 0.5)
 
 
-def test_improbable_tokens_return_first():
+def test_improbable_tokens_are_remasked_first():
     confidence = torch.tensor([[0.9, 0.1, torch.inf], [torch.inf, torch.inf, torch.inf]])
     chance = Confident().per_position(torch.tensor(0.5), confidence)
     assert chance[0].tolist() == pytest.approx([0.5 * 0.31003, 0.5 * 0.68997, 0], abs=1e-5) and chance[1].sum() == 0
@@ -53,15 +53,15 @@ def test_steps_are_those_of_the_posterior():
 
 
 @pytest.mark.parametrize("remasking", ALL, ids=lambda r: type(r).__name__)
-def test_every_token_comes_out_and_some_are_drawn_again(remasking, world):
+def test_every_token_is_drawn_and_some_again(remasking, world):
     model = world.table()
     result = world.draw(ReMDM(remasking, num_steps=40), model, 100)
     assert (result.tokens < 3).all() and result.rows == model.rows and result.nfe <= 40
-    assert model.rows > 300  # three positions a sequence could be revealed in at most 300
+    assert model.rows > 300  # three positions a sequence could be unmasked in at most 300
 
 
 @pytest.mark.parametrize("remasking", [Cap(0.3), Rescale(0.5), Loop(0.3)], ids=lambda r: type(r).__name__)
-def test_coins_that_look_at_nothing_leave_a_product_law_as_it_is(remasking, world):
+def test_remasking_independent_of_tokens_keeps_a_product_distribution(remasking, world):
     joint, batch = (number([0.7, 0.3])[:, None] * number([0.2, 0.8])).flatten(), 20_000
     found = world.frequencies(world.draw(ReMDM(remasking, num_steps=10), world.table(None, joint, BIT), batch).tokens, 2)
     assert ((found - joint).abs() < 4.5 * (joint * (1 - joint) / batch).sqrt()).all()
@@ -69,7 +69,7 @@ def test_coins_that_look_at_nothing_leave_a_product_law_as_it_is(remasking, worl
 
 
 class Everything(Cap):
-    """Takes back all that is visible, and remembers of which tokens it was told a confidence."""
+    """Remasks every visible token, and records which tokens have a confidence."""
 
     def __init__(self):
         self.seen = []
@@ -82,33 +82,33 @@ class Everything(Cap):
         return chance
 
 
-def test_a_token_taken_back_has_no_confidence_any_more(world):
+def test_a_remasked_token_has_no_confidence(world):
     class Recorder(type(world.table())):
-        asked = ()
+        requested = ()
 
         def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
-            opens = torch.zeros(len(xt) if cond is None else 200, 3, dtype=torch.bool)
-            opens[cond[:, 0].long()] = positions
-            self.asked = (*self.asked, opens)
+            unmasks = torch.zeros(len(xt) if cond is None else 200, 3, dtype=torch.bool)
+            unmasks[cond[:, 0].long()] = positions
+            self.requested = (*self.requested, unmasks)
             return super().log_probs(xt, t, cond, positions, valid)
 
     every, model = Everything(), Recorder(world.joint, world.table().vocab)
     result = world.draw(ReMDM(every, num_steps=6), model, 200, cond=torch.arange(200.0)[:, None])
     assert (result.tokens < 3).all()  # nothing is taken back at the last step, however strong the remasking
-    assert len(every.seen) == len(model.asked) == 6 and not every.seen[0].any()
-    for opened, confident in zip(model.asked, every.seen[1:]):  # what opened at the step before, and nothing older
-        assert torch.equal(confident, opened) and 0 < confident.double().mean() <= 1
+    assert len(every.seen) == len(model.requested) == 6 and not every.seen[0].any()
+    for unmasked, confident in zip(model.requested, every.seen[1:]):  # what unmasked at the step before, and nothing older
+        assert torch.equal(confident, unmasked) and 0 < confident.double().mean() <= 1
 
 
 @pytest.mark.parametrize("name", ["ancestral", "analytic", "remdm", "forward_backward"])
 def test_the_last_step_is_explicit(name, world):
     joint = number([0.6, 0.4])
     kwargs = {"num_steps": 1}
-    share = [
+    fraction = [
         (world.draw(world.make(name, noise_removal=how, **kwargs), world.table(None, joint, BIT), 2000).tokens[:, 0] == 0).double().mean()
         for how in ("sample", "argmax")
     ]
-    assert share[0].item() == pytest.approx(0.6, abs=0.05) and share[1] == 1
+    assert fraction[0].item() == pytest.approx(0.6, abs=0.05) and fraction[1] == 1
     left = world.draw(world.make(name, noise_removal="none", num_steps=4), world.table(None, joint, BIT), 2000).tokens[:, 0]
     assert (left == 2).double().mean().item() == pytest.approx(0.25, abs=0.05)
     with pytest.raises(ValueError, match="noise_removal 'no' is not known; choose sample, argmax, none"):

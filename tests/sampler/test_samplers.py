@@ -1,4 +1,4 @@
-"""What all samplers share, and the exact laws of each."""
+"""What all samplers fraction, and the exact distributions of each."""
 
 import itertools
 
@@ -34,9 +34,9 @@ def run(sampler, denoiser, vocab, batch, length, seed=0, eps=1e-3, **kwargs):
 def test_ancestral_breaks_a_pair_with_one_over_two_t(copies, num_steps):
     # facts 14: two positions that open in one step do not see each other
     tokens = run(Ancestral(num_steps), copies, BIT, 20_000, 2).tokens
-    share = (tokens[:, 0] != tokens[:, 1]).double().mean().item()
+    fraction = (tokens[:, 0] != tokens[:, 1]).double().mean().item()
     expected = 1 / (2 * num_steps)
-    assert share == pytest.approx(expected, abs=5 * (expected * (1 - expected) / 20_000) ** 0.5 + 1e-9)
+    assert fraction == pytest.approx(expected, abs=5 * (expected * (1 - expected) / 20_000) ** 0.5 + 1e-9)
 
 
 def test_first_hitting_never_breaks_a_pair(copies):
@@ -58,7 +58,7 @@ def test_first_hitting_times_are_order_statistics():
         assert plan.left[:, i].var().item() == pytest.approx(var, rel=0.1)
 
 
-def test_ancestral_opens_as_the_posterior_says():
+def test_ancestral_unmasks_as_the_posterior_says():
     # The plan's step probabilities are the hazards of `AbsorbingProcess.posterior`.
     process, steps = AbsorbingProcess(BIT, LogLinear(1e-3)), 5
     batch = 40_000
@@ -68,13 +68,13 @@ def test_ancestral_opens_as_the_posterior_says():
     still = 1.0
     for i in range(steps):
         stays = process.posterior(uniform, torch.tensor([[2]]), t[i : i + 1], t[i + 1 : i + 2])[0, 0, 2].item()
-        share = (plan.step == i).double().mean().item()
-        assert share == pytest.approx(still * (1 - stays), abs=0.012)
+        fraction = (plan.step == i).double().mean().item()
+        assert fraction == pytest.approx(still * (1 - stays), abs=0.012)
         still *= stays
     assert still == pytest.approx(0, abs=1e-12)
 
 
-class Coins(BaseDenoiser):
+class FairBits(BaseDenoiser):
     """Fair bits that know nothing of each other."""
 
     calls = 0
@@ -84,10 +84,10 @@ class Coins(BaseDenoiser):
         return torch.tensor([0.5, 0.5, 0.0]).log().expand(int(positions.sum()), -1)
 
 
-def test_ancestral_calls_the_network_only_when_something_opens():
+def test_ancestral_calls_the_network_only_when_something_is_unmasked():
     # facts 16: caching for each sequence keeps 1 + (T - 1)(1 - (1 - 1/T)^L) rows on average where the first step always asks, as the
-    # published one does; coins that fall first spare that call, too: T (1 - (1 - 1/T)^L), at any batch size.
-    steps, length, batch, uniform = 50, 20, 300, Coins(BIT)
+    # published one does; drawing the steps beforehand avoids that call too: T (1 - (1 - 1/T)^L), at any batch size.
+    steps, length, batch, uniform = 50, 20, 300, FairBits(BIT)
     result = run(Ancestral(steps), uniform, BIT, batch, length, eps=0.0)
     expected = steps * (1 - (1 - 1 / steps) ** length)
     first = batch * (1 - (1 - 1 / steps) ** length) - 1  # all masks: one answer for all
@@ -106,7 +106,7 @@ def test_a_sequence_costs_641_rows_of_1000_steps_at_any_batch_size(batch):
     assert sum(rows) / len(rows) == pytest.approx(641, abs=5 * 10.5 / 32**0.5)
 
 
-def test_grouped_opens_equal_groups_in_random_order():
+def test_grouped_unmasks_equal_groups_in_random_order():
     process = AbsorbingProcess(BIT, LogLinear())
     plan = Grouped(3).plan(torch.ones(5000, 7, dtype=torch.bool), process, Draws.for_batch(0, 5000))
     counts = torch.nn.functional.one_hot(plan.step, 3).sum(1)
@@ -115,7 +115,7 @@ def test_grouped_opens_equal_groups_in_random_order():
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_product_law_comes_out_exactly(name, make_oracle):
+def test_a_product_distribution_comes_out_exactly(name, make_oracle):
     # facts 19: exact marginals and any number of steps
     sequences = torch.tensor(list(itertools.product([0, 1], repeat=2)))
     joint = torch.tensor([0.7 * 0.2, 0.7 * 0.8, 0.3 * 0.2, 0.3 * 0.8])
@@ -124,7 +124,7 @@ def test_a_product_law_comes_out_exactly(name, make_oracle):
     assert ((found - joint).abs() < 5 * (joint * (1 - joint) / 20_000) ** 0.5).all()
 
 
-def test_the_law_tends_to_the_model_as_steps_grow(toy, oracle):
+def test_the_distribution_tends_to_the_model_as_steps_grow(toy, oracle):
     def distance(sampler):
         tokens = run(sampler, oracle, toy.vocab, 20_000, 3).tokens
         found = torch.bincount(tokens @ torch.tensor([9, 3, 1]), minlength=27) / 20_000
@@ -150,7 +150,7 @@ def test_frozen_positions_and_given_tokens_are_never_changed(name, toy, oracle):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_same_seed_same_tokens_and_honest_counts(name, toy, oracle):
+def test_same_seed_same_tokens_and_correct_counts(name, toy, oracle):
     first = run(EVERY[name](), oracle, toy.vocab, 40, 3, seed=5)
     assert first.nfe == oracle.calls and first.nfe <= EVERY[name]().num_steps_for(3) and first.rows <= first.nfe * 40
     again, other = run(EVERY[name](), oracle, toy.vocab, 40, 3, seed=5), run(EVERY[name](), oracle, toy.vocab, 40, 3, seed=6)

@@ -29,7 +29,7 @@ def run(sampler, denoiser, length, x_init=None, **kwargs):
     return sampler.sample(denoiser, process, x_init, Draws.for_batch(0, len(x_init)), **kwargs)
 
 
-def test_windows_move_on_by_strides():
+def test_windows_advance_by_strides():
     assert SemiAR(Grouped(), 16, 6).starts(40, 16) == [0, 6, 12, 18, 24]
     assert SemiAR(Grouped(), 16, 10).starts(40, 16) == [0, 10, 20, 24]  # the last one ends with the sequence
     assert SemiAR(Grouped(), 16).starts(16, 16) == [0] and SemiAR(Grouped(), 16).num_steps_for(40) == 4 * 16
@@ -72,21 +72,21 @@ def test_a_window_without_masks_is_not_refined(given, denoiser):
         assert torch.equal(tokens[:, given], x_init[:, given]) and (tokens != 3).all()
 
 
-def test_each_window_has_noise_of_its_own(denoiser):
+def test_each_window_has_its_own_noise(denoiser):
     torch.nn.init.zeros_(denoiser.backbone.output_layer.linear.weight)  # every base is equally likely, whatever stands before it
     tokens = run(SemiAR(Grouped(4), 16, 16), denoiser, 48).tokens
     assert len({tuple(row) for row in tokens.view(-1, 16).tolist()}) == 9
 
 
 @pytest.mark.parametrize("window", [None, 16])
-def test_a_stride_beyond_the_window_is_refused_whoever_said_the_window(window, denoiser):
+def test_a_stride_beyond_the_window_is_refused_given_or_default(window, denoiser):
     with pytest.raises(ValueError, match=r"stride 20 is larger than the window 16; set sampler.stride to at most 16"):
         run(SemiAR(Grouped(4), window, 20), denoiser, 45)
     with pytest.raises(ValueError, match=r"window 17 is more than the 16 tokens that this network takes; set sampler.window"):
         run(SemiAR(Grouped(4), 17), denoiser, 45)
 
 
-def test_the_window_is_the_network_s_where_none_is_given(denoiser):
+def test_the_default_window_is_that_of_the_network(denoiser):
     sampler = SemiAR(Grouped(4)).fitted(16)
     assert (sampler.window_for(45), sampler.num_steps_for(45)) == (16, 5 * 4) and SemiAR(Grouped(4)).fitted(None).window_for(45) == 45
     assert run(SemiAR(Grouped(4)), denoiser, 45).nfe == run(sampler, denoiser, 45).nfe == 5 * 4

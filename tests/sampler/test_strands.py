@@ -21,7 +21,7 @@ BATCH, LENGTH = 6_000, 3
 
 def asymmetry(kind, sampler):
     """sum (n_x - n_rc)^2/(n_x + n_rc) over the 32 pairs of 3-base sequences (none is its own partner): chi-squared with 32 degrees of
-    freedom if both strands have one law: 32 on average, above 75 with probability 3e-5."""
+    freedom if both strands have one distribution: 32 on average, above 75 with probability 3e-5."""
     torch.manual_seed(1)
     network = kind(DNA, 8, 1, d_state=4).eval()
     for name, p in network.named_parameters():
@@ -37,7 +37,7 @@ def asymmetry(kind, sampler):
 
 
 @pytest.mark.parametrize("sampler", [Grouped(2), FirstHitting(), Ancestral(4), Confidence(3)], ids=lambda s: type(s).__name__)
-def test_samples_of_a_shared_network_and_their_reverse_complements_have_one_law(sampler):
+def test_samples_of_a_shared_network_and_their_reverse_complements_have_the_same_distribution(sampler):
     assert asymmetry(CaduceusPS, sampler) < 75
 
 

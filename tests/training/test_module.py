@@ -25,7 +25,7 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
             draws = DiffusionModule.draws(module, "train", 4, step, micro, accumulated)
             rows += draws.rows.tolist()
             times += masking(process, x0, x0 > 0, draws).t.tolist()
-            assert (draws.seed, draws.step, draws.world) == (hash64(2, "train"), step, 4 * world * accumulated)
+            assert (draws.seed, draws.step, draws.global_batch_size) == (hash64(2, "train"), step, 4 * world * accumulated)
     size = 4 * world * accumulated
     assert sorted(rows) == list(range(size))
     places = [int(t * size) for t in times] if isinstance(masking, Bernoulli) else [int((t * 0.999 - 1e-4) * size) for t in times]

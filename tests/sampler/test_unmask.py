@@ -7,7 +7,7 @@ from dnadiff.sampler import base
 from dnadiff.sampler.grouped import Grouped
 
 
-def test_draws_in_pieces_are_the_draws_of_the_whole(monkeypatch):
+def test_draws_do_not_depend_on_chunks(monkeypatch):
     torch.manual_seed(0)
     log_probs, uniform = torch.randn(50, 30).log_softmax(-1), torch.rand(50, dtype=torch.float64)
     whole = categorical.draw(log_probs, uniform)

@@ -1,4 +1,4 @@
-"""What the network is told besides the tokens: each sequence's own labels, padding and time, whichever of them are evaluated."""
+"""What the network is conditioned on: each sequence gets its own labels, padding and time, whichever sequences are evaluated."""
 
 import pytest
 import torch
@@ -33,13 +33,13 @@ VALID[3::5, 6:], FROZEN[4::5, 0] = False, True
 LENGTH = VALID.sum(-1)
 
 
-class Told(BaseDenoiser):
-    """One law at every position, and a record (row, t, share masked) of each sequence that it is asked about; its label is its row."""
+class Recorder(BaseDenoiser):
+    """One distribution at every position, and a record (row, t, fraction masked) of each sequence that it is requested about; its label is its row."""
 
     def __init__(self, causal=False, **more):
         super().__init__(BIT)
         self.length, self.causal, self.calls, self.read = 8, causal, [], set()
-        self.law = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64).log()
+        self.distribution = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64).log()
         for name, value in more.items():
             setattr(self, name, value)
 
@@ -52,7 +52,7 @@ class Told(BaseDenoiser):
             assert (xt == TEMPLATE[row])[given].all() and (xt == 2)[FROZEN[row]].all()
         self.read |= set(zip((row % 5).tolist(), valid.sum(-1).tolist()))
         self.calls.append((row, t, (xt == 2).sum(-1) / valid.sum(-1)))
-        return self.law.expand(int(positions.sum()), -1)
+        return self.distribution.expand(int(positions.sum()), -1)
 
     def log_score(self, xt, t, cond=None, positions=None, valid=None):
         factor = log_expm1(LogLinear(1e-3).sigma(t.double()))[:, None].expand(xt.shape)[positions]
@@ -65,22 +65,22 @@ class Told(BaseDenoiser):
         assert torch.equal(read[:, 0], row) and (read.shape[1] == 2 or torch.isin(token, torch.tensor([0, 1, 2])).all())
         given = TEMPLATE[row][:, : read.shape[1] - 2]
         assert (read[:, 2:] == given)[given != 2].all()
-        return self.law.expand(len(token), -1), seen
+        return self.distribution.expand(len(token), -1), seen
 
 
-def told(world, sampler, model=None):
-    """{row: [(t, share masked), ...] in the order of the calls}."""
-    model = model or Told(sampler.causal)
+def conditioned(world, sampler, model=None):
+    """{row: [(t, fraction masked), ...] in the order of the calls}."""
+    model = model or Recorder(sampler.causal)
     world.draw(sampler, model, 40, x_init=TEMPLATE, frozen=FROZEN, cond=torch.arange(40.0)[:, None], valid=VALID)
     rows = {}
-    for row, t, share in model.calls:
-        for key, *value in zip(row.tolist(), t.tolist(), share.tolist()):
+    for row, t, fraction in model.calls:
+        for key, *value in zip(row.tolist(), t.tolist(), fraction.tolist()):
             rows.setdefault(key, []).append(value)
     return rows
 
 
 class Letters(BaseDenoiser):
-    """A law of its own at every position, for each time, label and padding; it counts the sequences that it reads."""
+    """A distribution of its own at every position, for each time, label and padding; it counts the sequences that it reads."""
 
     def __init__(self, **more):
         super().__init__(BIT)
@@ -92,14 +92,14 @@ class Letters(BaseDenoiser):
         self.read.append(len(xt))
         parts = (xt.cumsum(-1), t[:, None] * 7, 0 if cond is None else cond[:, :1] * 3, 0 if valid is None else valid.sum(-1, True))
         number = torch.arange(8) + sum(parts)
-        law = torch.stack([torch.sin(number), torch.cos(number), torch.full_like(number, -torch.inf)], -1)
-        return law.log_softmax(-1)[positions]
+        distribution = torch.stack([torch.sin(number), torch.cos(number), torch.full_like(number, -torch.inf)], -1)
+        return distribution.log_softmax(-1)[positions]
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_equal_sequences_are_one_question(told):
-    # Each gets its own positions of the one answer, as if it had been asked alone.
-    x, model = torch.tensor([[2, 0, 2, 2, 1, 2, 2, 2]]).expand(3, -1), Letters(time_conditioning=told)
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_equal_sequences_are_evaluated_once(conditioned):
+    # Each gets its own positions of the one answer, as if it had been requested alone.
+    x, model = torch.tensor([[2, 0, 2, 2, 1, 2, 2, 2]]).expand(3, -1), Letters(time_conditioning=conditioned)
     positions = torch.zeros(3, 8, dtype=torch.bool)
     positions[0, [0, 5]], positions[2, [2, 5, 7]] = True, True
     calls, t = CountedDenoiser(model), torch.tensor([0.3, 0.9, 0.3])
@@ -117,7 +117,7 @@ def test_equal_sequences_are_one_question(told):
     ],
     ids=lambda d: next(iter(d)),
 )
-def test_sequences_that_differ_in_anything_read_are_asked_one_by_one(differs):
+def test_sequences_that_differ_in_any_input_are_evaluated_separately(differs):
     x = torch.full((2, 8), 2)
     x[:, 3] = torch.tensor(differs.get("x", [0, 0]))
     t, cond, valid = differs.get("t", torch.full((2,), 0.3)), differs.get("cond"), differs.get("valid")
@@ -129,11 +129,11 @@ def test_sequences_that_differ_in_anything_read_are_asked_one_by_one(differs):
     assert torch.equal(found, model.log_probs(x, t, cond, positions, valid)) and (calls.nfe, calls.rows) == (1, 2)
     kept = CountedDenoiser(Letters(time_conditioning=False), cond, valid)
     kept.log_probs(x, t, positions)
-    assert kept.rows == (1 if "t" in differs else 2)  # a network that is not told the time cannot tell them apart
+    assert kept.rows == (1 if "t" in differs else 2)  # without time conditioning the predictions are equal
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "ar"])
-def test_a_batch_of_masks_asks_once_at_first(name, world):
+def test_a_fully_masked_batch_is_evaluated_as_one_sequence(name, world):
     model = Letters(time_conditioning=False)
     model.length = 8
     result = world.draw(world.make(name), model, 12)
@@ -141,26 +141,26 @@ def test_a_batch_of_masks_asks_once_at_first(name, world):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*GRID, "first_hitting")])
-def test_the_time_is_that_of_the_share_still_masked(name, world):
-    rows = told(world, world.make(name))
-    assert all(t == pytest.approx(share, abs=1e-6) for calls in rows.values() for t, share in calls)
+def test_the_time_matches_the_masked_fraction(name, world):
+    rows = conditioned(world, world.make(name))
+    assert all(t == pytest.approx(fraction, abs=1e-6) for calls in rows.values() for t, fraction in calls)
     assert name == "ar" or (len(rows) >= 32 and len({round(t, 3) for calls in rows.values() for t, _ in calls}) > 4)
 
 
-def test_groups_of_other_sizes_say_the_share_too(world):
+def test_the_time_matches_for_groups_of_other_sizes(world):
     for sampler in (Grouped(3), Grouped(sizes=[1, 5, 2]), SemiAR(Grouped(2), window=5, stride=3)):
-        model = Told()
-        assert all(t == pytest.approx(share, abs=1e-6) for calls in told(world, sampler, model).values() for t, share in calls)
+        model = Recorder()
+        assert all(t == pytest.approx(fraction, abs=1e-6) for calls in conditioned(world, sampler, model).values() for t, fraction in calls)
     assert {(3, 5), (3, 3)} <= model.read  # the first window has no padding, the second two tokens of it
 
 
 @pytest.mark.parametrize("name", [*GRID, "ratios", "loop"])
-def test_a_grid_starts_at_the_share_of_the_template(name, world):
-    model = Told(normalized=False, time_conditioning=True) if name == "ratios" else Told()
+def test_a_grid_starts_at_the_fraction_of_the_template(name, world):
+    model = Recorder(normalized=False, time_conditioning=True) if name == "ratios" else Recorder()
     sampler = (
         ReMDM(Loop(0.3, 0.5, 0.25), num_steps=4) if name == "loop" else world.make("analytic" if name == "ratios" else name, num_steps=5)
     )
-    rows, levels = told(world, sampler, model), [1, 0.55, 0.1, 0.1] if name == "loop" else [1, 0.8, 0.6, 0.4, 0.2]
+    rows, levels = conditioned(world, sampler, model), [1, 0.55, 0.1, 0.1] if name == "loop" else [1, 0.8, 0.6, 0.4, 0.2]
     for row, calls in rows.items():
         frozen = int(FROZEN[row].sum())
         ours = int((TEMPLATE[row] == 2).sum()) - frozen
@@ -171,11 +171,11 @@ def test_a_grid_starts_at_the_share_of_the_template(name, world):
     assert {round(t, 3) for calls in rows.values() for t, _ in calls} >= {1.0, 0.5, 0.2 if name != "loop" else 0.1}
 
 
-def test_first_hitting_times_of_a_template_lie_below_its_share(world):
-    rows, start = told(world, world.make("first_hitting")), (TEMPLATE == 2).sum(-1) / LENGTH
+def test_first_hitting_times_of_a_template_lie_below_its_fraction(world):
+    rows, start = conditioned(world, world.make("first_hitting")), (TEMPLATE == 2).sum(-1) / LENGTH
     for row, calls in rows.items():
         times = [t for t, _ in calls]
         assert times == sorted(set(times), reverse=True) and times[0] < start[row]
-    # The mean of m times between a frozen share f and f + m/L is f + m/(2L).
+    # The mean of m times between a frozen fraction f and f + m/L is f + m/(2L).
     half = [t for row in range(1, 40, 5) for t, _ in rows[row]]
     assert sum(half) / len(half) == pytest.approx(0.25, abs=5 * 0.5 * (1 / 12 / len(half)) ** 0.5)
