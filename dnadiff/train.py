@@ -53,7 +53,7 @@ def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> dict
         data.expect(initial.tokenizer)
     data.prepare()
     if initial is not None and initial.tokenizer is None:  # published weights of a model of text: the tokenizer is the data's
-        initial = initial.over(data.tokenizer.vocab)
+        initial = initial.with_vocab(data.tokenizer.vocab)
     data.check_training()
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
