@@ -134,7 +134,7 @@ class MambaBackbone(Backbone):
         with torch.no_grad():  # as in GPT-2: the residual stream of n layers starts at unit scale
             for name, parameter in self.layers.named_parameters():
                 if ".mixer.out_proj" in name:
-                    parameter /= math.sqrt(n_layers)
+                    parameter.div_(math.sqrt(n_layers))
         for layer in self.layers if compile else ():
             layer.compile()
 

@@ -27,7 +27,7 @@ class SigmaMap(nn.Module):
 
     def forward(self, sigma: Tensor) -> Tensor:
         """(B,) -> (B, cond_dim)."""
-        return self.mlp(sinusoid(sigma, self.frequencies).to(self.mlp[0].weight.dtype))
+        return self.mlp(sinusoid(sigma, self.frequencies).to(next(self.mlp.parameters()).dtype))
 
 
 class Condition(nn.Module):
@@ -69,4 +69,5 @@ class Modulation(nn.Module):
 
     def forward(self, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, cond_dim) -> three of (B, 1, D)."""
-        return linear(condition, self.weight)[:, None].chunk(3, dim=-1)
+        shift, scale, gate = linear(condition, self.weight)[:, None].chunk(3, dim=-1)
+        return shift, scale, gate

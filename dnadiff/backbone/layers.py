@@ -56,7 +56,8 @@ class KernelLinear(nn.Linear):
 
         The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to save for the gradient.
         """
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         if gate is not None:
             gate = gate.to(weight.dtype)
             weight, bias = gate[:, None] * weight, None if bias is None else gate * bias

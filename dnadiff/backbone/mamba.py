@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Unpack
 
 from torch import Tensor
@@ -37,22 +38,30 @@ class Mamba(MambaBackbone):
     def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
         self.check_inputs(ids[:, None], None, cond)
         if state is None:
-            state = State([x for layer in self.layers for x in layer.mixer.fwd.initial_state(len(ids))])
+            state = State([x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))])
         condition = None if self.condition is None else self.condition(None, cond)
         stream = at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
         tensors: list[Tensor] = []
-        for number, layer in enumerate(self.layers):
-            change, *memory = _step(layer, stream, condition, *state.tensors[2 * number : 2 * number + 2])
+        for number, (block, mixer) in enumerate(self._blocks()):
+            past, h = state.tensors[2 * number : 2 * number + 2]
+            change, past, h = _step(block, mixer, stream, condition, past, h)
             stream = stream + change
-            tensors += memory
+            tensors += [past, h]
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
 
+    def _blocks(self) -> Iterator[tuple[MambaBlock, UniMamba]]:
+        for block in self.layers:
+            assert isinstance(block, MambaBlock) and isinstance(block.mixer, UniMamba)
+            yield block, block.mixer
 
-def _step(block: MambaBlock, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+
+def _step(
+    block: MambaBlock, mixer: UniMamba, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and the mixer's new state."""
     hidden = block.norm(stream).to(block.norm.weight.dtype)
-    if condition is None:
-        return block.mixer.step(hidden, past, h)
+    if condition is None or block.adaLN_modulation is None:
+        return mixer.step(hidden, past, h)
     shift, scale, gate = (x[:, 0] for x in block.adaLN_modulation(condition))
-    mixed, past, h = block.mixer.step(modulate(hidden, shift, scale), past, h)
+    mixed, past, h = mixer.step(modulate(hidden, shift, scale), past, h)
     return (1 + gate) * mixed, past, h

@@ -6,6 +6,7 @@ The scan, convolution and gate are in `dnadiff.kernels`; here are the projection
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, se
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
 _NO_STEP = -1e4
-_COMBINE = {"add": torch.add, "ew_multiply": torch.mul}
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "ew_multiply": torch.mul}
 
 
 class Direction(nn.Module):
@@ -43,7 +44,7 @@ class Direction(nn.Module):
         self.A_log = nn.Parameter(torch.arange(1, d_state + 1, dtype=torch.float32).log().repeat(d_inner, 1))
         self.D = nn.Parameter(torch.ones(d_inner))
         for parameter in (self.A_log, self.D, self.dt_bias):
-            parameter._no_weight_decay = True
+            parameter._no_weight_decay = True  # type: ignore[attr-defined]  # read by `dnadiff.training.optim`
 
     def forward(self, x: Tensor, valid: Tensor | None, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
@@ -150,8 +151,8 @@ class BiMamba(nn.Module):
         self.out_proj = Projection(d_inner, d_model)
         self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
         self.out_proj_rev = None if tied else Projection(d_inner, d_model)
-        self.strategy, self.combine = bidirectional_strategy, _COMBINE[bidirectional_strategy]
-        self.one_projection = tied and self.combine is torch.add
+        self.strategy = bidirectional_strategy
+        self.one_projection = tied and _COMBINE[bidirectional_strategy] is torch.add
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
@@ -167,7 +168,7 @@ class BiMamba(nn.Module):
             return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
         gated, gated_rev = gated_sum(y, None, z, scan=scan), gated_sum(y_rev, None, z_rev, scan=scan)
-        return self.combine(self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
+        return _COMBINE[self.strategy](self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
 
 
 def _split(in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor]:

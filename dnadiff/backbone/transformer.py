@@ -94,6 +94,7 @@ class Transformer(AttentionBackbone):
             state = State([torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], position)
         x = self.embedding(ids)
         for number, block in enumerate(self.blocks):
+            assert isinstance(block, TransformerBlock)
             keys, values = state.tensors[2 * number : 2 * number + 2]
             x = block.step(x, self.rotary_emb, keys, values, position)
         return self.norm_f(x), State(state.tensors, position + 1)

@@ -10,9 +10,11 @@ import torch
 from typing_extensions import override
 
 from dnadiff.backbone import rc
+from dnadiff.backbone.blocks import MambaBlock
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.layers import RMSNorm
+from dnadiff.backbone.mixer import BiMamba
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
@@ -31,7 +33,9 @@ def caduceus_layout(network: Caduceus) -> PublishedLayout:
         raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
     if not len(network.layers):
         raise ValueError("a network without layers has no published form")
-    mixer, direction = network.layers[0].mixer, network.layers[0].mixer.fwd
+    block = network.layers[0]
+    assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
+    mixer, direction = block.mixer, block.mixer.fwd
     tied = mixer.in_proj_rev is None
     config = {
         "model_type": "caduceus",
@@ -170,6 +174,6 @@ class CaduceusFamily(Family):
         return arguments
 
 
-def _agrees(table: Mapping[str, Json], vocab: Vocab) -> bool:
+def _agrees(table: Mapping[str | int, Json], vocab: Vocab) -> bool:
     complement = vocab.complement or range(vocab.size)
     return all(table.get(str(i), table.get(i)) == j for i, j in enumerate(complement))

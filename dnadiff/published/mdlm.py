@@ -30,8 +30,8 @@ def dit_layout(network: DiT) -> PublishedLayout:
         "hidden_dim": network.d_model,
         "cond_dim": network.sigma_map.mlp[-1].out_features,
         "n_blocks": len(network.blocks),
-        "n_heads": network.blocks[0].n_heads,
-        "dropout": network.blocks[0].dropout.p,
+        "n_heads": network.n_heads,
+        "dropout": network.dropout,
         "tie_word_embeddings": False,
     }
     weights = [(p.data, (f"backbone.{name}",)) for name, p in network.named_parameters()]
