@@ -58,7 +58,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         data.expect(initial.tokenizer)
     data.prepare()
     if isinstance(initial, PublishedModel) and initial.tokenizer is None:  # published weights of a text model: the tokenizer is the data's
-        initial = initial.over(data.tokenizer.vocab)
+        initial = initial.with_vocab(data.tokenizer.vocab)
     data.check_training()
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:

@@ -1,1 +1,1 @@
-"""Networks behind one contract: token ids in, features and raw logits out (`base`)."""
+"""Networks with one contract (`base`): token ids in, features and raw logits out."""

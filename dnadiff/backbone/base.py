@@ -1,4 +1,4 @@
-"""The contract between a network and everything that trains or samples it."""
+"""The contract between a network and everything that trains it or samples from it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from dnadiff.vocab import Vocab
 
 @dataclass
 class State:
-    """What a causal network remembers of the tokens that it has read one by one.
+    """What a causal network keeps of the tokens that it has read one by one.
 
     Attributes:
         tensors: the network's own, each with the batch first.
-        length: tokens read.
+        length: number of tokens read.
     """
 
     tensors: list[Tensor]
     length: int = 0
 
     def select(self, keep: Tensor) -> State:
-        """The memory of the sequences that `keep` (an index or a mask over B) names."""
+        """The state of some of the sequences; `keep` is an index or a mask over B."""
         return State([x[keep] for x in self.tensors], self.length)
 
 
 class Backbone(nn.Module, ABC):
-    """Token ids in, one feature vector and one row of raw logits per position out.
+    """Maps token ids to one feature vector and one row of raw logits per position.
 
     Attributes:
-        vocab: the alphabet it was built for.
+        vocab: the vocabulary it was built for.
         d_model: width D of `features`; a network that reads both strands has twice the width of one.
-        causal: True if position l sees only 0..l; masked diffusion needs False.
+        causal: True if position l depends on tokens 0..l only; masked diffusion needs False.
         max_length: longest sequence it accepts, None for any.
-        reads_both_strands: whether features hold both strands' channels, as `rc.join` arranges them.
-        takes_sigma: whether it can be told the noise level.
-        num_labels: C, columns of the labels that it can be told; 0 is none.
+        reads_both_strands: whether features hold the channels of both strands, as `rc.join` arranges them.
+        takes_sigma: whether it can be conditioned on the noise level.
+        num_labels: C, number of label columns it can be conditioned on; 0 for none.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
@@ -61,19 +61,19 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-        """What the network knows at each position, normalised and ready for `head`.
+        """Normalized features of each position, the input of `head`.
 
         Args:
             ids: (B, L) token ids.
             sigma: (B,) noise level; None is the network's value for "no time".
-            cond: (B, C) labels, 1 where one applies; a row of zeros, like None, is no label. Refused by a network built without.
-            valid: (B, L) bool, False on padding that must not be read; None reads everything, as published.
+            cond: (B, C) labels, 1 where a label applies; a row of zeros, like None, means no label.
+            valid: (B, L) bool, False on padding that must be ignored; None treats all positions as tokens, as the published networks do.
 
         Returns:
             (B, L, D).
 
         Raises:
-            ValueError: if L exceeds `max_length`.
+            ValueError: if L exceeds `max_length`, or the network cannot be conditioned on `sigma` or `cond`.
         """
 
     @abstractmethod
@@ -81,9 +81,9 @@ class Backbone(nn.Module, ABC):
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
 
     def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
-        """(rows, D) and (rows,) or None: weight and bias of a `head` that is one linear map and nothing else; None for others.
+        """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None for any other head.
 
-        Losses over large vocabularies then do without the logits (`dnadiff.kernels.linear_log_sum`).
+        With it, losses over large vocabularies do not hold the logits (`dnadiff.kernels.linear_log_sum`).
         """
         return None
 
@@ -92,11 +92,11 @@ class Backbone(nn.Module, ABC):
         return self.head(self.features(ids, sigma, cond, valid))
 
     def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read one more token of each sequence: what `features` says of the last position, with the earlier ones remembered.
+        """Read one more token of each sequence: what `features` returns for the last position, given the earlier tokens.
 
         Args:
             ids: (B,) token ids.
-            state: from the call before, None at the first token; it is used up.
+            state: from the previous call, None at the first token; it is modified and must not be used again.
             cond: (B, C) labels, the same in every call.
 
         Returns:
@@ -107,8 +107,8 @@ class Backbone(nn.Module, ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot read token by token; causal networks such as mamba and transformer can")
 
-    def check(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
-        """Refuse inputs that this network cannot use, rather than ignore them."""
+    def check_inputs(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
+        """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
         name = type(self).__name__
         if self.max_length is not None and ids.shape[1] > self.max_length:
             raise ValueError(

@@ -1,15 +1,16 @@
-"""Caduceus-PS: reverse-complement equivariant by sharing every parameter between the strands (arXiv 2403.03234, section 4.2)."""
+"""Caduceus-PS: reverse-complement equivariant because all parameters are shared between the strands (arXiv 2403.03234, section 4.2)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from dnadiff.backbone import rc
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.layers import widened
+from dnadiff.backbone.caduceus import Caduceus, CaduceusOptions
+from dnadiff.backbone.layers import at_least_float32
 from dnadiff.vocab import Vocab
 
 
@@ -19,42 +20,56 @@ class CaduceusPS(Caduceus):
     Features (B, L, 2D) are those of both strands, see `rc.join`. It has the parameters of Caduceus-Ph and twice its cost.
 
     Args:
-        vocab: the alphabet, with a complement.
-        *args: as in `Caduceus`.
-        swap_strands: exchange the strands in front of every block, as published networks with `fused_add_norm=true` do. The
-            same weights then mean another function; with an even number of layers what can be learned is the same, for the
-            exchange amounts to trading the directions and reversing the channels of every other layer.
-        **kwargs: as in `Caduceus`.
+        vocab: the vocabulary, with a complement.
+        d_model: width D of one strand.
+        n_layers: number of blocks.
+        swap_strands: exchange the strands before every block, as some published networks do. The same weights then compute another
+            function. With an even number of layers both variants can represent the same functions, because the exchange is equivalent to
+            swapping the directions and reversing the channels of every other layer.
+        **options: as in `Caduceus`.
 
     Raises:
         ValueError: if the vocabulary has no complement.
+
+    Example:
+        >>> import torch
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> vocab = DNATokenizer().vocab
+        >>> network = CaduceusPS(vocab, d_model=16, n_layers=2)
+        >>> ids = torch.tensor([[7, 7, 8, 10]])
+        >>> logits, other = network(ids)[..., :12], network(vocab.reverse_complement(ids))[..., :12]
+        >>> torch.allclose(other, logits.flip(1)[..., vocab.complement], atol=1e-5)
+        True
     """
 
     reads_both_strands = True
+    complement: Tensor
 
-    def __init__(self, vocab: Vocab, *args: Any, swap_strands: bool = False, **kwargs: Any) -> None:
-        super().__init__(vocab, *args, **kwargs)
-        self.d_model = 2 * self.d_model
+    def __init__(
+        self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, *, swap_strands: bool = False, **options: Unpack[CaduceusOptions]
+    ) -> None:
+        super().__init__(vocab, d_model, n_layers, **options)
+        self.d_model = 2 * d_model
         self.swap_strands = swap_strands
         self.register_buffer("complement", rc.complement_table(vocab, self.embedding.num_embeddings), persistent=False)
 
+    @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-        """See `Backbone.features`; both strands of a sequence are told the same: (B, L, 2D)."""
-        self.check(ids, sigma, cond)
-        sigma, cond = (None if told is None else torch.cat([told, told]) for told in (sigma, cond))
+        self.check_inputs(ids, sigma, cond)
+        sigma, cond = (None if given is None else torch.cat([given, given]) for given in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
-        return rc.join(self.read(rc.both_strands(ids, self.complement), sigma, cond, valid))
+        return rc.join(self.encode(rc.both_strands(ids, self.complement), sigma, cond, valid))
 
-    def enter(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """See `MambaBackbone.enter`."""
+    @override
+    def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if not self.swap_strands:
             return stream, branch
         return rc.swap(stream if branch is None else stream + branch), None
 
+    @override
     def head(self, features: Tensor) -> Tensor:
-        """Raw logits (..., rows) of features (..., 2D), at least float32; tied to the embedding for both strands."""
-        return widened(nn.functional.linear(features, rc.shared_head(self.embedding.weight, self.complement)))
+        return at_least_float32(nn.functional.linear(features, rc.shared_head(self.embedding.weight, self.complement)))
 
+    @override
     def head_matrix(self) -> None:
-        """See `Backbone.head_matrix`; here the head's rows are made from the embedding's."""
-        return None
+        return None  # the head's rows are computed from those of the embedding

@@ -1,4 +1,4 @@
-"""What a network is told beside the tokens, the noise level and labels, and how its layers hear it: adaptive layer norm.
+"""Conditioning of a network on the noise level and on labels by adaptive layer norm.
 
 adaLN (arXiv 2212.09748, section 3.2) shifts, scales and gates each layer by linear functions of one vector per sequence.
 """
@@ -27,19 +27,19 @@ class SigmaMap(nn.Module):
 
     def forward(self, sigma: Tensor) -> Tensor:
         """(B,) -> (B, cond_dim)."""
-        return self.mlp(sinusoid(sigma, self.frequencies).to(self.mlp[0].weight.dtype))
+        return self.mlp(sinusoid(sigma, self.frequencies).to(next(self.mlp.parameters()).dtype))
 
 
 class Condition(nn.Module):
-    """One vector for everything a network is told about a sequence, or None where it is told nothing.
+    """One vector per sequence from its noise level and its labels, or None if neither is given.
 
-    Building one leaves the global random state as it was, so that the rest of a network draws the same weights with and
+    The constructor restores the global random state, so that the rest of a network draws the same initial weights with and
     without it.
 
     Args:
         cond_dim: width of the vector.
-        num_labels: C, columns of `cond`; 0 is no labels.
-        time_conditioning: whether a noise level is taken.
+        num_labels: C, columns of `cond`; 0 for no labels.
+        time_conditioning: take the noise level as an input.
     """
 
     def __init__(self, cond_dim: int, num_labels: int, time_conditioning: bool) -> None:
@@ -49,17 +49,18 @@ class Condition(nn.Module):
             self.label_map = nn.Linear(num_labels, cond_dim, bias=False) if num_labels else None
 
     def forward(self, sigma: Tensor | None, cond: Tensor | None) -> Tensor | None:
-        """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` says as little as None."""
-        told = [] if sigma is None else [self.sigma_map(sigma)]
-        if cond is not None:
-            told.append(self.label_map(cond.to(self.label_map.weight.dtype)))
-        return silu(sum(told)) if told else None
+        """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` is equivalent to None."""
+        total = None if sigma is None or self.sigma_map is None else self.sigma_map(sigma)
+        if cond is not None and self.label_map is not None:
+            labels = self.label_map(cond.to(self.label_map.weight.dtype))
+            total = labels if total is None else total + labels
+        return None if total is None else silu(total)
 
 
 class Modulation(nn.Module):
-    """shift, scale and gate of one layer: linear in the condition, zero at the start, and zero for ever where it is zero.
+    """shift, scale and gate of one layer: linear in the condition and initialized to zero.
 
-    Without a bias nothing is learned outside the condition: an unlabelled sequence meets the network as it is without labels.
+    There is no bias, so an unlabeled sequence is processed exactly as by a network without labels, also after training.
     """
 
     def __init__(self, cond_dim: int, d_model: int) -> None:
@@ -68,4 +69,5 @@ class Modulation(nn.Module):
 
     def forward(self, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, cond_dim) -> three of (B, 1, D)."""
-        return linear(condition, self.weight)[:, None].chunk(3, dim=-1)
+        shift, scale, gate = linear(condition, self.weight)[:, None].chunk(3, dim=-1)
+        return shift, scale, gate

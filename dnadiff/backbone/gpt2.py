@@ -1,4 +1,4 @@
-"""GPT-2 with its published weights, to judge samples of text by; it is not trained here, and no yaml names it.
+"""GPT-2, to evaluate samples of text with published weights. It is not trained here and has no yaml.
 
 Learned positions, biases everywhere, a head tied to the embedding (the architecture of GPT-2 as the Hugging Face Hub holds it).
 """
@@ -11,12 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.layers import LayerNorm, widened
+from dnadiff.backbone.layers import LayerNorm, at_least_float32
 from dnadiff.vocab import Vocab
 
 
 class GPT2Block(nn.Module):
-    """Causal attention and a feed-forward network, each behind a norm."""
+    """Causal attention and a feed-forward network, each after a norm."""
 
     def __init__(self, d_model: int, n_heads: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class GPT2Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(d_model, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, d_model))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, L, D) -> (B, L, D); mask (B, 1, L, L) or None for plainly causal."""
+        """(B, L, D) -> (B, L, D); mask (B, 1, L, L), or None for plain causal attention."""
         batch, length, width = x.shape
         q, k, v = self.attn_in(self.ln_1(x)).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -35,23 +35,23 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(Backbone):
-    """The published network over an alphabet that may have more ids than it: those beyond its own stand for the token that begins a text.
+    """The published network for a vocabulary that may have further ids, each of which is read as the token that starts a text.
 
-    `CausalDenoiser` begins every text with the mask, which GPT-2 does not have.
+    `CausalDenoiser` starts every text with the mask, which GPT-2 does not have.
 
     Args:
-        vocab: its own ids first; further ones must never be emitted.
+        vocab: the published ids first; further ids must be in `never_emitted`.
         d_model: width D.
         n_layers: number of blocks.
         n_heads: attention heads.
-        max_length: positions.
-        rows: its own ids.
-        start: the id that begins a text.
+        max_length: number of positions.
+        rows: number of published ids.
+        start: the id that starts a text.
         inner: width of the feed-forward networks; None is 4 D.
-        eps: of the norms.
+        eps: epsilon of the norms.
 
     Raises:
-        ValueError: if an id beyond its own would be emitted.
+        ValueError: if a further id could be emitted.
     """
 
     causal = True
@@ -81,20 +81,20 @@ class GPT2(Backbone):
     def trunk(self) -> nn.ModuleList:
         return self.blocks
 
+    @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-        """See `Backbone.features`; padding must lie at the end of a sequence, where nothing before it sees it."""
-        self.check(ids, sigma, cond)
+        self.check_inputs(ids, sigma, cond)  # `valid` is not needed: padding is at the end, where causal attention does not see it
         ids = torch.where(ids < self.rows, ids, self.start)
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in self.blocks:
             x = block(x, None)
         return self.ln_f(x)
 
+    @override
     def head(self, features: Tensor) -> Tensor:
-        """Raw logits (..., vocab.size) in float32, 0 for ids beyond its own."""
-        logits = widened(nn.functional.linear(features, self.wte.weight))
-        return nn.functional.pad(logits, (0, self.vocab.size - self.rows))
+        logits = at_least_float32(nn.functional.linear(features, self.wte.weight))
+        return nn.functional.pad(logits, (0, self.vocab.size - self.rows))  # further ids have logit 0
 
+    @override
     def head_matrix(self) -> tuple[Tensor, None]:
-        """See `Backbone.head_matrix`; the columns beyond its own, which nothing emits, are left out."""
-        return self.wte.weight, None
+        return self.wte.weight, None  # without the further ids, which are never emitted

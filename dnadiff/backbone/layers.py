@@ -1,4 +1,4 @@
-"""Small layers that several networks share."""
+"""Layers that several networks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
     Args:
         width: D.
         eps: added to the mean square.
-        scan: which kernels compute it, as in `dnadiff.kernels`.
+        scan: which back end computes it, as in `dnadiff.kernels`.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
@@ -29,12 +29,12 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
 
     def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + added (..., D), and that normalised, in the type of the weights (or autocast's, see `dnadiff.kernels.add_norm`)."""
+        """x + added (..., D), and its norm in the type of the weights (or autocast's, see `dnadiff.kernels.add_norm`)."""
         return add_norm(x, added, self.weight, self.eps, scan=self.scan)
 
 
 class Projection(nn.Linear):
-    """A linear map without a bias, by the kernels that the mixer around it uses."""
+    """A linear map without bias, computed by the same back end as the mixer around it."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
@@ -49,20 +49,21 @@ class Projection(nn.Linear):
 
 
 class KernelLinear(nn.Linear):
-    """A linear map whose rows may be scaled, by the faster library for its products on this processor (`dnadiff.kernels.linear`)."""
+    """A linear map with an optional gate, computed by the fastest library on this processor (`dnadiff.kernels.linear`)."""
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """(..., in) -> (..., out); `gate (out,)` multiplies the result.
 
-        The gate goes into the weight: D^2 products, where a result of many positions would take B L D and keep them for the gradient.
+        The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to save for the gradient.
         """
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         if gate is not None:
             gate = gate.to(weight.dtype)
             weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
         if torch.is_autocast_enabled(x.device.type):
             return nn.functional.linear(x, weight, bias)
-        x = x.to(weight.dtype)  # norms are in float32, whatever the weights are in
+        x = x.to(weight.dtype)  # norms return float32 for weights of any type
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return nn.functional.linear(x, weight, bias)
         y = linear(x, weight)
@@ -70,12 +71,12 @@ class KernelLinear(nn.Linear):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation with a weight, in float32 under any autocast.
+    """Layer normalization with a weight, in float32 under any autocast.
 
     Args:
         width: D.
         eps: added to the variance.
-        bias: add a learned vector, as Mamba's does and DiT's does not.
+        bias: add a learned vector, as in Mamba but not in DiT.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False) -> None:
@@ -85,22 +86,22 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        """(..., D) -> (..., D) float32 (float64 stays); with `scale` and `shift`, both (D,): times (1 + scale), plus shift."""
+        """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together, multiply by 1 + scale and add shift."""
         x = x if x.dtype == torch.float64 else x.float()
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        if scale is not None:
+        if scale is not None and shift is not None:
             scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
             weight, bias = weight * scale, shift if bias is None else bias * scale + shift
         return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
     def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + added (..., D), and that normalised, in the type of the weights."""
+        """x + added (..., D), and its norm in the type of the weights."""
         x = x if added is None else x + added
         return x, self(x).to(self.weight.dtype)
 
 
-def widened(x: Tensor) -> Tensor:
-    """In float32 where it was narrower: logits and residual streams lose too much in half precision."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """float32 if x is narrower: logits and residual streams lose too much in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -134,7 +135,7 @@ class Rotary(nn.Module):
 
 
 def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """(..., L, head_width) turned by the angles of its positions, `Rotary.angles`."""
+    """(..., L, head_width) rotated by the angles of its positions, see `Rotary.angles`."""
     cos, sin = (a.to(x.dtype) for a in angles)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,32 +1,33 @@
-"""Mamba-1's selective state space mixer (arXiv 2312.00752), for one or both directions of reading.
+"""Mamba-1's selective state space mixer (arXiv 2312.00752), unidirectional and bidirectional.
 
-What is not a matrix product is a kernel (`dnadiff.kernels`); here are the projections around them.
+The scan, convolution and gate are in `dnadiff.kernels`; here are the projections around them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from dnadiff.backbone.layers import Projection, widened
+from dnadiff.backbone.layers import Projection, at_least_float32
 from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scan, selective_scans, short_conv, short_convs
 
-# softplus of this is exactly 0 in float32: a step of size zero leaves the state as it is.
+# softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
 _NO_STEP = -1e4
-_COMBINE = {"add": torch.add, "ew_multiply": torch.mul}
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "ew_multiply": torch.mul}
 
 
 class Direction(nn.Module):
-    """What one reading direction owns: convolution, step size, B, C, A and skip.
+    """The parameters of one direction: convolution, step size, B, C, A and skip.
 
     Args:
         d_inner: E, width inside the mixer.
         d_state: N, states per channel.
         d_conv: K, taps of the convolution.
         dt_rank: rank of the step-size projection.
-        reverse: read from the last position to the first.
+        reverse: run from the last position to the first.
     """
 
     def __init__(self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool) -> None:
@@ -43,18 +44,18 @@ class Direction(nn.Module):
         self.A_log = nn.Parameter(torch.arange(1, d_state + 1, dtype=torch.float32).log().repeat(d_inner, 1))
         self.D = nn.Parameter(torch.ones(d_inner))
         for parameter in (self.A_log, self.D, self.dt_bias):
-            parameter._no_weight_decay = True
+            parameter._no_weight_decay = True  # type: ignore[attr-defined]  # read by `dnadiff.training.optim`
 
     def forward(self, x: Tensor, valid: Tensor | None, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
-        return selective_scan(*self.scanned(self.convolved(x, scan), valid, scan), reverse=self.reverse, scan=scan)
+        return selective_scan(*self.scan_inputs(self.conv(x, scan), valid, scan), reverse=self.reverse, scan=scan)
 
-    def convolved(self, x: Tensor, scan: str) -> Tensor:
+    def conv(self, x: Tensor, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
         return short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, scan=scan)
 
-    def scanned(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
-        """What the scan takes, from what was convolved (B, L, E)."""
+    def scan_inputs(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
+        """The inputs of the scan, from the output of the convolution (B, L, E)."""
         if valid is not None:
             x = x * valid[..., None].to(x.dtype)
         rank, state = self.dt_rank, self.d_state
@@ -62,19 +63,19 @@ class Direction(nn.Module):
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
             delta = delta.masked_fill(~valid[..., None], _NO_STEP)
-        return ScanInputs(x, delta, -torch.exp(widened(self.A_log)), B, C, self.D, self.dt_bias)
+        return ScanInputs(x, delta, -torch.exp(at_least_float32(self.A_log)), B, C, self.D, self.dt_bias)
 
-    def start(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """What `step` remembers before the first position: K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.
+    def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.
 
-        The states are in float32 at least, for a decay just below 1 is 1 in bfloat16 and sums over many positions stand still.
+        The states are at least float32: in bfloat16 a decay just below 1 rounds to 1, and sums over many positions stop changing.
         """
         width, taps = self.conv_weight.shape
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
         return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(batch_size, width, self.d_state, dtype=wide)
 
     def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position of the forward reading in plain PyTorch: x (B, E) -> output (B, E), and what to remember next."""
+        """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and the new state."""
         window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
         x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
         low, B, C = nn.functional.linear(x, self.x_proj.weight).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
@@ -86,7 +87,7 @@ class Direction(nn.Module):
 
 
 class UniMamba(nn.Module):
-    """The mixer of the published Mamba: one scan, from the first position to the last, between two projections.
+    """The mixer of the published Mamba: one scan from the first position to the last, between two projections.
 
     Args:
         d_model: D.
@@ -106,30 +107,26 @@ class UniMamba(nn.Module):
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         x, z = _split(self.in_proj, hidden, valid, scan)
-        inputs = self.fwd.scanned(self.fwd.convolved(x, scan), valid, scan)
+        inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
         return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
 
     def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position: hidden (B, D) -> (B, D), and what `Direction.step` remembers."""
+        """One position: hidden (B, D) -> (B, D), and the new state of `Direction.step`."""
         x, z = nn.functional.linear(hidden, self.in_proj.weight).chunk(2, dim=-1)
         y, past, h = self.fwd.step(x, past, h)
         return nn.functional.linear(y * nn.functional.silu(z), self.out_proj.weight), past, h
 
 
 class BiMamba(nn.Module):
-    """Two scans, one each way, as in Caduceus (arXiv 2403.03234, section 4.1).
+    """Two scans, one in each direction, as in Caduceus (arXiv 2403.03234, section 4.1).
 
-    The published network projects the sequence and its reversal separately and combines two outputs. As projections act on
-    each position alone, nothing needs to be reversed around them; with tied projections and the strategy `add` one call
-    of each is the same function, and the two directions share one gate. Every other choice has two output projections.
+    The published network projects the sequence and its reversal separately and combines two outputs. Projections act on
+    each position alone, so they need no reversed input. With tied projections and the strategy `add` one call
+    of each projection gives the same result, and the two directions share one gate. Every other choice has two output projections.
 
     Args:
-        d_model: D.
-        d_state: N, states per channel.
-        d_conv: K, taps of the convolution.
-        expand: inner width E over D.
-        dt_rank: rank of the step-size projection; None is D/16, rounded up.
-        bidirectional_strategy: how two outputs become one, `add` or `ew_multiply`.
+        d_model, d_state, d_conv, expand, dt_rank: as in `UniMamba`.
+        bidirectional_strategy: how the two outputs are combined, `add` or `ew_multiply`.
         bidirectional_weight_tie: the two directions share their input and their output projection.
     """
 
@@ -154,8 +151,8 @@ class BiMamba(nn.Module):
         self.out_proj = Projection(d_inner, d_model)
         self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
         self.out_proj_rev = None if tied else Projection(d_inner, d_model)
-        self.strategy, self.combine = bidirectional_strategy, _COMBINE[bidirectional_strategy]
-        self.one_projection = tied and bidirectional_strategy == "add"
+        self.strategy = bidirectional_strategy
+        self.one_projection = tied and _COMBINE[bidirectional_strategy] is torch.add
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
@@ -165,13 +162,13 @@ class BiMamba(nn.Module):
             x, x_rev = short_convs(x, *taps, scan=scan)
         else:
             x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
-            x, x_rev = self.fwd.convolved(x, scan), self.rev.convolved(x_rev, scan)
-        y, y_rev = selective_scans(self.fwd.scanned(x, valid, scan), self.rev.scanned(x_rev, valid, scan), scan=scan)
+            x, x_rev = self.fwd.conv(x, scan), self.rev.conv(x_rev, scan)
+        y, y_rev = selective_scans(self.fwd.scan_inputs(x, valid, scan), self.rev.scan_inputs(x_rev, valid, scan), scan=scan)
         if self.one_projection:
             return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
         gated, gated_rev = gated_sum(y, None, z, scan=scan), gated_sum(y_rev, None, z_rev, scan=scan)
-        return self.combine(self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
+        return _COMBINE[self.strategy](self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
 
 
 def _split(in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor]:

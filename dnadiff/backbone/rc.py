@@ -1,9 +1,9 @@
 """Reverse-complement sharing: one network reads both strands, side by side in the batch.
 
-Two streams (2B, L, D) are kept, the first B rows in the order of the sequence, the others in the order of its reverse
-complement. Whatever treats all rows alike commutes with exchanging the strands. Features follow the published
-convention (arXiv 2403.03234, section 4.2): the second strand comes back to the sequence's positions with its channels
-reversed as well, so that reversing positions and channels of the features is what reverse-complementing the sequence does.
+The streams of both strands are (2B, L, D): the first B rows in the order of the sequence, the others in the order of its reverse
+complement. Any operation that treats all rows alike commutes with exchanging the strands. Features follow the published
+convention (arXiv 2403.03234, section 4.2): the second strand is returned to the positions of the sequence with its channels
+reversed, so that reverse-complementing the sequence reverses the positions and channels of the features.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dnadiff.vocab import Vocab
 
 
 def complement_table(vocab: Vocab, rows: int) -> Tensor:
-    """The complement of every id, (rows,); rows beyond the vocabulary are their own.
+    """The complement of every id, (rows,); rows beyond the vocabulary are their own complements.
 
     Raises:
         ValueError: if the vocabulary has no complement.
     """
     if vocab.complement is None:
-        raise ValueError("this vocabulary has no complement, so there is no second strand to share parameters with; use backbone=caduceus")
+        raise ValueError("this vocabulary has no complement, so parameters cannot be shared between strands; use backbone=caduceus")
     return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
 
 
@@ -31,7 +31,7 @@ def both_strands(ids: Tensor, complement: Tensor) -> Tensor:
 
 
 def swap(streams: Tensor) -> Tensor:
-    """Each strand's stream in the other's place, positions and channels reversed: (2B, L, D) -> (2B, L, D)."""
+    """Exchanges the streams of the strands, with positions and channels reversed: (2B, L, D) -> (2B, L, D)."""
     return streams.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1)
 
 
@@ -42,14 +42,14 @@ def join(streams: Tensor) -> Tensor:
 
 
 def invariant(features: Tensor) -> Tensor:
-    """What joined features say of a position whichever strand was given, the mean of both strands' channels: (..., 2D) -> (..., D).
+    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D) -> (..., D).
 
-    A linear layer that treats the strands alike can use no more of them.
+    A linear layer that treats the strands alike cannot use any other part of the features.
     """
     first, second = features.chunk(2, dim=-1)
     return (first + second.flip(-1)) / 2
 
 
 def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
-    """Head weights for joined features: each id's row beside its complement's reversed one, (rows, D) -> (rows, 2D)."""
+    """Head weights for joined features: the row of each id and the reversed row of its complement, (rows, D) -> (rows, 2D)."""
     return torch.cat([weight, weight[complement].flip(1)], dim=1)

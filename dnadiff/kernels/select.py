@@ -137,7 +137,8 @@ def _compare(backend: Backend, gpu: int) -> str:
     device = torch.device("cuda", gpu) if backend.unsupported("cpu", torch.float32) else torch.device("cpu")
     if device.index is not None and not torch.cuda.is_available():
         return "it needs a CUDA device, and PyTorch finds none"
-    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # no call of PyTorch sets both if they differ
+    # No call of PyTorch saves both if they differ.
+    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]  # missing in the stubs
     before = [product.fp32_precision for product in products]
     try:
         for product in products:

@@ -1,8 +1,8 @@
-"""What a mixer does around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the norm after it.
+"""The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the next norm.
 
-All are bound by bytes: each array is read or written once (what neighbouring positions share comes from the first cache), in vectors of
-16 bytes along the channels. The backward pass of the convolutions computes its four neighbours' slopes again instead of writing them:
-8 bytes a channel and position instead of 16 or more. Weights' gradients are partial sums, one for each program.
+All are bound by memory bandwidth: each array is read or written once (values shared by neighboring positions come from the L1 cache), in
+vectors of 16 bytes along the channels. The backward pass of the convolutions recomputes the slopes of four neighbors instead of writing
+them: 8 bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,7 @@ def _sigmoid(x):
 
 @triton.jit
 def _place(E, BE: tl.constexpr, spans):
-    """Columns of this program, whether they exist, its stretch of positions and its sequence."""
+    """Columns of this program and whether they exist, its span of positions, and its sequence."""
     pid = tl.program_id(0).to(tl.int64)
     blocks = tl.cdiv(E, BE)
     e = (pid % blocks) * BE + tl.arange(0, BE)
@@ -62,7 +62,7 @@ def convolve(
 
 @triton.jit
 def _before_silu(x, dy, t, e, e_ok, L, E, x_l, dy_l, w, bias, K: tl.constexpr, SIGN: tl.constexpr):
-    """The gradient of what silu is applied to, at positions t; SIGN 1 reads back in time, -1 ahead."""
+    """The gradient of what silu is applied to, at positions t; SIGN is 1 for the causal convolution and -1 for its mirror image."""
     a = tl.load(bias + e, mask=e_ok, other=0.0)[None, :]
     for k in tl.static_range(K):
         a += _at(x, t - SIGN * (K - 1 - k), e, e_ok, L, x_l) * tl.load(w + k * E + e, mask=e_ok, other=0.0)[None, :]
@@ -72,7 +72,7 @@ def _before_silu(x, dy, t, e, e_ok, L, E, x_l, dy_l, w, bias, K: tl.constexpr, S
 
 @triton.jit
 def _conv_gradients(x, dy, w, bias, sums, dx, t, e, e_ok, L, E, x_l, dy_l, K: tl.constexpr, SIGN: tl.constexpr):
-    """dx with one direction's share, and that direction's sums over t: K weights and the bias."""
+    """dx plus the gradient of one direction, and the sums of that direction over t: K weights and the bias."""
     for j in tl.static_range(K):
         da = _before_silu(x, dy, t + SIGN * j, e, e_ok, L, E, x_l, dy_l, w, bias, K, SIGN)
         dx += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
@@ -129,7 +129,7 @@ def gate_backward(
     dout, y, y_rev, z, dy, dz, L, E, spans, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l,
     TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """dy, which is dy_rev too, and dz."""
+    """dy, which is also dy_rev, and dz."""
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
     total = _at(y + b * y_b, t, e, e_ok, L, y_l)
@@ -164,7 +164,7 @@ def add_norm_backward(
     dout, dtotal, total, weight, scale, dx, dadded, partial, rows, D,
     TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sum, written for x and (if ADD) for what was added; LATER: the sum itself was used again."""
+    """The gradient of the sum, written for x and, if ADD, for `added`; LATER: the sum has a gradient of its own."""
     e = tl.arange(0, BD)
     w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
     dw = tl.zeros((BD,), tl.float32)

@@ -177,9 +177,9 @@ def _scans_backward(
             *run.common, run.chunks, run.chunk, spans, *u_, *delta_, *B_, *C_, *dy_, *z_, 1.0, **run.tile, SPAN=_SPAN, PART=_PART,
             CARRIED=run.chunks > 1, GATED=gated,
         )  # fmt: skip
-    dB, dC = ([x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)] for x, like in ((dB, B), (dC, C)))
+    dBs, dCs = ([x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)] for x, like in ((dB, B), (dC, C)))
     dA, dD, dbias = (x.view(ways, -1, *x.shape[2:]).sum(1) for x in (dA, dD, dbias))
-    return [*du, *ddelta, *dB, *dC, dA * _LN2, dD, dbias, *([dz] if gated else [])]
+    return [*du, *ddelta, *dBs, *dCs, dA * _LN2, dD, dbias, *([dz] if gated else [])]
 
 
 def _refine(kept: Tensor, pairs: list[Tensors], small: list[Tensor], strides: list[int], u: Tensors, reverse: bool) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""Published weights in and out: layouts, keys, tensors, and the model families.
+"""Published weights in and out: tensor names, `config.json`, and one module per model family.
 
 Importing the package registers the layout of each family with `published_layout`.
 """

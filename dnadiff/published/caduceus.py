@@ -5,27 +5,37 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
+from typing_extensions import override
 
 from dnadiff.backbone import rc
+from dnadiff.backbone.blocks import MambaBlock
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.layers import RMSNorm
-from dnadiff.published.keys import DEEPEST, LARGEST, Key, settings
-from dnadiff.published.layout import PublishedLayout, published_layout
+from dnadiff.backbone.mixer import BiMamba
+from dnadiff.config import Config, Json
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
+from dnadiff.published.layout import Family, PublishedLayout, published_layout
 from dnadiff.vocab import Vocab
 
 
 @published_layout.register
 def caduceus_layout(network: Caduceus) -> PublishedLayout:
-    """The layout of Caduceus-Ph. Raises ValueError for a network with labels, time conditioning or no layers."""
+    """The layout of Caduceus-Ph.
+
+    Raises:
+        ValueError: if the network has labels, time conditioning or no layers.
+    """
     if network.condition is not None:
         raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
     if not len(network.layers):
         raise ValueError("a network without layers has no published form")
-    mixer, direction = network.layers[0].mixer, network.layers[0].mixer.fwd
+    block = network.layers[0]
+    assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
+    mixer, direction = block.mixer, block.mixer.fwd
     tied = mixer.in_proj_rev is None
     config = {
         "model_type": "caduceus",
@@ -63,16 +73,20 @@ def caduceus_layout(network: Caduceus) -> PublishedLayout:
 
 @published_layout.register
 def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
-    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand."""
+    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand.
+
+    Raises:
+        ValueError: as `caduceus_layout`.
+    """
     layout, wrapped = caduceus_layout(network), [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."]
 
     def rename(name: str) -> str:
         name = name.replace("word_embeddings.", "word_embeddings.embedding.").replace("lm_head.", "lm_head.lm_head.")
-        for part in wrapped:  # what the published code runs once for each strand
+        for part in wrapped:  # modules that the published code runs once per strand
             name = name.replace(part, f"{part}submodule.")
         return name
 
-    with torch.device("cpu"):  # also of a network that was built without memory
+    with torch.device("cpu"):  # also for a network on the meta device
         complement = rc.complement_table(network.vocab, network.embedding.num_embeddings)
     table = {str(i): j for i, j in enumerate(complement.tolist())}
     return PublishedLayout(
@@ -83,7 +97,7 @@ def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
 
 
 def published_names(own: str, tied: bool) -> tuple[str, ...]:
-    """What published Caduceus-Ph files call a parameter of this module; tied ones have two names."""
+    """The names of a parameter in published Caduceus-Ph files; tied ones have two."""
     if own == "embedding.weight":
         return "caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight"
     name = f"caduceus.backbone.{own}"
@@ -95,15 +109,15 @@ def published_names(own: str, tied: bool) -> tuple[str, ...]:
     return (re.sub(r"\.dt_(weight|bias)$", r".dt_proj.\1", re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name)),)
 
 
-# What a published config.json says; keys that matter for initialisation alone are not read.
+# The keys of a published config.json that are read; keys of the initialization are not.
 _KEYS = {
     "d_model": Key(int),
-    "n_layer": Key(int, most=DEEPEST),
-    "vocab_size": Key(int, most=LARGEST),
+    "n_layer": Key(int, maximum=MAX_LAYERS),
+    "vocab_size": Key(int, maximum=MAX_VOCAB),
     "pad_vocab_size_multiple": Key(int, 8),
     "ssm_cfg": Key(dict, {}, null=True),
     "rms_norm": Key(bool, True),
-    "norm_epsilon": Key(float, 1e-5, least=0, most=1),
+    "norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1),
     "residual_in_fp32": Key(bool, True),
     "fused_add_norm": Key(bool, True),
     "bidirectional": Key(bool, True, only=True),
@@ -113,52 +127,53 @@ _KEYS = {
     "complement_map": Key(dict, None, null=True),
     "tie_word_embeddings": Key(bool, True, only=True),
 }
+AUTO = "auto"
 _SSM_KEYS = {
     "layer": Key(str, "Mamba1", only="Mamba1"),
     "d_state": Key(int, 16),
     "d_conv": Key(int, 4),
     "expand": Key(int, 2),
-    "dt_rank": Key(int, "auto", word="auto"),
+    "dt_rank": Key(int, AUTO, keyword=AUTO),
     "conv_bias": Key(bool, True, only=True),
     "bias": Key(bool, False, only=False),
 }
 
 
-def from_published(config: Mapping[str, Any], vocab: Vocab) -> dict[str, Any]:
-    """The network that a published `config.json` describes, as a `_target_` and its arguments.
+class CaduceusFamily(Family):
+    """Caduceus-Ph and Caduceus-PS."""
 
-    Raises:
-        KeyError: if a size is not given.
-        ValueError: if a value is of the wrong type or size, or asks for what these networks are not.
-    """
-    given = settings(config, _KEYS)
-    ssm, pad, table = settings(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
-    rows, rank = math.ceil(given["vocab_size"] / pad) * pad, ssm["dt_rank"]
-    if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
-        raise ValueError(
-            f"vocab_size {given['vocab_size']} with complement_map {table} is another alphabet than the {vocab.size} ids of DNA"
-        )
-    arguments = {
-        "_target_": "dnadiff.backbone.caduceus.Caduceus",
-        "d_model": given["d_model"],
-        "n_layers": given["n_layer"],
-        "d_state": ssm["d_state"],
-        "d_conv": ssm["d_conv"],
-        "expand": ssm["expand"],
-        "dt_rank": None if rank == "auto" else rank,
-        "norm_eps": given["norm_epsilon"],
-        "rms_norm": given["rms_norm"],
-        "residual_in_fp32": given["residual_in_fp32"],
-        "bidirectional_strategy": given["bidirectional_strategy"],
-        "bidirectional_weight_tie": given["bidirectional_weight_tie"],
-        "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
-    }
-    if given["rcps"]:
-        ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"]}
-        return arguments | ps
-    return arguments
+    @override
+    def implied_vocab(self, config: Config) -> Vocab:
+        return DNATokenizer().vocab
+
+    @override
+    def backbone(self, config: Config, vocab: Vocab) -> Config:
+        given = read_keys(config, _KEYS)
+        ssm, pad, table = read_keys(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
+        rows, rank = math.ceil(given["vocab_size"] / pad) * pad, ssm["dt_rank"]
+        if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
+            raise ValueError(f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA")
+        arguments = {
+            "_target_": "dnadiff.backbone.caduceus.Caduceus",
+            "d_model": given["d_model"],
+            "n_layers": given["n_layer"],
+            "d_state": ssm["d_state"],
+            "d_conv": ssm["d_conv"],
+            "expand": ssm["expand"],
+            "dt_rank": None if rank == AUTO else rank,
+            "norm_eps": given["norm_epsilon"],
+            "rms_norm": given["rms_norm"],
+            "residual_in_fp32": given["residual_in_fp32"],
+            "bidirectional_strategy": given["bidirectional_strategy"],
+            "bidirectional_weight_tie": given["bidirectional_weight_tie"],
+            "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
+        }
+        if given["rcps"]:
+            ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"]}
+            return arguments | ps
+        return arguments
 
 
-def _agrees(table: Mapping[str, Any], vocab: Vocab) -> bool:
+def _agrees(table: Mapping[str | int, Json], vocab: Vocab) -> bool:
     complement = vocab.complement or range(vocab.size)
     return all(table.get(str(i), table.get(i)) == j for i, j in enumerate(complement))

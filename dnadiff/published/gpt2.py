@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from dnadiff.backbone.gpt2 import GPT2
-from dnadiff.published.keys import DEEPEST, LARGEST, Key, settings
+from dnadiff.config import Config
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
 from dnadiff.published.layout import PublishedLayout, published_layout
 
 
@@ -20,14 +18,13 @@ def gpt2_layout(network: GPT2) -> PublishedLayout:
     for name, p in network.named_parameters():
         for ours, theirs in names.items():
             name = name.replace(f".{ours}.", f".{theirs}.")
-        turned = p.ndim == 2 and not name.startswith(("wte", "wpe"))
+        transposed = p.ndim == 2 and not name.startswith(("wte", "wpe"))
         own = name.replace("blocks.", "h.")
         weights.append(
-            (p.data.t() if turned else p.data, (own, f"transformer.{own}", *(["lm_head.weight"] if own == "wte.weight" else [])))
+            (p.data.t() if transposed else p.data, (own, f"transformer.{own}", *(["lm_head.weight"] if own == "wte.weight" else [])))
         )
-    seen = torch.ones(network.max_length, network.max_length).tril()[
-        None, None
-    ]  # old files hold what a position may see, and minus infinity
+    # Old files also hold the causal mask and the value of masked scores.
+    seen = torch.ones(len(network.wpe.weight), len(network.wpe.weight)).tril()[None, None]
     held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
     places = [f"{start}h.{number}.{name}" for start in ("", "transformer.") for number in range(len(network.blocks)) for name in held]
     constants = {place: held[".".join(place.split(".")[-2:])] for place in places}
@@ -35,14 +32,14 @@ def gpt2_layout(network: GPT2) -> PublishedLayout:
 
 
 _KEYS = {
-    "vocab_size": Key(int, least=2, most=LARGEST),
+    "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB),
     "n_embd": Key(int),
-    "n_layer": Key(int, most=DEEPEST),
+    "n_layer": Key(int, maximum=MAX_LAYERS),
     "n_head": Key(int),
-    "n_positions": Key(int, most=LARGEST),
-    "n_inner": Key(int, None, most=LARGEST, null=True),
-    "layer_norm_epsilon": Key(float, 1e-5, least=0, most=1),
-    "bos_token_id": Key(int, None, least=0, most=LARGEST, null=True),
+    "n_positions": Key(int, maximum=MAX_VOCAB),
+    "n_inner": Key(int, None, maximum=MAX_VOCAB, null=True),
+    "layer_norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1),
+    "bos_token_id": Key(int, None, minimum=0, maximum=MAX_VOCAB, null=True),
     "activation_function": Key(str, "gelu_new", only="gelu_new"),
     "scale_attn_weights": Key(bool, True, only=True),
     "scale_attn_by_inverse_layer_idx": Key(bool, False, only=False),
@@ -51,14 +48,14 @@ _KEYS = {
 }
 
 
-def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
+def from_published(config: Config) -> Config:
     """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its arguments.
 
     Raises:
-        KeyError: if a size is not given.
-        ValueError: if a value is of the wrong type or size, or means another network.
+        KeyError: if a size is missing.
+        ValueError: if a value has the wrong type or size, or is not supported.
     """
-    given = settings(config, _KEYS)
+    given = read_keys(config, _KEYS)
     return {
         "_target_": "dnadiff.backbone.gpt2.GPT2",
         "d_model": given["n_embd"],

@@ -1,18 +1,23 @@
-"""How a network's tensors are called in published checkpoints: one list serves reading and writing.
+"""The names of a network's tensors in published checkpoints: one list for reading and writing.
 
-`published_layout` gives it for a network; each family registers its own (`caduceus`, `mdlm`, `gpt2`). Folders and the Hub belong
-to `dnadiff.published.model`.
+`published_layout` returns it for a network; each family registers its own (`caduceus`, `mdlm`, `gpt2`). Folders and the Hub are in
+`dnadiff.published.model`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.config import Config
+from dnadiff.vocab import Vocab
 
 
 @dataclass(frozen=True)
@@ -20,38 +25,39 @@ class PublishedLayout:
     """The published form of one network.
 
     Attributes:
-        config: what its `config.json` says.
-        weights: the network's own tensors, as views of the published shape, each with the names that files have for it.
-            A tied tensor has several; a file needs one of them.
-        constants: tensors that files may hold beside the weights, and that the configuration determines.
+        config: the contents of its `config.json`.
+        weights: the network's own tensors, as views of the published shape, each with its names in files.
+            A tied tensor has several names; a file needs one of them.
+        constants: further tensors that files may hold and that follow from the configuration.
     """
 
-    config: dict[str, Any]
+    config: Config
     weights: Sequence[tuple[Tensor, tuple[str, ...]]]
     constants: Mapping[str, Tensor]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything under every name, detached copies: what a file holds."""
+        """The contents of a file: detached copies of all tensors under all their names."""
         named = {name: tensor for tensor, names in self.weights for name in names} | dict(self.constants)
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
     @torch.no_grad()
-    def fill(self, given: Mapping[str, Tensor], source: object) -> None:
+    def fill(self, given: Mapping[str, Tensor], source: Path | str) -> None:
         """Copy the tensors of a file into the network.
 
         Raises:
-            ValueError: listing what is missing, surplus, misshapen, or differs where the network has one tensor or a constant.
+            ValueError: listing tensors that are missing, surplus, of the wrong shape, or different from the tensor to which they are tied
+                or from a constant.
         """
         self.check(given, source)
         _refuse(list(self._differences(given)), source)
         for tensor, names in self.weights:
             tensor.copy_(next(given[name] for name in names if name in given))
 
-    def check(self, given: Mapping[str, Tensor], source: object) -> None:
-        """Compare names, shapes and types alone, so that a network without memory (on the meta device) will do.
+    def check(self, given: Mapping[str, Tensor], source: Path | str) -> None:
+        """Check names, shapes and types only, which also works for a network on the meta device.
 
         Raises:
-            ValueError: listing what is missing, surplus or misshapen.
+            ValueError: listing tensors that are missing, surplus or of the wrong shape.
         """
         _refuse(list(self._misfits(given)), source)
 
@@ -66,7 +72,7 @@ class PublishedLayout:
                 if given[name].shape != tensor.shape:
                     yield f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
                 elif not given[name].is_floating_point():
-                    yield f"{name} holds {given[name].dtype}, expected real numbers"
+                    yield f"{name} holds {given[name].dtype}, expected floating point"
         yield from (f"surplus {name}" for name in given if name not in known)
         for name, constant in self.constants.items():
             if name in given and given[name].shape != constant.shape:
@@ -80,12 +86,35 @@ class PublishedLayout:
                     yield f"{name} differs from {first}, to which it is tied"
         for name, constant in self.constants.items():
             if name in given and not torch.allclose(given[name].float(), constant.cpu().float()):
-                yield f"{name} differs from what the configuration means"
+                yield f"{name} differs from the value that follows from the configuration"
+
+
+class Family(ABC):
+    """One family of published models that unmask tokens: how its `config.json` is read.
+
+    Attributes:
+        records_time: the file records whether the network is conditioned on time.
+    """
+
+    records_time: bool = False
+
+    @abstractmethod
+    def implied_vocab(self, config: Config) -> Vocab:
+        """The vocabulary of a model whose file does not describe one."""
+
+    @abstractmethod
+    def backbone(self, config: Config, vocab: Vocab) -> Config:
+        """The network that a published `config.json` describes, as a `_target_` and its arguments.
+
+        Raises:
+            KeyError: if a size is missing.
+            ValueError: if a value has the wrong type or size, or is not supported.
+        """
 
 
 @singledispatch
-def published_layout(network: nn.Module) -> PublishedLayout:
-    """How published checkpoints store this network.
+def published_layout(network: Backbone) -> PublishedLayout:
+    """The published form of a network, by its class.
 
     Raises:
         ValueError: if there is no published format for it.
@@ -93,11 +122,11 @@ def published_layout(network: nn.Module) -> PublishedLayout:
     raise ValueError(f"{type(network).__name__} has no published format; caduceus, caduceus_ps and dit have one")
 
 
-def _refuse(faults: Sequence[str], source: object) -> None:
+def _refuse(faults: Sequence[str], source: Path | str) -> None:
     if faults:
         raise ValueError(f"the weights in {source} do not fit its configuration: {listing(faults)}")
 
 
 def listing(faults: Sequence[str]) -> str:
-    """All faults in one line, counted where there are many."""
+    """All faults in one line, with their number if there are many."""
     return (f"{len(faults)} faults: " if len(faults) > 30 else "") + "; ".join(faults)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing_extensions import override
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.published.keys import DEEPEST, LARGEST, Key, settings
-from dnadiff.published.layout import PublishedLayout, published_layout
+from dnadiff.config import Config
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
+from dnadiff.published.layout import Family, PublishedLayout, published_layout
+from dnadiff.vocab import Vocab
 
 
 @published_layout.register
 def dit_layout(network: DiT) -> PublishedLayout:
-    """The layout of MDLM's DiT; `time_conditioning` is the denoiser's. Raises ValueError for another `mlp_ratio` or no layers."""
+    """The layout of MDLM's DiT, without `time_conditioning`, which belongs to the denoiser.
+
+    Raises:
+        ValueError: if the network has another `mlp_ratio` than the published one, or no layers.
+    """
     if network.mlp_ratio != 4 or not len(network.blocks):
         raise ValueError(
             f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {network.mlp_ratio} and {len(network.blocks)} layers"
@@ -25,41 +30,47 @@ def dit_layout(network: DiT) -> PublishedLayout:
         "hidden_dim": network.d_model,
         "cond_dim": network.sigma_map.mlp[-1].out_features,
         "n_blocks": len(network.blocks),
-        "n_heads": network.blocks[0].n_heads,
-        "dropout": network.blocks[0].dropout.p,
+        "n_heads": network.n_heads,
+        "dropout": network.dropout,
         "tie_word_embeddings": False,
     }
     weights = [(p.data, (f"backbone.{name}",)) for name, p in network.named_parameters()]
     return PublishedLayout(config, weights, {"backbone.rotary_emb.inv_freq": network.rotary_emb.frequencies()})
 
 
-# What a published config.json says; `vocab_size` and `time_conditioning` are the alphabet's and the denoiser's.
+# The keys of a published config.json; `vocab_size` belongs to the vocabulary and `time_conditioning` to the denoiser.
 _KEYS = {
-    "vocab_size": Key(int, least=2, most=LARGEST),
+    "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB),
     "hidden_dim": Key(int),
-    "n_blocks": Key(int, most=DEEPEST),
+    "n_blocks": Key(int, maximum=MAX_LAYERS),
     "n_heads": Key(int),
     "cond_dim": Key(int),
-    "dropout": Key(float, 0.1, least=0, most=1),
-    "model_length": Key(int, None, most=LARGEST, null=True),
+    "dropout": Key(float, 0.1, minimum=0, maximum=1),
+    "model_length": Key(int, None, maximum=MAX_VOCAB, null=True),
     "time_conditioning": Key(bool, False),
 }
 
 
-def from_published(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The network that a published `config.json` of MDLM describes, as a `_target_` and its arguments.
+class MDLMFamily(Family):
+    """MDLM's DiT."""
 
-    Raises:
-        KeyError: if a size is not given.
-        ValueError: if a value is of the wrong type or size.
-    """
-    given = settings(config, _KEYS)
-    return {
-        "_target_": "dnadiff.backbone.dit.DiT",
-        "d_model": given["hidden_dim"],
-        "n_layers": given["n_blocks"],
-        "n_heads": given["n_heads"],
-        "cond_dim": given["cond_dim"],
-        "dropout": given["dropout"],
-        "max_length": given["model_length"],
-    }
+    records_time = True
+
+    @override
+    def implied_vocab(self, config: Config) -> Vocab:
+        """Any tokens, with the mask as the last id."""
+        last = _KEYS["vocab_size"].read("vocab_size", config) - 1
+        return Vocab(size=last + 1, mask_id=last, pad_id=last, never_emitted=(last,))
+
+    @override
+    def backbone(self, config: Config, vocab: Vocab) -> Config:
+        given = read_keys(config, _KEYS)
+        return {
+            "_target_": "dnadiff.backbone.dit.DiT",
+            "d_model": given["hidden_dim"],
+            "n_layers": given["n_blocks"],
+            "n_heads": given["n_heads"],
+            "cond_dim": given["cond_dim"],
+            "dropout": given["dropout"],
+            "max_length": given["model_length"],
+        }

@@ -1,6 +1,6 @@
-"""Published weights in and out: folders of `config.json` with `model.safetensors` or `pytorch_model.bin`, and the Hub.
+"""Loads and writes published models: folders of `config.json` with `model.safetensors` or `pytorch_model.bin`, and the Hub.
 
-The names of tensors and settings belong to the families (`caduceus`, `mdlm`, `gpt2`); here are files, the choice of the family, and
+The names of tensors and keys are in the families (`caduceus`, `mdlm`, `gpt2`); here are files, the choice of the family, and
 the vocabulary.
 """
 
@@ -9,27 +9,29 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.config import build
-from dnadiff.data.files import atomic_write, check_output
+from dnadiff.config import Config, build
+from dnadiff.data.files import atomic_write, check_output, write_json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
-from dnadiff.published import caduceus, gpt2, mdlm, tensors
-from dnadiff.published.keys import LARGEST, Key, settings
-from dnadiff.published.layout import published_layout
+from dnadiff.published import gpt2, tensors
+from dnadiff.published.caduceus import CaduceusFamily
+from dnadiff.published.keys import MAX_VOCAB, Key, read_keys
+from dnadiff.published.layout import Family, PublishedLayout, published_layout
+from dnadiff.published.mdlm import MDLMFamily
 from dnadiff.vocab import Vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
-ALPHABET = "dnadiff_vocab"  # our own key, written where an alphabet is not the one that the format implies
+VOCAB_KEY = "dnadiff_vocab"  # not a published key: written if the vocabulary is not the one that the format implies
+FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -40,53 +42,58 @@ class PublishedModel:
 
     Attributes:
         denoiser: in evaluation mode, with its weights.
-        config: `backbone`, a `_target_` with arguments, and `time_conditioning`, as in a training configuration.
+        config: `backbone` (a `_target_` with arguments) and `time_conditioning`, as in a training configuration.
         path: the folder it came from.
     """
 
     denoiser: Denoiser
-    config: dict[str, Any]
+    config: Config
     path: Path
 
     @property
     def tokenizer(self) -> DNATokenizer | None:
-        """What turns letters into its ids; None for text, as published folders hold no tokenizer: see `over`."""
+        """Its tokenizer for DNA; None for text, because published folders hold no tokenizer: see `with_vocab`."""
         return DNATokenizer() if self.denoiser.vocab == DNATokenizer().vocab else None
 
-    def over(self, vocab: Vocab) -> PublishedModel:
-        """The same model of text over the alphabet of a tokenizer, which may have ids of its own behind those that were published.
+    def with_vocab(self, vocab: Vocab) -> PublishedModel:
+        """The same text model with the vocabulary of a tokenizer, which may have further ids after the published ones.
 
-        Under GPT-2's tokenizer the published code gives padding and mask one id, 50,257; here padding is 50,258. Its row of the embedding is
-        that of the mask, so that padding is read as there; the head's is zero, and nothing emits it.
+        With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here padding is 50,258. Its embedding is that of
+        the mask, so padding is read as in the published code. Its row of the head is zero, and it is never emitted.
 
         Raises:
-            ValueError: if the ids cannot be the published ones.
+            ValueError: if the vocabulary cannot be the published one.
         """
         network, known = self.denoiser.backbone, self.denoiser.vocab
         if vocab == known:
             return self
-        theirs = _implied(published_layout(network).config) == known  # nothing but the number of ids is known
-        behind = set(range(known.size, vocab.size))
-        fits = isinstance(network, DiT) and theirs and vocab.complement is None and vocab.size >= known.size
-        if not fits or not behind <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
+        implied = _implied_vocab(published_layout(network)) == known  # only the number of ids is known
+        added = set(range(known.size, vocab.size))
+        fits = isinstance(network, DiT) and implied and vocab.complement is None and vocab.size >= known.size
+        if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
             raise ValueError(
-                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this alphabet {vocab.size} with the mask {vocab.mask_id}: not "
-                "those that the model was trained on; choose its tokenizer (tokenizer=gpt2 for MDLM on OpenWebText)"
+                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this vocabulary {vocab.size} with the mask "
+                f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer (tokenizer=gpt2 for MDLM on OpenWebText)"
             )
         with torch.random.fork_rng(devices=()):
             wider = build(self.config["backbone"], vocab=vocab)
         state = network.state_dict()
-        embedding, new = state["vocab_embed.embedding"], len(behind)
+        embedding, new = state["vocab_embed.embedding"], len(added)
         state["vocab_embed.embedding"] = torch.cat([embedding, embedding[vocab.mask_id].expand(new, -1)])
         for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
             state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
         wider.load_state_dict(state)
-        told = self.denoiser.time_conditioning
-        return replace(self, denoiser=Denoiser(wider, noise=self.denoiser.noise, time_conditioning=told).eval())
+        denoiser = Denoiser(wider, noise=self.denoiser.noise, time_conditioning=self.denoiser.time_conditioning)
+        return replace(self, denoiser=denoiser.eval())
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
-    """Whether `read` is meant: a folder with `config.json`, or a Hub id with a commit, `organisation/name@<40 digits>`."""
+    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit, `organization/name@<40 digits>`.
+
+    Example:
+        >>> is_published("kuleshov-group/mdlm-owt"), is_published("kuleshov-group/mdlm-owt@" + 40 * "0")
+        (False, True)
+    """
     hub = _HUB.fullmatch(str(name))
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
@@ -96,31 +103,33 @@ def load_published(folder: str | os.PathLike[str], revision: str | None = None, 
 
     Args:
         folder, revision: as in `read`.
-        vocab: the alphabet of the tokenizer that a model of text is used with (`PublishedModel.over`); None is the published one, in which
-            MDLM's padding has no id besides the mask's.
+        vocab: of the tokenizer of a text model (`PublishedModel.with_vocab`); None is the published one, in which
+            MDLM's padding and mask are one id.
     """
     found = read(folder, revision)
-    return (found if vocab is None else found.over(vocab)).denoiser
+    return (found if vocab is None else found.with_vocab(vocab)).denoiser
 
 
 def read(folder: str | os.PathLike[str], revision: str | None = None) -> PublishedModel:
-    """Find out what a published folder holds, and load it.
+    """Load a published folder of any family.
 
     Args:
-        folder: a folder, or a Hub id `organisation/name`, also `organisation/name@revision`.
+        folder: a folder, or a Hub id `organization/name` or `organization/name@revision`.
         revision: the commit to take from the Hub, 40 hexadecimal digits; a folder has none.
 
     Raises:
         FileNotFoundError: if the folder lacks a file.
-        ValueError: if a file is damaged, the model is of another kind, or tensors are missing or surplus (they are listed).
+        ValueError: if a file is damaged, the model is of another type, or tensors are missing or surplus (they are listed).
     """
     path = Path(folder)
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
         path = download(hub["repository"], revision or hub["revision"])
-    said = read_config(path / CONFIG)
+    config = read_config(path / CONFIG, FAMILIES)
     try:
-        vocab, backbone = _FAMILIES[said["model_type"]](said)
-        time_conditioning = said["model_type"] == "mdlm" and said.get("time_conditioning", False)
+        family = FAMILIES[config["model_type"]]
+        vocab = _vocab(config, family)
+        backbone = family.backbone(config, vocab)
+        time_conditioning = family.records_time and config.get("time_conditioning", False)
         with torch.device("meta"):
             described = published_layout(build(backbone, vocab=vocab))
     except KeyError as error:
@@ -129,8 +138,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
         raise ValueError(f"{path / CONFIG}: {error}") from None
     file = find_tensors(path)
     given = named_tensors(file)
-    described.check(given, file)  # no memory is taken for a network that the file does not fill
-    with torch.random.fork_rng(devices=()):  # the weights drawn here are overwritten; a caller's random numbers stay as they were
+    described.check(given, file)  # before memory is allocated for a network that does not match the file
+    with torch.random.fork_rng(devices=()):  # the initial weights are overwritten: keep the caller's random state
         network = build(backbone, vocab=vocab)
     published_layout(network).fill(given, file)
     denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
@@ -138,19 +147,19 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
 
 
 def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
-    """GPT-2 from a folder, in evaluation mode: a judge of samples, with texts beginning at its own token for that.
+    """GPT-2 from a folder, in evaluation mode, to evaluate samples. Texts start with its own start token.
 
     Args:
         folder: holds `config.json` and the weights.
-        vocab: of its tokenizer; ids beyond its own (a mask, padding) may be there and are never emitted.
+        vocab: of its tokenizer; further ids (a mask, padding) are never emitted.
 
     Raises:
         FileNotFoundError, ValueError: as `read`.
     """
     path = Path(folder)
-    said = read_config(path / CONFIG, ("gpt2",))
+    config = read_config(path / CONFIG, ("gpt2",))
     try:
-        network = build(gpt2.from_published(said), vocab=vocab)
+        network = build(gpt2.from_published(config), vocab=vocab)
     except KeyError as error:
         raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
     except (ValueError, TypeError) as error:
@@ -163,50 +172,52 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
 
 
 def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Write a Caduceus or a DiT as the published models are: `config.json` and `model.safetensors`, each whole or not at all.
+    """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`, each atomically.
 
     Raises:
-        ValueError: if the network has parts that the format does not know.
+        ValueError: if the network has parts that the format does not support.
         FileExistsError: if the folder holds such files and `overwrite` is false.
     """
     from safetensors.torch import save
 
     layout, path = published_layout(denoiser.backbone), Path(folder)
-    said = dict(layout.config)
-    if said["model_type"] == "mdlm":
-        said["time_conditioning"] = denoiser.time_conditioning
-    if _implied(said) != denoiser.vocab:
-        said[ALPHABET] = asdict(denoiser.vocab)
+    config = dict(layout.config)
+    if FAMILIES[config["model_type"]].records_time:
+        config["time_conditioning"] = denoiser.time_conditioning
+    if _implied_vocab(layout) != denoiser.vocab:
+        config[VOCAB_KEY] = asdict(denoiser.vocab)
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
     with atomic_write(path / TENSORS[0], overwrite) as file:
         file.write(save(layout.tensors(), metadata={"format": "pt"}))
-    with atomic_write(path / CONFIG, overwrite) as file:
-        file.write((json.dumps(said, indent=2) + "\n").encode())
+    write_json(path / CONFIG, config)
     return path
 
 
-def read_config(path: Path, kinds: Sequence[str] | None = None) -> dict[str, Any]:
-    """The contents of a `config.json` of one of these kinds of model; None: those that unmask.
+def read_config(path: Path, model_types: Collection[str]) -> Config:
+    """The contents of a `config.json` of one of these model types.
 
     Raises:
-        FileNotFoundError, ValueError: if it does not exist, is not JSON, or describes another kind of model.
+        FileNotFoundError, ValueError: if it does not exist, is not JSON, or describes another type of model.
     """
-    kinds = tuple(_FAMILIES) if kinds is None else kinds
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
-    kind = said.get("model_type") if isinstance(said, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{path} describes a model of type {kind!r}; known are {', '.join(kinds)}")
-    return said
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(model_type, str) or model_type not in model_types:
+        raise ValueError(f"{path} describes a model of type {model_type!r}; known are {', '.join(model_types)}")
+    return config
 
 
 def find_tensors(path: Path) -> Path:
-    """The file of tensors in a folder; safetensors where there are both."""
+    """The file of tensors in a folder; safetensors if there are both.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
     for name in TENSORS:
         if (path / name).is_file():
             return path / name
@@ -226,21 +237,21 @@ def named_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def download(repository: str, revision: str | None) -> Path:
-    """The folder of a Hub repository at one commit; data files only, never code.
+    """Fetch a Hub repository at one commit, data files only; returns its local folder.
 
     Raises:
         ValueError: if no commit is named, or huggingface_hub is not installed.
     """
     if not _COMMIT.fullmatch(revision or ""):
         raise ValueError(
-            f"{repository} is no folder here; from the Hub it is fetched at a commit: add revision=, or @, with its 40 hexadecimal digits"
+            f"{repository} is not a local folder; to fetch it from the Hub, name a commit: add revision=, or @, with its 40 hexadecimal digits"
         )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ValueError(
             f"fetching {repository} needs huggingface_hub (pip install huggingface_hub); "
-            f"or download {CONFIG} and {TENSORS[0]} yourself and name their folder"
+            f"or download {CONFIG} and {TENSORS[0]} and name their folder"
         ) from None
     for name in TENSORS:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, name]))
@@ -249,36 +260,19 @@ def download(repository: str, revision: str | None) -> Path:
     return path
 
 
-def _implied(settings: Mapping[str, Any]) -> Vocab:
-    """The alphabet that a format stands for: DNA for Caduceus; for MDLM any, with the mask as the last id."""
-    if settings["model_type"] == "caduceus":
-        return DNATokenizer().vocab
-    last = settings["vocab_size"] - 1
-    return Vocab(size=last + 1, mask_id=last, pad_id=last, never_emitted=(last,))
-
-
 _VOCAB_KEYS = {
-    "size": Key(int, least=2, most=LARGEST),
-    "mask_id": Key(int, least=0, most=LARGEST),
-    "pad_id": Key(int, least=0, most=LARGEST),
+    "size": Key(int, minimum=2, maximum=MAX_VOCAB),
+    "mask_id": Key(int, minimum=0, maximum=MAX_VOCAB),
+    "pad_id": Key(int, minimum=0, maximum=MAX_VOCAB),
     "never_emitted": Key(list),
     "complement": Key(list, None, null=True),
 }
 
 
-def _vocab(config: Mapping[str, Any]) -> Vocab:
-    described = Key(dict, None).read(ALPHABET, config)
-    return _implied(config) if described is None else Vocab(**settings(described, _VOCAB_KEYS))
+def _vocab(config: Config, family: Family) -> Vocab:
+    described = Key(dict, None).read(VOCAB_KEY, config)
+    return family.implied_vocab(config) if described is None else Vocab(**read_keys(described, _VOCAB_KEYS))
 
 
-def _caduceus(config: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
-    vocab = _vocab(config)
-    return vocab, caduceus.from_published(config, vocab)
-
-
-def _mdlm(config: Mapping[str, Any]) -> tuple[Vocab, dict[str, Any]]:
-    backbone = mdlm.from_published(config)  # checks the size that the alphabet is made from
-    return _vocab(config), backbone
-
-
-_FAMILIES: dict[str, Callable[[Mapping[str, Any]], tuple[Vocab, dict[str, Any]]]] = {"caduceus": _caduceus, "mdlm": _mdlm}
+def _implied_vocab(layout: PublishedLayout) -> Vocab:
+    return FAMILIES[layout.config["model_type"]].implied_vocab(layout.config)

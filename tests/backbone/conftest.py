@@ -1,4 +1,4 @@
-"""Published networks of tests/parity, filled through the same list of names that reads folders."""
+"""Networks with the weights of tests/parity, loaded by the same list of names that reads published folders."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from dnadiff.vocab import Vocab
 
 @pytest.fixture(scope="session")
 def dna():
-    """The alphabet of 12 ids."""
+    """The DNA vocabulary of 12 ids."""
     return Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
 
 
 @pytest.fixture(scope="session")
 def published(parity):
-    """published(network, file name, prefix) -> the file's arrays, after its weights went into the network."""
+    """published(network, file name, prefix) copies the weights of a file into a network and returns its arrays."""
 
     def fill(network, name, prefix=""):
         file = parity(name)

@@ -22,7 +22,7 @@ def ids():
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_padding_marked_invalid_changes_nothing(kind, dna):
+def test_padding_marked_invalid_does_not_change_the_output(kind, dna):
     network = build(kind, dna)
     ids = torch.randint(7, 11, (1, 20))
     padded = torch.cat([ids, torch.full((1, 7), 4)], 1)
@@ -34,7 +34,7 @@ def test_padding_marked_invalid_changes_nothing(kind, dna):
 
 @pytest.mark.parametrize("length", [1, 2, 33])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_any_length(kind, length, dna):
+def test_any_length_is_accepted(kind, length, dna):
     assert build(kind, dna)(torch.full((1, length), 7)).shape == (1, length, 16)
 
 
@@ -42,7 +42,7 @@ def test_any_length(kind, length, dna):
 @pytest.mark.parametrize(
     "options", [{"d_state": 5}, {"rms_norm": False}, {"residual_in_fp32": True}, {"dt_rank": 3, "d_conv": 3, "expand": 1}], ids=str
 )
-def test_options_reach_the_network(kind, options, dna, ids):
+def test_options_change_the_parameters_as_expected(kind, options, dna, ids):
     plain, network = build(kind, dna), build(kind, dna, **options)
     assert network(ids).shape == (3, 20, 16) and network(ids).isfinite().all()
     same = list(plain.state_dict()) == list(network.state_dict()) and all(
@@ -52,7 +52,7 @@ def test_options_reach_the_network(kind, options, dna, ids):
 
 
 @pytest.mark.parametrize(("wide", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_the_residual_stream_keeps_float32_when_asked(dna, ids, wide, dtype):
+def test_residual_in_fp32_keeps_the_stream_in_float32(dna, ids, wide, dtype):
     network = build(Caduceus, dna, residual_in_fp32=wide).bfloat16()
     seen = []
     network.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
@@ -60,7 +60,7 @@ def test_the_residual_stream_keeps_float32_when_asked(dna, ids, wide, dtype):
 
 
 @pytest.mark.parametrize("rms_norm", [True, False])
-def test_norms_follow_their_definition(dna, rms_norm):
+def test_norms_match_their_definition(dna, rms_norm):
     norm = build(Caduceus, dna, rms_norm=rms_norm).norm_f
     torch.nn.init.normal_(norm.weight)
     x = torch.randn(2, 3, 16)
@@ -73,7 +73,7 @@ def test_norms_follow_their_definition(dna, rms_norm):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_initial_weights_are_the_published_law(kind, dna):
+def test_initial_weights_have_the_published_distribution(kind, dna):
     torch.manual_seed(0)
     network = kind(dna, 64, 4)
     bound = 1 / (128**0.5 * 4**0.5)  # Kaiming-uniform with a = sqrt 5, over sqrt(n_layers)
@@ -86,18 +86,18 @@ def test_initial_weights_are_the_published_law(kind, dna):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_without_labels_the_network_is_bit_identical_to_one_built_without_the_option(kind, dna, ids):
+def test_without_labels_the_output_is_bit_identical_to_a_network_built_without_them(kind, dna, ids):
     plain = build(kind, dna)
     after = torch.rand(1)
-    told = build(kind, dna, num_labels=3, time_conditioning=True)
-    assert torch.equal(torch.rand(1), after)  # as many random numbers were drawn
-    assert all(torch.equal(tensor, told.state_dict()[name]) for name, tensor in plain.state_dict().items())
+    conditioned = build(kind, dna, num_labels=3, time_conditioning=True)
+    assert torch.equal(torch.rand(1), after)  # the same number of random numbers was drawn
+    assert all(torch.equal(tensor, conditioned.state_dict()[name]) for name, tensor in plain.state_dict().items())
     for given in ({}, {"cond": torch.eye(3)}, {"sigma": torch.ones(3)}, {"cond": torch.eye(3), "sigma": torch.ones(3)}):
-        assert torch.equal(told(ids, **given), plain(ids))
+        assert torch.equal(conditioned(ids, **given), plain(ids))
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_labels_and_noise_level_are_heard_once_trained(kind, dna, ids):
+def test_labels_and_noise_level_change_the_output_after_training(kind, dna, ids):
     network = build(kind, dna, num_labels=3, time_conditioning=True, cond_dim=8)
     network(ids, torch.ones(3), torch.eye(3)).logsumexp(-1).sum().backward()
     assert all(layer.adaLN_modulation.weight.grad.abs().sum() > 0 for layer in network.layers)
@@ -108,11 +108,11 @@ def test_labels_and_noise_level_are_heard_once_trained(kind, dna, ids):
     assert (network(ids, sigma=torch.ones(3)) - without).abs().amax((1, 2)).min() > 1e-2
     assert torch.equal(network(ids, cond=torch.zeros(3, 3)), without)  # a row of zeros is no label
     one = torch.zeros(3, 3).index_fill_(0, torch.tensor([1]), 1.0)
-    torch.testing.assert_close(network(ids, cond=one)[[0, 2]], without[[0, 2]])  # labels stay with their sequence
+    torch.testing.assert_close(network(ids, cond=one)[[0, 2]], without[[0, 2]])  # a label affects its own sequence only
 
 
 def test_labels_keep_the_residual_stream(dna, ids):
-    # facts 27: with whatever condition, silent mixers leave final norm(embedding)
+    # With any condition, mixers without output leave final norm(embedding).
     network = build(Caduceus, dna, num_labels=3)
     for layer in network.layers:
         torch.nn.init.normal_(layer.adaLN_modulation.weight)
@@ -121,7 +121,7 @@ def test_labels_keep_the_residual_stream(dna, ids):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_inputs_it_cannot_use_are_refused(kind, dna, ids):
+def test_inputs_that_a_network_cannot_use_are_refused(kind, dna, ids):
     with pytest.raises(ValueError, match="no time input"):
         build(kind, dna)(ids, sigma=torch.ones(3))
     with pytest.raises(ValueError, match="without labels"):
@@ -131,7 +131,7 @@ def test_inputs_it_cannot_use_are_refused(kind, dna, ids):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_activation_checkpointing_changes_no_gradient(kind, dna, ids):
+def test_activation_checkpointing_does_not_change_gradients(kind, dna, ids):
     gradients = []
     for activation_checkpointing in (False, True):
         network = build(kind, dna, num_labels=3, activation_checkpointing=activation_checkpointing)
@@ -143,8 +143,8 @@ def test_activation_checkpointing_changes_no_gradient(kind, dna, ids):
     assert len(gradients[0]) == len(gradients[1]) and all(map(torch.equal, *gradients))
 
 
-def test_the_choice_of_a_scan_may_fall_inside_a_checkpointed_layer(dna, ids):
-    # The choice calls scans and differentiates them, which recomputation must not take for a part of the layer.
+def test_a_scan_may_be_chosen_inside_a_checkpointed_layer(dna, ids):
+    # The choice runs and differentiates scans, which must not count as part of the layer when it is recomputed.
     select._fastest.cache_clear()
     select._failure.cache_clear()
     build(Caduceus, dna, activation_checkpointing=True)(ids).sum().backward()
@@ -169,7 +169,7 @@ def test_gradients_are_finite_and_close_in_bf16(kind, dna, ids, activation_check
 @pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True, "num_labels": 3}], ids=str)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_compiled_blocks_compute_the_same_under_the_same_names(kind, dna, ids, options):
-    torch._dynamo.reset()  # which gives up on a function that it has compiled often, in other tests
+    torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
     found = []
     for compile in (False, True):
         network = build(kind, dna, compile=compile, **options)
@@ -182,7 +182,7 @@ def test_compiled_blocks_compute_the_same_under_the_same_names(kind, dna, ids, o
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_blocks_are_two_graphs_however_many_they_are(dna, ids):
+def test_any_number_of_compiled_blocks_are_two_graphs(dna, ids):
     torch._dynamo.reset()
     torch.manual_seed(0)
     network, graphs = Caduceus(dna, 16, 4), []
@@ -193,6 +193,6 @@ def test_compiled_blocks_are_two_graphs_however_many_they_are(dna, ids):
         return graph.forward
 
     for layer in network.layers:
-        layer.compile(backend=backend, fullgraph=True)  # a break, in the façade or an operator, would raise
+        layer.compile(backend=backend, fullgraph=True)  # a graph break in the facade or in an operator would raise
     torch.testing.assert_close(network(ids), expected)
     assert len(graphs) == 2  # the first block has no branch to add

@@ -18,13 +18,13 @@ def published(parity):
     return network, file
 
 
-def test_logits_equal_the_published_network(published):
+def test_logits_match_the_published_network(published):
     network, file = published
     torch.testing.assert_close(network(file["input_ids"], file["sigma"]), file["logits"], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(network(file["input_ids"]), file["logits_sigma0"], rtol=1e-5, atol=1e-5)
 
 
-def test_padding_marked_invalid_changes_nothing(published):
+def test_padding_marked_invalid_does_not_change_the_output(published):
     network, file = published
     ids = file["input_ids"]
     padded = torch.cat([ids, torch.full((2, 5), 32)], 1)
@@ -37,7 +37,7 @@ def test_a_new_network_starts_at_zero_logits():
     assert DiT(TEXT, 16, 2, 2, 8)(torch.tensor([[1, 2]])).abs().sum() == 0
 
 
-def test_lengths_beyond_its_training_are_refused():
+def test_lengths_beyond_max_length_are_refused():
     with pytest.raises(ValueError, match="length 9 exceeds what this DiT was built for"):
         DiT(TEXT, 16, 1, 2, 8, max_length=8)(torch.zeros(1, 9, dtype=torch.int64))
 
@@ -47,7 +47,7 @@ def test_widths_that_do_not_divide_are_refused():
         DiT(TEXT, 15, 1, 2, 8)
 
 
-# Tensors of vocab.size 50,258: GPT-2's 50,257 tokens and a mask.
+# Parameters with vocab.size 50,258: GPT-2's 50,257 tokens and a mask.
 SIZES = {"tiny": (512, 8, 8, 80_061_266), "small": (768, 12, 12, 169_627_218), "medium": (1024, 24, 16, 424_477_010)}
 
 
@@ -74,18 +74,18 @@ def outcome(network, ids, sigma=None, **how):
     return [loss.detach(), *(p.grad for p in network.parameters())]
 
 
-def test_constants_folded_into_the_layers_change_nothing(published):
+def test_a_shared_condition_folded_into_parameters_gives_the_same_gradients(published):
     network, file = published
-    each_its_own = outcome(network, file["input_ids"], torch.zeros(2))
-    for ours, theirs in zip(outcome(network, file["input_ids"]), each_its_own, strict=True):
+    not_folded = outcome(network, file["input_ids"], torch.zeros(2))
+    for ours, theirs in zip(outcome(network, file["input_ids"]), not_folded, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_the_noise_level_matters_to_a_network_that_is_told(published):
+def test_the_noise_level_changes_the_output(published):
     network, file = published
     logits = network(file["input_ids"], file["sigma"])
     assert (logits - network(file["input_ids"])).abs().max() > 1e-2
-    for row in range(2):  # one sequence at a time is folded too
+    for row in range(2):  # a single sequence is also folded
         one = network(file["input_ids"][row : row + 1], file["sigma"][row : row + 1])
         torch.testing.assert_close(one[0], logits[row], rtol=1e-5, atol=1e-5)
 
@@ -114,26 +114,26 @@ def test_checkpointed_blocks_have_the_same_gradients_and_the_same_dropout(publis
     assert torch.equal(network(file["input_ids"]), network(file["input_ids"]))
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_bfloat16_stays_close_and_ends_in_float32(published, told):
+@pytest.mark.parametrize("timed", [False, True])
+def test_bfloat16_stays_close_and_ends_in_float32(published, timed):
     network, file = published
-    sigma = file["sigma"] if told else None
+    sigma = file["sigma"] if timed else None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = network(file["input_ids"], sigma)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, file["logits" if told else "logits_sigma0"], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(logits, file["logits" if timed else "logits_sigma0"], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_weights_in_bfloat16_compute_without_autocast(published, told):
+@pytest.mark.parametrize("timed", [False, True])
+def test_weights_in_bfloat16_compute_without_autocast(published, timed):
     network, file = published
-    logits = network.bfloat16()(file["input_ids"], file["sigma"] if told else None)
+    logits = network.bfloat16()(file["input_ids"], file["sigma"] if timed else None)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, file["logits" if told else "logits_sigma0"], rtol=0.1, atol=0.1)
+    torch.testing.assert_close(logits, file["logits" if timed else "logits_sigma0"], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.slow
-def test_compiling_the_blocks_leaves_names_and_copies_alone():
+def test_compiling_the_blocks_does_not_change_names_or_copies():
     network = DiT(TEXT, 16, 2, 2, 8, compile=True)
     assert network.state_dict().keys() == DiT(TEXT, 16, 2, 2, 8).state_dict().keys()
     assert copy.deepcopy(network).blocks[0]._compiled_call_impl is None and network.blocks[0]._compiled_call_impl is not None

@@ -7,12 +7,11 @@ from dnadiff.denoiser import Denoiser
 
 
 def test_published_parameter_count(dna):
-    # facts 23
     assert sum(p.numel() for p in Mamba(dna, 128, 4).parameters()) == 468_608
 
 
 @pytest.mark.parametrize("scan", ["cpu", "portable", "reference"])
-def test_later_tokens_change_nothing_earlier(dna, scan):
+def test_features_do_not_depend_on_later_tokens(dna, scan):
     torch.manual_seed(0)
     network = Mamba(dna, 16, 3, scan=scan)
     ids = torch.randint(7, 11, (2, 40))
@@ -22,12 +21,12 @@ def test_later_tokens_change_nothing_earlier(dna, scan):
     assert torch.equal(before[:, :25], after[:, :25]) and (before[:, 25:] - after[:, 25:]).abs().max() > 1e-2
 
 
-def test_it_is_the_forward_half_of_a_published_caduceus(published, dna):
-    # No file holds a unidirectional network, but a bidirectional one whose reverse scan is silent is one.
+def test_output_is_that_of_a_published_caduceus_without_its_reverse_direction(published, dna):
+    # There is no file of a unidirectional network, but a bidirectional one whose reverse scan gives zero is equivalent.
     both = Caduceus(dna, 32, 3)
     ids = published(both, "caduceus_ph")["input_ids"]
     with torch.no_grad():
-        for layer in both.layers:  # silu(0) = 0 is what the scan and its skip connection read
+        for layer in both.layers:  # the input of the scan and of its skip connection becomes silu(0) = 0
             layer.mixer.rev.conv_weight.zero_()
             layer.mixer.rev.conv_bias.zero_()
     one = Mamba(dna, 32, 3)
@@ -35,13 +34,13 @@ def test_it_is_the_forward_half_of_a_published_caduceus(published, dna):
     torch.testing.assert_close(one(ids), both(ids))
 
 
-def test_a_diffusion_denoiser_refuses_it(dna):
+def test_a_diffusion_denoiser_refuses_a_causal_network(dna):
     assert Mamba.causal
     with pytest.raises(ValueError, match="Mamba is causal: masked diffusion needs a bidirectional backbone"):
         Denoiser(Mamba(dna, 16, 1))
 
 
-def test_dropout_falls_on_the_branches_and_is_off_unless_asked(dna):
+def test_dropout_acts_on_the_branches_and_is_off_by_default(dna):
     def features(dropout, *, train):
         torch.manual_seed(0)
         network = Mamba(dna, 16, 2, dropout=dropout).train(train)
@@ -53,7 +52,7 @@ def test_dropout_falls_on_the_branches_and_is_off_unless_asked(dna):
     dropped, drew, _ = features(0.5, train=True)
     assert untouched and not drew and names == same_names
     assert torch.equal(plain, evaluated) and not torch.equal(plain, dropped)
-    with pytest.raises(ValueError, match=r"dropout 1.0 must lie in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"backbone.dropout 1.0 must be in \[0, 1\)"):
         Mamba(dna, 16, 1, dropout=1.0)
 
 

@@ -13,7 +13,7 @@ def network():
     return Transformer(DNA, 16, 2, 2, max_length=64).eval()
 
 
-def test_a_position_sees_itself_and_what_is_left_of_it(network):
+def test_a_position_depends_on_itself_and_earlier_ones(network):
     ids = torch.randint(7, 11, (2, 12))
     features = network.features(ids)
     changed = ids.clone()
@@ -23,12 +23,12 @@ def test_a_position_sees_itself_and_what_is_left_of_it(network):
     assert ((after[:, 7:] - features[:, 7:]).abs().amax(-1) > 0).all()
 
 
-def test_a_mask_that_hides_nothing_changes_nothing(network):
+def test_a_mask_of_ones_does_not_change_the_output(network):
     ids = torch.randint(7, 11, (2, 12))
     torch.testing.assert_close(network.features(ids, valid=torch.ones_like(ids, dtype=torch.bool)), network.features(ids))
 
 
-def test_invalid_positions_are_not_seen(network):
+def test_invalid_positions_are_ignored(network):
     ids = torch.randint(7, 11, (1, 8))
     valid = torch.arange(8)[None] != 2
     changed = torch.where(valid, ids, 4)
@@ -44,8 +44,8 @@ def test_bad_sizes_and_inputs_are_refused(network):
         network.features(torch.full((1, 65), 7))
 
 
-def test_the_residual_stream_reaches_the_end(network):
-    # facts 27: with every branch silenced the features are the normalised embedding
+def test_the_embedding_reaches_the_final_norm_through_the_residual_stream(network):
+    # Without the output of the branches the features are the normalized embedding.
     with torch.no_grad():
         for block in network.blocks:
             for layer in (block.attn_out, block.mlp[2]):
@@ -56,14 +56,14 @@ def test_the_residual_stream_reaches_the_end(network):
 
 
 @torch.no_grad()
-def test_remembered_keys_and_values_equal_the_full_pass_over_a_long_sequence():
+def test_cached_keys_and_values_give_the_features_of_the_full_pass():
     torch.manual_seed(0)
     network = Transformer(DNA, 16, 2, 2).eval()
     ids = torch.randint(7, 11, (2, 300))
-    whole, state = network.features(ids), None  # the room for keys and values doubles three times
+    full, state = network.features(ids), None  # the capacity for keys and values doubles three times
     for at in range(300):
         step, state = network.step(ids[:, at], state)
-        torch.testing.assert_close(step, whole[:, at], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(step, full[:, at], rtol=1e-4, atol=1e-4)
     assert state.tensors[0].shape[2] == 512
 
 

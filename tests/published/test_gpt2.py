@@ -10,17 +10,17 @@ from dnadiff import denoiser as module
 from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
-VOCAB = Vocab(62, 60, 61, (60, 61))  # GPT-2's 60 tokens of the fixture, a mask and padding
+VOCAB = Vocab(62, 60, 61, (60, 61))  # the 60 tokens of the parity file, a mask and padding
 
 
 @pytest.fixture
 def folder(parity, tmp_path):
-    """folder(changed settings, further tensors): a folder as the Hub has it, and the file's arrays."""
+    """folder(changed keys, further tensors): a folder in the format of the Hub, and the arrays of the file."""
 
-    def make(settings=None, more=None):
+    def make(changes=None, more=None):
         arrays, source = parity("gpt2"), Path(__file__).parents[1] / "parity" / "gpt2.safetensors"
         with safe_open(source, "pt") as file:
-            config = json.loads(file.metadata()["config"]) | (settings or {})
+            config = json.loads(file.metadata()["config"]) | (changes or {})
         (tmp_path / "config.json").write_text(json.dumps(config))
         weights = {k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")}
         save_file(weights | (more or {}), tmp_path / "model.safetensors")
@@ -29,7 +29,7 @@ def folder(parity, tmp_path):
     return make
 
 
-def test_logits_equal_the_published_network(folder):
+def test_logits_match_the_published_network(folder):
     path, arrays = folder()
     judge = model.load_gpt2(path, VOCAB)
     logits = judge.backbone(arrays["input_ids"])
@@ -37,7 +37,7 @@ def test_logits_equal_the_published_network(folder):
     torch.testing.assert_close(logits[..., :60], arrays["logits"], rtol=1e-5, atol=1e-5)
 
 
-def test_texts_begin_at_its_own_token_and_mask_and_padding_are_never_emitted(folder, monkeypatch):
+def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emitted(folder, monkeypatch):
     path, arrays = folder()
     judge, ids = model.load_gpt2(path, VOCAB), arrays["input_ids"]
     log_probs = judge.next_log_probs(ids)
@@ -49,23 +49,27 @@ def test_texts_begin_at_its_own_token_and_mask_and_padding_are_never_emitted(fol
     torch.testing.assert_close(module.next_nll(judge, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5)
 
 
-def test_what_old_files_hold_besides_is_checked(folder):
+def test_constants_in_old_files_are_checked(folder):
     seen = {f"h.{n}.attn.bias": torch.ones(24, 24).tril()[None, None].contiguous() for n in range(2)}
     model.load_gpt2(folder(more=seen)[0], VOCAB)
-    with pytest.raises(ValueError, match=r"h\.0\.attn\.bias differs from what the configuration means"):
+    with pytest.raises(ValueError, match=r"h\.0\.attn\.bias differs from the value that follows from the configuration"):
         model.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
 
 
 @pytest.mark.parametrize(
-    ("settings", "vocab", "message"),
+    ("changes", "vocab", "message"),
     [
-        ({"activation_function": "relu"}, VOCAB, "activation_function is relu, and these networks have activation_function gelu_new"),
+        (
+            {"activation_function": "relu"},
+            VOCAB,
+            "activation_function is relu, but these networks support only activation_function gelu_new",
+        ),
         ({"model_type": "llama"}, VOCAB, "describes a model of type 'llama'; known are gpt2"),
         ({}, Vocab(62, 60, 61, (60,)), "this GPT-2 has 60 tokens; the tokenizer has 62"),
         ({}, Vocab(40, 39, 39, (39,)), "this GPT-2 has 60 tokens; the tokenizer has 40"),
         ({"n_layer": 3}, VOCAB, r"missing h\.2\."),
     ],
 )
-def test_other_networks_and_alphabets_are_refused(folder, settings, vocab, message):
+def test_other_networks_and_vocabularies_are_refused(folder, changes, vocab, message):
     with pytest.raises(ValueError, match=message):
-        model.load_gpt2(folder(settings)[0], vocab)
+        model.load_gpt2(folder(changes)[0], vocab)

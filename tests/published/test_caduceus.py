@@ -1,0 +1,60 @@
+"""The layout of Caduceus: tensor names and keys."""
+
+import pytest
+
+from dnadiff import checkpoint
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.published.caduceus import CaduceusFamily, caduceus_layout, published_names
+from dnadiff.published.layout import published_layout
+
+DNA = DNATokenizer().vocab
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("name", ["caduceus_ph", "caduceus_ps", "caduceus_ps_unfused"])
+def test_caduceus_folders_load(name, binary, tmp_path, folder_of):
+    folder, arrays = folder_of(name, tmp_path, binary=binary)
+    denoiser = checkpoint.load_published(folder)
+    assert denoiser.vocab == DNA and not denoiser.training and not denoiser.time_conditioning
+    assert type(denoiser.backbone) is (Caduceus if name == "caduceus_ph" else CaduceusPS)
+    logits = denoiser.backbone(arrays["input_ids"])
+    assert (logits - arrays["logits"]).abs().max() < 1e-4 * arrays["logits"].abs().max()
+    assert denoiser.log_probs(arrays["input_ids"]).shape == (2, 50, 12)
+
+
+def test_published_names_of_tied_and_untied_projections():
+    where = "caduceus.backbone.layers.3.mixer"
+    both = (f"{where}.mamba_fwd.in_proj.weight", f"{where}.mamba_rev.in_proj.weight")
+    assert published_names("layers.3.mixer.in_proj.weight", tied=True) == both
+    assert published_names("layers.3.mixer.in_proj.weight", tied=False) == both[:1]
+    assert published_names("layers.3.mixer.in_proj_rev.weight", tied=False) == both[1:]
+    assert published_names("layers.3.mixer.rev.conv_bias", tied=True) == (f"{where}.mamba_rev.conv1d.bias",)
+    assert published_names("embedding.weight", tied=True) == ("caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional_weight_tie": False}, {"rms_norm": False, "d_state": 5, "dt_rank": 3}], ids=str)
+@pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
+def test_the_config_of_a_layout_describes_the_network(kind, options):
+    network = kind(DNA, 16, 2, **options)
+    described = CaduceusFamily().backbone(published_layout(network).config, DNA)
+    target = described.pop("_target_")
+    described.pop("swap_strands", None)
+    again = kind(DNA, **described)
+    assert target == f"{kind.__module__}.{kind.__name__}"
+    assert {name: p.shape for name, p in again.named_parameters()} == {name: p.shape for name, p in network.named_parameters()}
+
+
+def test_names_of_a_layout_are_unique():
+    for network in (Caduceus(DNA, 16, 2), CaduceusPS(DNA, 16, 2, swap_strands=True)):
+        layout = published_layout(network)
+        names = [name for _, names in layout.weights for name in names] + list(layout.constants)
+        assert len(names) == len(set(names)) == len(layout.tensors())
+
+
+def test_networks_without_a_published_form_are_refused():
+    with pytest.raises(ValueError, match="cannot be exported"):
+        caduceus_layout(Caduceus(DNA, 16, 1, num_labels=2))
+    with pytest.raises(ValueError, match="a network without layers has no published form"):
+        caduceus_layout(Caduceus(DNA, 16, 0))
