@@ -15,10 +15,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, TypeAlias
 
 from dnadiff.data import bundled
 
+ByteReader: TypeAlias = "BinaryIO | gzip.GzipFile"
 _BUNDLED = "bundled:"
 _GZIP = b"\x1f\x8b"
 # The empty block that ends every bgzip file (SAM specification, section 4.1.2).
@@ -115,7 +116,7 @@ def atomic_write(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO
         with beside.open("wb") as raw:
             if target.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-                    yield packed
+                    yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
             else:
                 yield raw
             raw.flush()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.loader import Batches
+from dnadiff.data.loader import BatchSource
 from dnadiff.data.splits import PARTS, FractionSplit, Interval, Split
 from dnadiff.data.text.corpus import Corpus, DocumentRange
 from dnadiff.data.text.detokenizer import detokenizer as named_rules
@@ -248,7 +248,7 @@ class TextDataModule(SequenceDataModule):
         """The training windows as a dataset."""
         return self.train_batches()
 
-    def train_batches(self) -> Batches:
+    def train_batches(self) -> BatchSource:
         """The training windows as the loader reads them."""
         if not self.wrap:
             return self._padded("train", self.length, self.epoch_size)
@@ -268,7 +268,7 @@ class TextDataModule(SequenceDataModule):
         return TiledBlocks(TokenStream(self.tokens(split)), self._part(split), length, self.vocab, self.ends)
 
     def train_dataloader(self) -> Any:
-        """Batches of training windows; resumable at any batch."""
+        """BatchSource of training windows; resumable at any batch."""
         if not self.streaming:
             return super().train_dataloader()
         self._loader = self._stream_loader()
