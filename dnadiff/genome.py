@@ -66,7 +66,9 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
         print(f"no windows: {content['problem']}")
     else:
         parts = content["parts"]
-        cells = [(part, f"{p['bases']:,}", f"{p['intervals']:,}", f"{p['windows']:,}", f"{p['left_out']:,}") for part, p in parts.items()]
+        cells: list[tuple[str, ...]] = [
+            (part, f"{p['bases']:,}", f"{p['intervals']:,}", f"{p['windows']:,}", f"{p['left_out']:,}") for part, p in parts.items()
+        ]
         print(table(cells, (f"windows of {data.length}", "bases", "intervals", "tiles", "left out for N")))
         print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
         if content.get("leak"):

@@ -8,48 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dnadiff.config import Config
+from dnadiff.data.nucleotides import FIRST_BASE, ID_OF_LETTER, N_ID, NOT_A_NUCLEOTIDE, DNASequence
+from dnadiff.data.nucleotides import IUPAC as IUPAC  # the names that callers import from here
+from dnadiff.data.nucleotides import letters as letters
+from dnadiff.data.nucleotides import not_a_nucleotide as not_a_nucleotide
+from dnadiff.data.nucleotides import plain as plain
+from dnadiff.data.nucleotides import reverse_complement as reverse_complement
 from dnadiff.vocab import Vocab
 
-if TYPE_CHECKING:
-    from Bio.Seq import Seq
-    from Bio.SeqRecord import SeqRecord
-
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
-DNASequence: TypeAlias = "str | bytes | bytearray | Seq | SeqRecord"
 
-IUPAC = "ACGTURYKMSWBDHVN"
-_IUPAC_COMPLEMENT = "TGCAAYRMKSWVHDBN"
-_COMPLEMENT_LETTER = bytes.maketrans((IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode())
-
-_BASES = "ACGT"
-_FIRST_BASE = 7
-_N = 11
-_NOT_A_NUCLEOTIDE = 255
-
-
-def _id_of_letter() -> NDArray[np.uint8]:
-    """The ids of all 256 bytes: A, C, G, T (and U) in either case, N for the other IUPAC codes, 255 for the rest."""
-    table = np.full(256, _NOT_A_NUCLEOTIDE, dtype=np.uint8)
-    for letter in IUPAC:
-        token = _FIRST_BASE + _BASES.index(letter) if letter in _BASES else _N
-        table[[ord(letter), ord(letter.lower())]] = token
-    table[[ord("U"), ord("u")]] = _FIRST_BASE + _BASES.index("T")
-    return table
-
-
-_ID_OF_LETTER = _id_of_letter()
 _LETTER_OF_ID = np.zeros(12, dtype=np.uint8)
-_LETTER_OF_ID[_FIRST_BASE:12] = np.frombuffer(b"ACGTN", dtype=np.uint8)
+_LETTER_OF_ID[FIRST_BASE:12] = np.frombuffer(b"ACGTN", dtype=np.uint8)
 _BASE_OF_ID = np.full(256, 4, dtype=np.uint8)
-_BASE_OF_ID[_FIRST_BASE:_N] = np.arange(4)
-_ID_OF_BASE = np.array([7, 8, 9, 10, _N], dtype=np.uint8)
+_BASE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
+_ID_OF_BASE = np.array([7, 8, 9, 10, N_ID], dtype=np.uint8)
 
 
 class Tokenizer(Protocol):
@@ -107,34 +87,6 @@ class TextTokenizer(Tokenizer, Protocol):
         ...
 
 
-def letters(sequence: DNASequence) -> NDArray[np.uint8]:
-    """The letters of a string, bytes, Biopython `Seq` or `SeqRecord` as bytes `(L,)` uint8; non-ASCII letters become `?`."""
-    sequence = plain(sequence)
-    return np.frombuffer(sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence), dtype=np.uint8)
-
-
-def plain(sequence: DNASequence) -> str | bytes:
-    """The letters of a sequence without the Biopython object around them."""
-    if isinstance(sequence, (str, bytes)):
-        return sequence
-    from Bio.SeqRecord import SeqRecord
-
-    found = sequence.seq if isinstance(sequence, SeqRecord) else sequence
-    return b"" if found is None else bytes(found)
-
-
-def reverse_complement(sequence: str | bytes) -> str | bytes:
-    """The reverse complement, letter by letter: all IUPAC codes, case kept; U pairs with A.
-
-    Example:
-        >>> reverse_complement("ACGTNacgtn")
-        'nacgtNACGT'
-    """
-    if isinstance(sequence, str):
-        return sequence.encode("ascii").translate(_COMPLEMENT_LETTER)[::-1].decode("ascii")
-    return sequence.translate(_COMPLEMENT_LETTER)[::-1]
-
-
 class DNATokenizer:
     """Nucleotides as token ids.
 
@@ -160,7 +112,7 @@ class DNATokenizer:
 
     def __init__(self) -> None:
         self.vocab = Vocab(
-            size=12, mask_id=3, pad_id=4, never_emitted=(0, 1, 2, 3, 4, 5, 6, _N), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, _N)
+            size=12, mask_id=3, pad_id=4, never_emitted=(0, 1, 2, 3, 4, 5, 6, N_ID), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, N_ID)
         )
 
     def encode(self, sequence: DNASequence) -> NDArray[np.uint8]:
@@ -171,8 +123,8 @@ class DNATokenizer:
         Raises:
             ValueError: if a letter is not a nucleotide; its position is counted from 1.
         """
-        ids = _ID_OF_LETTER[letters(sequence)]
-        if len(ids) and ids.max() == _NOT_A_NUCLEOTIDE:
+        ids = ID_OF_LETTER[letters(sequence)]
+        if len(ids) and ids.max() == NOT_A_NUCLEOTIDE:
             raise ValueError(not_a_nucleotide(sequence))
         return ids
 
@@ -288,16 +240,6 @@ class CharTokenizer:
 
     def __repr__(self) -> str:
         return f"CharTokenizer({self.characters!r})"
-
-
-def not_a_nucleotide(sequence: DNASequence) -> str | None:
-    """A message that names the first letter of `sequence` that is not a nucleotide; None if there is none."""
-    wrong = np.flatnonzero(_ID_OF_LETTER[letters(sequence)] == _NOT_A_NUCLEOTIDE)
-    if not len(wrong):
-        return None
-    sequence = plain(sequence)
-    text = sequence if isinstance(sequence, str) else sequence.decode("latin-1")
-    return f"letter {text[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; allowed are {', '.join(IUPAC)} in either case"
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
