@@ -28,6 +28,7 @@ MOVED = {
     "dnadiff.callbacks": "dnadiff.training.callbacks",
     "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
     "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
+    "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
     "dnadiff.data.hub": "dnadiff.data.text.hub",
     "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
     "dnadiff.data.short": "dnadiff.data.genome.short_sequences",

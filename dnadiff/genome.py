@@ -5,50 +5,57 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dnadiff import commands
-from dnadiff.config import build
+from dnadiff.config import Config, Json, build
 from dnadiff.progress import table
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.genome.fasta import Record
+    from dnadiff.data.genome.genome import Genome
+    from dnadiff.data.genome.packed import RecordInfo
+    from dnadiff.data.genome.regions import Region
 
 _SHOWN = 40  # records in the table
 
 
-def run(config: dict[str, Any], run_dir: Path, overrides: Sequence[str]) -> Any:
-    """Do what `action` says."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
+    """Run the action of the configuration."""
     action = ACTIONS.get(config["action"])
     if action is None:
         raise ValueError(f"action {config['action']!r} is not known; choose {', '.join(ACTIONS)}")
-    for key in ("regions", "feature") if config["action"] != "extract" else ():
+    for key in ("regions", "feature") if action is not extract else ():
         if config[key] is not None:
             raise ValueError(f"{key} belongs to action=extract; leave it out, or set action=extract")
     data = build(config["data"], trust=None)
-    if not hasattr(data, "open"):
+    if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
     return action(data, config)
 
 
-def pack(data: Any, config: Mapping[str, Any]) -> list[str]:
-    """Make sure that the cache holds the genome, and say where."""
+def pack(data: SequenceDataModule, config: Config) -> list[str]:
+    """Pack the genome into the cache unless it is there already, and print its folders."""
     start = time.monotonic()
     genome = data.open()
-    folders = list(dict.fromkeys(str(place[0].folder) for place in genome.records.places))
+    folders = list(dict.fromkeys(str(file.folder) for file, _ in genome.records.places))
     print(table([("records", f"{len(genome.names):,}"), ("bases", f"{genome.total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
     print("\n".join(f"packed in {folder}" for folder in folders))
     return folders
 
 
-def describe(data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     """Lengths and composition of each record, and the windows of each part."""
     from dnadiff.data.files import check_output, write_json
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
     check_files(data, genome.lengths)
-    rows = [composition(row) for row in genome.rows]
-    total = composition({key: sum(row[key] for row in genome.rows) for key in ("length", "unknown", "gc", "soft")} | {"name": "all"})
+    rows = [composition(row["name"], [row]) for row in genome.rows]
+    total = composition("all", genome.rows)
     content = {"records": rows, "all": total, **windows(data)}
-    shown = [
+    shown: list[tuple[str, ...]] = [
         (r["name"], f"{r['length']:,}", *(f"{100 * r[key]:.2f}" for key in ("gc", "n", "soft_masked"))) for r in [*rows[:_SHOWN], total]
     ]
     print(table(shown, ("record", "bases", "GC %", "N %", "soft-masked %")))
@@ -59,7 +66,9 @@ def describe(data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         print(f"no windows: {content['problem']}")
     else:
         parts = content["parts"]
-        cells = [(part, f"{p['bases']:,}", f"{p['intervals']:,}", f"{p['windows']:,}", f"{p['left_out']:,}") for part, p in parts.items()]
+        cells: list[tuple[str, ...]] = [
+            (part, f"{p['bases']:,}", f"{p['intervals']:,}", f"{p['windows']:,}", f"{p['left_out']:,}") for part, p in parts.items()
+        ]
         print(table(cells, (f"windows of {data.length}", "bases", "intervals", "tiles", "left out for N")))
         print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
         if content.get("leak"):
@@ -70,37 +79,38 @@ def describe(data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def composition(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Length and shares of one record: GC of the known bases, N and soft-masked of all."""
-    length, known = row["length"], max(row["length"] - row["unknown"], 1)
+def composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
+    """Total length of some records, GC content of the known bases, and fractions of N and of soft-masked bases."""
+    length, unknown = sum(row["length"] for row in rows), sum(row["unknown"] for row in rows)
     return {
-        "name": row["name"],
+        "name": name,
         "length": length,
-        "gc": round(row["gc"] / known, 6),
-        "n": round(row["unknown"] / length, 6),
-        "soft_masked": round(row["soft"] / length, 6),
+        "gc": round(sum(row["gc"] for row in rows) / max(length - unknown, 1), 6),
+        "n": round(unknown / length, 6),
+        "soft_masked": round(sum(row["soft"] for row in rows) / length, 6),
     }
 
 
-def check_files(data: Any, lengths: Mapping[str, int]) -> None:
-    """Refuse a BED that the user named and that is faulty; windows that merely do not fit are described as such.
+def check_files(data: SequenceDataModule, lengths: Mapping[str, int]) -> None:
+    """Refuse a malformed BED file of the user; windows that do not fit are reported by `windows` instead.
 
     Raises:
         ValueError: naming file and line.
     """
     from dnadiff.data.genome.regions import read_bed
 
-    if getattr(data.split, "bed", None):
+    if data.split.bed:
         data.split(list(lengths), list(lengths.values()))
-    if getattr(data, "blacklist", None) is not None:
+    if data.blacklist is not None:
         read_bed(data.blacklist, lengths, skip_unknown=True)
 
 
-def windows(data: Any) -> dict[str, Any]:
-    """How many windows each part holds, or why there are none."""
+def windows(data: SequenceDataModule) -> dict[str, Json]:
+    """The number of windows of each part, or the reason why there are none."""
     try:
         data.prepare()
-        about, parts = data.describe(), {}
+        about = data.describe()
+        parts: dict[str, Json] = {}
         for part, intervals in data.intervals.items():
             tiles = data.test_windows(part) if any(i.end - i.start >= data.length for i in intervals) else None
             bases = sum(i.end - i.start for i in intervals)
@@ -112,8 +122,8 @@ def windows(data: Any) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
-def extract(data: Any, config: Mapping[str, Any]) -> int:
-    """Write the sequences of regions to FASTA, strand respected, soft-masking in lower case."""
+def extract(data: SequenceDataModule, config: Config) -> int:
+    """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower case."""
     from dnadiff.data.files import check_output
     from dnadiff.data.genome.fasta import write_fasta
     from dnadiff.data.genome.regions import read_regions
@@ -129,8 +139,8 @@ def extract(data: Any, config: Mapping[str, Any]) -> int:
     return count
 
 
-def records(genome: Any, regions: Sequence[Any]) -> Iterator[Any]:
-    """A FASTA record for each region, called `chrom:first-last(strand)`, counted from 1."""
+def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
+    """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
     from dnadiff.data.genome.fasta import Record
 
     seen: dict[str, int] = {}

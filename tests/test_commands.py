@@ -29,7 +29,7 @@ WRONG_TRAINING = {
     "backbone/size=119x4": "backbone/size=119x4 does not exist; did you mean 118x4?; known: 118x4, 256x16, 256x4, 256x8, 64x4",
     "backbone.bidirectional_strategy=concat": "bidirectional_strategy 'concat' is not known; choose add or ew_multiply",
     "data=text data.path=book.txt data.length=8 backbone=caduceus_ps": "this vocabulary has no complement",
-    "data.length=0": "set data.length to 1 or more",
+    "data.length=0": "data.length 0 must be an integer of at least 1",
     "init_from=nowhere": "checkpoint nowhere does not exist",
     "seed=abc": "seed 'abc' must be an integer",
     "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",

@@ -76,7 +76,7 @@ def test_the_score_of_a_short_record_is_its_exact_nelbo_within_the_error(cli, tr
 def test_windows_are_few_equal_and_cover_everything():
     cuts = pieces.cut([10, 3, 0, 8], 4)
     assert [tuple(c) for c in cuts] == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (3, 0, 4), (3, 4, 8)]
-    with pytest.raises(ValueError, match="window 0 must be at least 1"):
+    with pytest.raises(ValueError, match="window 0 must be an integer of at least 1"):
         pieces.cut([3], 0)
 
 

@@ -1,1 +1,1 @@
-"""Sequences in front of the model: letters to ids, files to records, records to windows, windows to batches."""
+"""Data for the models: files to records, letters to token ids, records to windows, windows to batches."""

@@ -1,7 +1,7 @@
-"""Folders of the cache that exist wholly or not at all: made by one process, sound for all others, made again when they are not.
+"""Folders of the cache that are written atomically, checked when they are opened, and written again if they are damaged.
 
-A folder holds files and `index.json`, which says how large each file is and what its checksum is, and is itself checked. It is
-written beside its place and renamed; a lock keeps processes from doing the work twice.
+A folder contains files and `index.json` with the size and the checksum of each file, and a checksum of its own. It is written
+under a temporary name and renamed; a lock keeps processes from doing the work twice.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from dnadiff.config import Json
 from dnadiff.data.cache import HOST, locked, megabytes, unique
 from dnadiff.data.files import write_json
 
 _PIECE = 1 << 22  # bytes read at once
 _ABANDONED = 86_400  # seconds
-Fill = Callable[[Path], tuple[dict[str, Any], dict[str, int]]]
+Fill = Callable[[Path], tuple[dict[str, Json], dict[str, int]]]
 log = logging.getLogger("dnadiff")
 
 
 def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed") -> None:
-    """See to it that `folder` holds what `fill` writes.
+    """Create `folder` with the files that `fill` writes, unless it exists and is complete.
 
     Args:
-        folder: its place in the cache; the name stands for everything that decides its contents.
-        version: of the format; another one is made anew.
-        fill: writes files into an empty folder; returns what the index shall say, and the checksum (CRC-32) of each file.
-        what: that which is stored, for messages.
-        need: how much room it takes, for the message when the disk is full.
+        folder: its path in the cache; the name is a hash of everything that decides its contents.
+        version: of the format; a folder of another version is written again.
+        fill: writes files into an empty folder; returns the content of the index, and the checksum (CRC-32) of each file.
+        what: name of the data, for messages.
+        need: the disk space it takes, for the message when the disk is full.
         doing: the work, for messages.
         done: its result, for messages.
 
@@ -54,8 +54,8 @@ def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, 
             _write(folder, version, fill, need)
 
 
-def read_index(folder: Path, version: int) -> dict[str, Any]:
-    """What `fill` said of the folder.
+def read_index(folder: Path, version: int) -> dict[str, Json]:
+    """The content of the index.
 
     Raises:
         ValueError: if the index was changed or belongs to another version.
@@ -67,7 +67,7 @@ def read_index(folder: Path, version: int) -> dict[str, Any]:
 
 
 def is_sound(folder: Path, version: int) -> bool:
-    """Whether the folder is complete and as it was written; contents are read again only if a time stamp differs."""
+    """Whether the folder is complete and unchanged; contents are read again only if a time stamp differs."""
     try:
         index = read_index(folder, version)
         for name, written in index["files"].items():
@@ -94,7 +94,7 @@ def crc_of(path: Path) -> int:
 
 
 def put(part: Path, folder: Path, version: int) -> None:
-    """Rename `part` to `folder`; what is in the way is unsound, unless another process without a lock was faster: then that stays."""
+    """Rename `part` to `folder`, replacing a damaged folder; a folder that another process without a lock has just completed stays."""
     while True:
         try:
             part.rename(folder)
@@ -108,12 +108,12 @@ def put(part: Path, folder: Path, version: int) -> None:
         aside = unique(folder)
         with suppress(FileNotFoundError):  # another process has moved it
             folder.rename(aside)
-            if is_sound(aside, version):  # it came between the look and the move
+            if is_sound(aside, version):  # another process completed it after the check
                 part, aside = aside, part
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_of(index: dict[str, Any]) -> str:
+def _check_of(index: dict[str, Json]) -> str:
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -140,7 +140,7 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left. Who holds the lock is alone on this machine; on others it may count for nothing."""
+    """Remove what killed processes left. The lock excludes processes on this machine, but perhaps not on others."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(OSError):
             if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:

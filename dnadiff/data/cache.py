@@ -1,7 +1,7 @@
-"""The cache folder: where packed genomes and downloads are kept, and how several processes share it.
+"""The cache folder for packed genomes and downloads, and locks for processes that share it.
 
 `$DNADIFF_CACHE`, or `dnadiff` under `$XDG_CACHE_HOME` (`~/.cache` where that is not set). Everything in it can be
-deleted at any time; it is made again when needed.
+deleted at any time and is created again when needed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dnadiff.data.files import write_json
 from dnadiff.progress import Progress
@@ -29,7 +28,7 @@ log = logging.getLogger("dnadiff")
 
 HOST = re.sub(r"\W", "", platform.node())
 _BLOCK = 1 << 22
-_SHOWN_FROM = 200_000_000  # bytes: a smaller file is read before a bar could be looked at
+_SHOWN_FROM = 200_000_000  # bytes; smaller files are read too fast for a progress bar
 _SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
 
 
@@ -57,7 +56,7 @@ def cache_dir(name: str) -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """A folder at a place that everybody may write to, made if need be: what others could have put there is not read.
+    """A private folder inside a folder that all users may write to, created if needed; files of other users are never read.
 
     Raises:
         OSError: if it is a link, or not a folder that its owner, this user, alone may write to.
@@ -99,7 +98,7 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
 
 
 @contextmanager
-def megabytes(total: int, label: str, done: int = 0) -> Iterator[Any]:
+def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes: calls `progress(bytes)`. Nothing is shown for little."""
     if total - done < _SHOWN_FROM:
         yield lambda count: None
@@ -120,21 +119,21 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Any]:
 
 
 def unique(path: Path) -> Path:
-    """A name beside `path` that no other process uses, nor one of another machine that shares the disk."""
+    """A name next to `path` that no other process uses, on this machine or another that shares the disk."""
     return path.with_name(f".{path.name}.{HOST}.{uuid.uuid4().hex}")
 
 
 @contextmanager
 def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | None]:
-    """Hold an exclusive lock between processes; the system gives it back even when the holder is killed.
+    """Hold an exclusive lock between processes; the system releases it even if the holder is killed.
 
     Yields True if the lock is held, False if another process holds it (only without `wait`), and None on a file system without
     locks: several processes may then do the same work, under names from `unique`, and a rename decides.
 
     Args:
-        path: a file beside what is protected; its holder may remove it.
-        waiting: said when another process holds the lock and this one waits.
-        wait: until it is free; otherwise the answer comes at once.
+        path: a file next to the protected one; the holder may remove it.
+        waiting: message to log when another process holds the lock.
+        wait: wait until the lock is free; False returns at once.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

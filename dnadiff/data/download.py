@@ -1,4 +1,4 @@
-"""Fetching a large file once: resuming, with its size and checksum checked, and plain words where there is no network."""
+"""Download of a large file: resumable, with checks of size and checksum, and a remedy in the message where there is no network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TIMEOUT = 60.0  # seconds without a byte
 
 
 class Download:
-    """A file at a fixed address; it goes into `downloads` in the cache and nowhere else.
+    """A file at a fixed address, downloaded into the folder `downloads` of the cache.
 
-    Not `buildable` from a checkpoint: only the user's own command line may reach out to the network.
+    Not `buildable` from a checkpoint: only the user's own command line may access the network.
 
     Args:
-        url: where it is, http or https; its last part is the name of the file.
+        url: http or https address; its last part is the name of the file.
         size: in bytes.
         sha256: of its content.
     """
@@ -45,11 +45,11 @@ class Download:
         return folder / self.name
 
     def fetch(self) -> Path:
-        """The file, fetched now if it is not there; what an interrupted call left is taken up again.
+        """The file, downloaded if it is not in the cache; an interrupted download is resumed.
 
         Raises:
-            OSError: if it cannot be fetched: says which file to put where.
-            ValueError: if what came is not the file that was expected.
+            OSError: if it cannot be downloaded; the message names the file and where to put it.
+            ValueError: if the downloaded file is not the expected one.
         """
         target = self.target
         if self._is_there(target):
@@ -112,7 +112,7 @@ class Download:
                     progress(len(block))
 
     def _unreachable(self, reason: str, part: Path) -> OSError:
-        kept = f"; {part.stat().st_size:,} bytes are kept and will be continued" if part.exists() and part.stat().st_size else ""
+        kept = f"; {part.stat().st_size:,} bytes are kept, and the next call resumes" if part.exists() and part.stat().st_size else ""
         return OSError(f"{self.url} could not be fetched ({reason}){kept}: {self._remedy()}")
 
     def _remedy(self) -> str:

@@ -1,7 +1,6 @@
-"""Opening text files, compressed or not, and replacing files in one step.
+"""Reading of text files, compressed or not, and atomic writing of files.
 
-A path `bundled:NAME` is a file that ships with the package. What lies inside a file is the business of
-`fasta`, `regions` and `text`.
+A path `bundled:NAME` is a file that ships with the package. File formats are read in `genome` and `text`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, TypeAlias
 
 from dnadiff.data import bundled
 
+ByteReader: TypeAlias = "BinaryIO | gzip.GzipFile"
 _BUNDLED = "bundled:"
 _GZIP = b"\x1f\x8b"
 # The empty block that ends every bgzip file (SAM specification, section 4.1.2).
@@ -53,7 +53,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     """
     file = resolve(path)
     if file.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; give a file that holds sequence")
+        raise ValueError(f"{path} is empty; give a file that contains sequences")
     with file.open("rb") as raw:
         compressed = is_gzip(path, raw)
     opener = gzip.open if compressed else open
@@ -78,7 +78,7 @@ def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
         if raw.read() != _BGZIP_END:
             raise ValueError(
                 f"{path} is damaged or cut short: it is bgzip and does not end with the empty block that bgzip writes last; "
-                "fetch it again, or, if you know it to be whole, pack it again with gunzip and bgzip"
+                "fetch it again, or, if you know that it is complete, pack it again with gunzip and bgzip"
             )
     raw.seek(0)
     return start[:2] == _GZIP
@@ -101,7 +101,7 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 
 @contextmanager
 def atomic_write(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
-    """Write `path` wholly or not at all: a temporary file beside it takes its place when the block ends without an error.
+    """Write `path` atomically: a temporary file next to it replaces it when the block ends without an error.
 
     A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes.
 
@@ -115,7 +115,7 @@ def atomic_write(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO
         with beside.open("wb") as raw:
             if target.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-                    yield packed
+                    yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
             else:
                 yield raw
             raw.flush()

@@ -1,4 +1,4 @@
-"""Labels of sequences (species, class) as the rows of zeros and ones that a network is told, withheld now and then in training."""
+"""Labels of sequences (species, class) as multi-hot rows for conditioning, dropped at random in training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Labels(NamedTuple):
     """The labels of records.
 
     Attributes:
-        names: of the columns, sorted.
+        names: names of the columns, sorted.
         rows: 1 where a label applies, `(number of records, C)` uint8.
-        dropout: share of training windows whose labels are withheld (a row of zeros), so that the model learns to do without.
+        dropout: fraction of training windows without labels (a row of zeros), so that the model also learns the unconditional
+            distribution.
     """
 
     names: list[str]
@@ -26,7 +27,12 @@ class Labels(NamedTuple):
 
     @classmethod
     def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
-        """From the labels of each record; None if there is none at all."""
+        """From the labels of each record; None if no record has a label.
+
+        Example:
+            >>> Labels.from_names([["human"], ["yeast"]]).rows.tolist()
+            [[1, 0], [0, 1]]
+        """
         names = sorted({label for many in labels for label in many})
         column = {label: number for number, label in enumerate(names)}
         rows = np.zeros((len(labels), len(names)), dtype=np.uint8)
@@ -34,6 +40,6 @@ class Labels(NamedTuple):
             rows[row, [column[label] for label in many]] = 1
         return cls(names, rows, dropout) if names else None
 
-    def drawn(self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """What training windows `index` of `record` are told: `(B, C)`."""
+    def with_dropout(self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The labels `(B, C)` of training windows `index` of `record`, dropped at random."""
         return self.rows[record] * (uniform(key, index) >= self.dropout)[:, None]

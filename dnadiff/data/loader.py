@@ -1,47 +1,51 @@
-"""Batches of training windows that can be left at any batch and taken up there again.
+"""A loader of training batches whose position can be saved and restored at any batch.
 
-Lightning saves the state of an iterable that has `state_dict`; this one says how many batches of the epoch are used up.
+Lightning saves the state of an iterable that has `state_dict`; the state is the number of finished batches of the epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
-import torch
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+Batch: TypeAlias = dict[str, Tensor]
+LoaderState: TypeAlias = dict[str, int]
 
 
-class Batches(Protocol):
-    """What a loader reads: `RandomWindows`, `ShortSequences`. Its size is rounded up to whole batches by the loader."""
+class BatchSource(Protocol):
+    """What a loader reads from: `RandomWindows`, `ShortSequences`. The loader rounds `size` up to full batches."""
 
     size: int
 
-    def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
-        """Windows `first` up to `first + count` of an epoch, collated."""
+    def batch(self, epoch: int, first: int, count: int) -> Batch:
+        """Windows `first` to `first + count` of an epoch, collated."""
         ...
 
 
 class TrainLoader:
-    """Windows in whole batches; each iteration is one epoch, the next iteration the next.
+    """Windows in full batches; each iteration is one epoch, and the next iteration is the next epoch.
 
-    Row r of batch b holds window (b * world_size + rank) * batch_size + r, so that ranks share an epoch and no window
-    occurs twice. An epoch has `len(self)` batches, enough for all windows of the dataset, the last one filled up.
+    Row r of batch b is window (b * world_size + rank) * batch_size + r: ranks share an epoch, and no window occurs twice.
+    An epoch has `len(self)` batches, enough for all windows of the dataset; the last batch is filled up.
 
     Args:
-        windows: the dataset; its size is rounded up to whole batches.
+        windows: the dataset; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
-        num_workers: processes that cut windows; 0 cuts them here. Batches do not depend on it.
+        num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend on it.
         rank: number of this process.
         world_size: number of processes.
-        progress: asked when the state is saved: how many batches of this epoch training has finished, and with how
-            many it ends. Without it every batch handed out counts, the one just worked on included.
-        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the system's way.
+        progress: returns how many batches of this epoch training has finished, and how many there are; called when the state
+            is saved. None: every batch that was returned counts as finished, including the current one.
+        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
     """
 
     def __init__(
         self,
-        windows: Batches,
+        windows: BatchSource,
         batch_size: int,
         num_workers: int = 0,
         rank: int = 0,
@@ -54,57 +58,58 @@ class TrainLoader:
         self.num_batches = -(-windows.size // (batch_size * world_size))
         windows.size = self.num_batches * batch_size * world_size
         self.epoch = 0
-        self._handed_out = 0  # batches of this epoch, those before a resume included
+        self._returned = 0  # batches of this epoch, including those before a resume
         self._resumed = False
 
-    def state_dict(self) -> dict[str, int]:
-        """Where training goes on: epoch, and finished batches of it."""
-        done, end = (self._handed_out, self.num_batches) if self.progress is None else self.progress()
-        done = min(done, self._handed_out)
+    def state_dict(self) -> LoaderState:
+        """Where training resumes: the epoch, and the number of its finished batches."""
+        done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
+        done = min(done, self._returned)
         return {"epoch": self.epoch, "batch": done} if done < end else {"epoch": self.epoch + 1, "batch": 0}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on where the state was saved."""
-        self.epoch, self._handed_out = state["epoch"], state["batch"]
+    def load_state_dict(self, state: LoaderState) -> None:
+        """Resume from a saved state in the next iteration."""
+        self.epoch, self._returned = state["epoch"], state["batch"]
         self._resumed = True
 
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        # A generator, so that the iterators that Lightning makes and drops use up nothing. Epochs are counted here:
-        # Lightning's own number moves on by an empty epoch when a run resumes from the end of one.
-        if not self._resumed and self._handed_out:
-            self.epoch, self._handed_out = self.epoch + 1, 0
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator, because Lightning creates iterators that it never uses. Epochs are counted here, because Lightning's
+        # own count advances by an empty epoch when a run resumes from the end of one.
+        if not self._resumed and self._returned:
+            self.epoch, self._returned = self.epoch + 1, 0
         self._resumed = False
-        first = self._handed_out
+        first = self._returned
         for number, batch in enumerate(self._batches(first), start=first + 1):
-            self._handed_out = number
+            self._returned = number
             yield batch
 
-    def _batches(self, first: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, first: int) -> Iterator[Batch]:
         keys = [(self.epoch, (batch * self.world_size + self.rank) * self.batch_size) for batch in range(first, self.num_batches)]
-        read = _Reader(self.windows, self.batch_size)
+        reader = _Reader(self.windows, self.batch_size)
         if self.num_workers == 0:
-            return map(read.__getitem__, keys)
-        # Its own generator: a loader otherwise draws from the global one, and resuming would shift dropout.
+            return map(reader.__getitem__, keys)
+        # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
         return iter(
             DataLoader(
-                read,
+                reader,
                 batch_size=None,
                 sampler=keys,
                 num_workers=self.num_workers,
-                generator=torch.Generator(),
+                generator=Generator(),
                 multiprocessing_context=self.start_method,
             )
         )
 
 
-class _Reader(Dataset):
-    """Whole batches by (epoch, first window); what travels to a worker."""
+class _Reader(Dataset[Batch]):
+    """Complete batches by (epoch, first window); this object is sent to the workers."""
 
-    def __init__(self, windows: Batches, batch_size: int) -> None:
+    def __init__(self, windows: BatchSource, batch_size: int) -> None:
         self.windows, self.batch_size = windows, batch_size
 
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, torch.Tensor]:
+    @override
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
         return self.windows.batch(*key, self.batch_size)

@@ -1,57 +1,63 @@
-"""Where N stands in a genome, as runs: how many lie in a window, and which windows hold few enough.
+"""Runs of N in a genome: how many N a window contains, and which windows contain few enough.
 
-Counting is by prefix sums over the runs, not over the bases, so that it costs nothing in memory. The number of N in a window
-is piecewise linear in its start, so the starts that are allowed are ranges, found exactly and once.
+Counts come from prefix sums over the runs, not over the bases, and therefore need almost no memory. The number of N in a
+window is piecewise linear in the start of the window, so the allowed starts form ranges, which are computed exactly and once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-Ranges = NDArray[np.int64]  # (K, 2): first, and one past the last
+Ranges: TypeAlias = NDArray[np.int64]  # (K, 2): first, and one past the last
 
 
 class NRuns:
-    """Runs of N in records that lie one after the other.
+    """Runs of N in records, with positions counted over all records.
 
     Args:
-        runs: (start, end) of each run, `(K, 2)`, sorted, none touching two records.
-        offsets: where each record begins, `(number of records,)`.
+        runs: (start, end) of each run, `(K, 2)`, sorted; no run crosses the border of a record.
+        offsets: first position of each record, `(number of records,)`.
     """
 
     def __init__(self, runs: Ranges, offsets: Sequence[int] | NDArray[np.int64]) -> None:
         self.starts, self.ends = np.ascontiguousarray(runs[:, 0]), np.ascontiguousarray(runs[:, 1])
         self.offsets = np.asarray(offsets, dtype=np.int64)
-        self._total = np.concatenate([[0], np.cumsum(self.ends - self.starts)])
+        self._total: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ends - self.starts)])
 
     @classmethod
-    def from_records(cls, records: Sequence[NDArray[Any]], unknown: int) -> NRuns:
-        """The runs of the id `unknown` in arrays of ids."""
+    def from_records(cls, records: Sequence[ArrayLike], n_id: int) -> NRuns:
+        """The runs of the id `n_id` in arrays of ids.
+
+        Example:
+            >>> NRuns.from_records([[7, 11, 11, 8]], n_id=11).count(0, 0, np.array([2, 4])).tolist()
+            [1, 2]
+        """
         runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
-        for ids in records:
-            marked = np.concatenate([[False], np.asarray(ids) == unknown, [False]])
+        for record in records:
+            ids = np.asarray(record)
+            marked = np.concatenate([[False], ids == n_id, [False]])
             runs.append(np.flatnonzero(marked[1:] != marked[:-1]).reshape(-1, 2) + total)
             offsets.append(total)
             total += len(ids)
         return cls(np.concatenate(runs), offsets)
 
-    def before(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many N lie before each place, records counted through."""
-        number = np.searchsorted(self.starts, place, "right")
-        beyond = np.where(number > 0, np.maximum(self.ends[np.maximum(number, 1) - 1] - place, 0), 0) if len(self.ends) else 0
+    def before(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number of N before each position, counted over all records."""
+        number = np.searchsorted(self.starts, position, "right")
+        beyond = np.where(number > 0, np.maximum(self.ends[np.maximum(number, 1) - 1] - position, 0), 0) if len(self.ends) else 0
         return self._total[number] - beyond
 
-    def count(self, record: Any, start: Any, end: Any) -> NDArray[np.int64]:
-        """How many N lie in each window `[start, end)`."""
+    def count(self, record: int | NDArray[np.int64], start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number of N in each window `[start, end)`; arguments broadcast."""
         base = self.offsets[record]
         return self.before(base + end) - self.before(base + start)
 
-    def allowed(self, record: int, start: int, end: int, length: int, most: int) -> Ranges:
-        """The starts of windows of `length` inside `[start, end)` with at most so many N, as ranges."""
+    def allowed(self, record: int, start: int, end: int, length: int, maximum: int) -> Ranges:
+        """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as ranges."""
         last = end - length + 1  # one past the last start
         base = int(self.offsets[record])
         low, high = np.searchsorted(self.ends, base + start, "right"), np.searchsorted(self.starts, base + end, "left")
@@ -63,21 +69,21 @@ class NRuns:
         begin, stop = breaks[:-1], breaks[1:]
         number = self.count(record, breaks, breaks + length)
         here, slope = number[:-1], np.sign(number[1:] - number[:-1])
-        # Between two breaks the number of N is constant, grows by one a base, or falls by one a base.
-        first = np.where(slope < 0, np.maximum(begin, begin + here - most), begin)
-        after = np.where(slope > 0, np.minimum(stop, begin + most - here + 1), np.where((slope == 0) & (here > most), begin, stop))
+        # Between two breaks the number of N is constant, or changes by one per base.
+        first = np.where(slope < 0, np.maximum(begin, begin + here - maximum), begin)
+        after = np.where(slope > 0, np.minimum(stop, begin + maximum - here + 1), np.where((slope == 0) & (here > maximum), begin, stop))
         kept = first < after
         return _joined(first[kept], after[kept])
 
 
 def _joined(first: NDArray[np.int64], after: NDArray[np.int64]) -> Ranges:
-    """Ranges that touch become one."""
+    """Merge adjacent ranges."""
     if not len(first):
         return np.empty((0, 2), np.int64)
     new = np.concatenate([[True], first[1:] != after[:-1]])
     return np.stack([first[new], after[np.concatenate([new[1:], [True]])]], axis=1)
 
 
-def max_n_count(share: float, length: int) -> int:
-    """How many N a window may hold when more than `share` of it is too much."""
-    return int(np.floor(share * length + 1e-9))
+def max_n_count(fraction: float, length: int) -> int:
+    """Maximum number of N in a window of `length` whose fraction of N is at most `fraction`."""
+    return int(np.floor(fraction * length + 1e-9))

@@ -1,6 +1,6 @@
-"""Random numbers and orders for whole batches of indices, each number a function of a key and its index alone.
+"""Random numbers and permutations for batches of indices: each value depends only on a key and its index.
 
-The NumPy counterpart of `dnadiff.draws`: the SplitMix64 finaliser of a key and a counter.
+The NumPy counterpart of `dnadiff.draws`: the SplitMix64 finalizer of a key and a counter.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _ROUNDS = 4
 
 
 def bits(key: int, index: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """64 random bits for each index `(B,)`."""
+    """64 random bits for each index `(B,)`: the SplitMix64 mix of index and key."""
     return _mix(_mix(index.astype(np.uint64) * _GOLDEN + _GOLDEN) ^ np.uint64(key))
 
 
 def uniform(key: int, index: NDArray[np.int64]) -> NDArray[np.float64]:
     """A number in [0, 1) for each index `(B,)`."""
-    return (bits(key, index) >> np.uint64(11)) * 2.0**-53
+    return (bits(key, index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffled(key: int, index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The image of each index `(B,)` in 0..size-1 under a random permutation of them.
+    """Apply a random permutation of 0..size-1 to each index `(B,)`.
 
-    A Feistel network over the next power of four, walked until it lands inside: nothing of the size of the set is stored.
+    A Feistel network over the next power of four, repeated until the result is below `size`: needs no memory of that size.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)

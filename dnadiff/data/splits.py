@@ -1,63 +1,94 @@
-"""Which stretches of which records are for training, validation and test.
+"""Splits of records into training, validation and test data.
 
-A split is a callable `(names, lengths) -> {"train": [Interval], "valid": [Interval], "test": [Interval]}`. Windows lie
-inside intervals, so no window of one part shares a base with another part.
+A split is a callable `(names, lengths) -> {"train": [Interval], "valid": [Interval], "test": [Interval]}`. Windows are cut
+inside intervals, so that windows of different parts never overlap.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, TypeAlias, TypedDict
 
-from dnadiff.data.genome.regions import check_names, read_bed
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.data.genome.regions import Region, check_names, read_bed
 
 PARTS = ("train", "valid", "test")
 
 
 class Interval(NamedTuple):
-    """Tokens `start` up to but not including `end` of record number `record`, counted from 0."""
+    """Tokens `start` to `end` (0-based, half-open) of record number `record`."""
 
     record: int
     start: int
     end: int
 
 
-class Split(Protocol):
-    """What a split policy offers."""
+Parts: TypeAlias = dict[str, list[Interval]]  # the intervals of "train", "valid" and "test"
 
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
-        """Intervals of each part, sorted; parts do not overlap."""
-        ...
 
+class Leak(TypedDict):
+    """Number of training windows, how many of them overlap held-out intervals, and these as fractions.
+
+    `as_evaluated` counts overlaps with the intervals that are evaluated, `as_written` with the intervals in the file.
+    """
+
+    windows: int
+    as_evaluated: int
+    as_written: int
+    share_as_evaluated: float
+    share_as_written: float
+
+
+class Split(ABC):
+    """Base class of all splits.
+
+    Attributes:
+        bed: path of the BED file that defines the split; None if there is no such file.
+    """
+
+    bed: str | None = None
+
+    @abstractmethod
+    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+        """The intervals of each part, sorted; parts do not overlap unless `leak` reports how much."""
+
+    @abstractmethod
     def describe(self) -> str:
-        """The policy in a few words, for reports."""
-        ...
+        """A short description for reports."""
+
+    def leak(self, names: Sequence[str], lengths: Sequence[int], length: int) -> Leak | None:
+        """How many training windows of `length` overlap held-out intervals; None for a split whose parts never overlap."""
+        return None
 
 
-class FractionSplit:
-    """The same stretch of every record held out; what is left is for training.
+class FractionSplit(Split):
+    """Holds out the same fraction of every record.
 
     Args:
         test: (from, to) as fractions of each record.
         valid: likewise; must not overlap `test`.
+
+    Example:
+        >>> FractionSplit()(["chr1"], [1000])["test"]
+        [Interval(record=0, start=800, end=900)]
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)) -> None:
-        self.test, self.valid = tuple(test), tuple(valid)
-        for part, bounds in (("test", self.test), ("valid", self.valid)):
-            if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
-                raise ValueError(f"split.{part} is {list(bounds)}; expected two fractions [from, to] with 0 <= from < to <= 1")
+        self.test, self.valid = _bounds("test", test), _bounds("valid", valid)
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
-            raise ValueError(f"split.test {list(self.test)} and split.valid {list(self.valid)} overlap; move one of them")
+            raise ValueError(f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} overlap; change one of them")
 
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
-        """Intervals of each part, rounded to whole tokens."""
-        parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
+    @override
+    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+        parts: Parts = {part: [] for part in PARTS}
         for record, length in enumerate(lengths):
             edge = 0
             for (low, high), part in sorted([(self.test, "test"), (self.valid, "valid")]):
@@ -68,50 +99,57 @@ class FractionSplit:
             parts["train"].append(Interval(record, edge, length))
         return drop_empty(parts)
 
+    @override
     def describe(self) -> str:
-        """The policy in a few words."""
         spans = (f"{part} {100 * low:g}-{100 * high:g} %" for part, (low, high) in (("test", self.test), ("valid", self.valid)))
         return f"fraction of each record ({', '.join(spans)})"
 
 
-class ChromosomeSplit:
-    """Whole records held out by name.
+def _bounds(part: str, bounds: Sequence[float]) -> tuple[float, float]:
+    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ValueError(f"data.split.{part} is {list(bounds)}; expected two fractions [from, to] with 0 <= from < to <= 1")
+    return bounds[0], bounds[1]
+
+
+class ChromosomeSplit(Split):
+    """Holds out complete records by name.
 
     Args:
         valid: names of the validation records.
         test: names of the test records.
+
+    Example:
+        >>> ChromosomeSplit(valid=["chr2"], test=["chr3"])(["chr1", "chr2", "chr3"], [90, 80, 70])["test"]
+        [Interval(record=2, start=0, end=70)]
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
-        # A yaml reads [3] as a number; Ensembl's chromosomes are called so.
+        # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
         self.valid = [valid] if isinstance(valid, str) else [str(name) for name in valid]
         self.test = [test] if isinstance(test, str) else [str(name) for name in test]
         if both := set(self.valid) & set(self.test):
-            raise ValueError(f"split.valid and split.test both name {', '.join(sorted(both))}; a record belongs to one part")
+            raise ValueError(f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part")
 
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
-        """Whole records as intervals.
-
-        Raises:
-            ValueError: if no record has one of the names.
-        """
+    @override
+    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         check_names([*self.valid, *self.test], names, "split")
-        parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
-        valid, test = set(self.valid), set(self.test)
+        part_of = dict.fromkeys(self.valid, "valid") | dict.fromkeys(self.test, "test")
+        parts: Parts = {part: [] for part in PARTS}
         for record, (name, length) in enumerate(zip(names, lengths)):
-            part = "valid" if name in valid else "test" if name in test else "train"
-            parts[part].append(Interval(record, 0, length))
+            parts[part_of.get(name, "train")].append(Interval(record, 0, length))
         return parts
 
+    @override
     def describe(self) -> str:
-        """The policy in a few words."""
         return f"chromosomes (valid {', '.join(self.valid)}; test {', '.join(self.test)})"
 
 
-class RegionSplit:
-    """Intervals from a BED file whose fourth column says train, valid or test; other bases are in no part.
+class RegionSplit(Split):
+    """Reads the intervals from a BED file whose fourth column is train, valid or test; other bases belong to no part.
+
+    Overlapping intervals of one part are merged.
 
     Args:
         bed: path of the file.
@@ -120,74 +158,86 @@ class RegionSplit:
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, bed: str | Path) -> None:
-        self.bed = str(bed)
+        self.bed: str = str(bed)
 
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
-        """The file's intervals; those of one part that overlap are merged.
-
-        Raises:
-            ValueError: if a row leaves the records or names another part, or two parts overlap.
-        """
-        parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
+    @override
+    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+        regions = read_parts(self.bed, dict(zip(names, lengths)))
         number_of = {name: number for number, name in enumerate(names)}
-        for region in read_bed(self.bed, dict(zip(names, lengths))):
-            if region.name not in parts:
-                raise ValueError(f"{self.bed}: the fourth column is {region.name!r}; expected train, valid or test")
-            parts[region.name].append(Interval(number_of[region.chrom], region.start, region.end))
-        parts = {part: _merged(intervals) for part, intervals in parts.items()}
-        if clash := first_overlap(parts):
-            (part, a), (other, b) = clash
+        parts = {part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part]) for part in PARTS}
+        if found := first_overlap(parts):
+            (part, a), (other, b) = found
             raise ValueError(
                 f"{self.bed}: {part} {names[a.record]}:{a.start}-{a.end} overlaps {other} {names[b.record]}:{b.start}-{b.end}; "
                 f"a base belongs to one part"
             )
         return parts
 
+    @override
     def describe(self) -> str:
-        """The policy in a few words."""
         return f"regions ({Path(self.bed).name})"
 
 
-class DefaultSplit:
-    """Whole records where they can be held out, `FractionSplit` otherwise.
+def read_parts(bed: str, lengths: Mapping[str, int]) -> dict[str, list[Region]]:
+    """The regions of a BED file by the part in its fourth column.
 
-    With three records or more, test and then validation take the largest records left that fit into `share` of all
-    tokens, until each has at least half of `share`. Below three records, or where lengths do not allow it (a
-    chromosome and two plasmids), the same stretch of every record is held out.
+    Raises:
+        ValueError: if a row is not inside a record or names another part.
+    """
+    parts: dict[str, list[Region]] = {part: [] for part in PARTS}
+    for region in read_bed(bed, lengths):
+        if region.name not in parts:
+            raise ValueError(f"{bed}: the fourth column is {region.name!r}; expected train, valid or test")
+        parts[region.name].append(region)
+    return parts
+
+
+class DefaultSplit(Split):
+    """Holds out complete records where possible; otherwise `FractionSplit`.
+
+    With three records or more, test and then validation take the largest remaining records that fit into `share` of all
+    tokens, until each has at least half of `share`. With fewer records, or where the lengths do not allow it (a
+    chromosome and two plasmids), the same fraction of every record is held out.
 
     Args:
-        share: most of the tokens that each of the two parts may take.
+        share: maximum fraction of the tokens for each of the two parts.
+
+    Example:
+        >>> split = DefaultSplit()
+        >>> split(["chr1"], [1000])["valid"]
+        [Interval(record=0, start=900, end=1000)]
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, share: float = 0.1) -> None:
-        if not 0 < share < 0.5:
-            raise ValueError(f"split.share is {share}; expected a fraction above 0 and below 0.5")
+        if not checks.is_number(share) or not 0 < share < 0.5:
+            raise ValueError(f"data.split.share is {share!r}; expected a fraction above 0 and below 0.5")
         self.share = share
-        self._chosen: FractionSplit | ChromosomeSplit | None = None
+        self._chosen: Split | None = None
 
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
-        """Intervals of the policy that fits."""
+    @override
+    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         self._chosen = self.policy(names, lengths)
         return self._chosen(names, lengths)
 
-    def policy(self, names: Sequence[str], lengths: Sequence[int]) -> FractionSplit | ChromosomeSplit:
-        """The policy that these records get."""
+    def policy(self, names: Sequence[str], lengths: Sequence[int]) -> Split:
+        """The split that these records get."""
         test = self._take(names, lengths, taken=[])
         valid = self._take(names, lengths, taken=test)
         return ChromosomeSplit(valid=valid, test=test) if len(names) >= 3 and test and valid else FractionSplit()
 
-    def _take(self, names: Sequence[str], lengths: Sequence[int], taken: Iterable[str]) -> list[str]:
-        most, held, chosen, taken = self.share * sum(lengths), 0, [], set(taken)
-        for length, name in sorted(((n, name) for n, name in zip(lengths, names) if name not in taken), key=lambda pair: -pair[0]):
-            if held < most / 2 and held + length <= most:
-                held += length
+    def _take(self, names: Sequence[str], lengths: Sequence[int], taken: Sequence[str]) -> list[str]:
+        maximum, held_out, chosen, excluded = self.share * sum(lengths), 0, [], set(taken)
+        remaining = [(length, name) for length, name in zip(lengths, names) if name not in excluded]
+        for length, name in sorted(remaining, key=lambda pair: -pair[0]):
+            if held_out < maximum / 2 and held_out + length <= maximum:
+                held_out += length
                 chosen.append(name)
-        return chosen if held >= most / 2 else []
+        return chosen if held_out >= maximum / 2 else []
 
+    @override
     def describe(self) -> str:
-        """The policy in a few words; once it has met records, the one that they got."""
         if self._chosen is not None:
             return self._chosen.describe()
         return f"default (whole records of up to {100 * self.share:g} % each for test and validation, or else a fraction of each record)"
@@ -196,25 +246,25 @@ class DefaultSplit:
 def first_overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
     """The first two intervals of different parts that share a token, or None."""
     rows = sorted((interval, part) for part, intervals in parts.items() for interval in intervals)
-    furthest: dict[str, Interval] = {}  # of each part, the interval seen so far that ends last
+    furthest: dict[str, Interval] = {}  # of each part, the interval so far that ends last
     for interval, part in rows:
         for other, last in furthest.items():
             if other != part and last.record == interval.record and interval.start < last.end:
                 return (other, last), (part, interval)
-        last = furthest.get(part)
-        if last is None or (last.record, last.end) < (interval.record, interval.end):
+        previous = furthest.get(part)
+        if previous is None or (previous.record, previous.end) < (interval.record, interval.end):
             furthest[part] = interval
     return None
 
 
 def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]) -> str:
-    """Twelve hexadecimal digits that change with any interval or record name: a split's identity in reports."""
+    """Twelve hexadecimal digits that identify a split in reports; they change with any interval or record name."""
     rows = sorted(f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n" for part, many in intervals.items() for i in many)
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:12]
 
 
 def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
-    """What is left of each interval when the bases of others are taken away (a blacklist)."""
+    """The intervals without the bases of other intervals (a blacklist)."""
     holes: dict[int, list[Interval]] = {}
     for hole in _merged(removed):
         holes.setdefault(hole.record, []).append(hole)
@@ -231,8 +281,8 @@ def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list
     return [interval for interval in left if interval.end > interval.start]
 
 
-def drop_empty(parts: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
-    """The parts without intervals of no length."""
+def drop_empty(parts: Parts) -> Parts:
+    """The parts without empty intervals."""
     return {part: [i for i in intervals if i.end > i.start] for part, intervals in parts.items()}
 
 

@@ -1,4 +1,4 @@
-"""Windows side by side: where they lie, numbered through without a list of them."""
+"""Adjacent windows (tiles) that cover intervals: their positions are computed from their numbers, without a list of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from dnadiff.data.n_runs import NRuns
 from dnadiff.data.splits import Interval
 
+_BLOCK = 1 << 20  # tiles that are checked together
+
 
 class Tile(NamedTuple):
     """A window of `TiledWindows`.
@@ -18,7 +20,7 @@ class Tile(NamedTuple):
     Attributes:
         record: number of the record.
         start: first position in the record, from 0.
-        skip: leading positions that the tile before has already covered.
+        skip: number of leading positions that the previous tile has already covered.
     """
 
     record: int
@@ -27,35 +29,39 @@ class Tile(NamedTuple):
 
 
 class Tiling:
-    """Windows side by side in intervals, numbered through; the last of an interval is shifted inwards.
+    """Adjacent windows in intervals, numbered consecutively; the last window of an interval is shifted inwards to fit.
 
     Args:
-        intervals: none shorter than a window.
+        intervals: intervals to cover, none shorter than a window.
         length: tokens in a window.
+
+    Example:
+        >>> [each.tolist() for each in Tiling([Interval(0, 0, 10)], 4).at(np.arange(3))]
+        [[0, 0, 0], [0, 4, 6], [0, 0, 2]]
     """
 
     def __init__(self, intervals: Sequence[Interval], length: int) -> None:
         self.length = length
         self._record, self._start, self._end = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
-        self._until = np.cumsum(-(-(self._end - self._start) // length))
+        self._last = np.cumsum(-(-(self._end - self._start) // length))  # one past the last tile of each interval
 
     def __len__(self) -> int:
-        return int(self._until[-1]) if len(self._until) else 0
+        return int(self._last[-1]) if len(self._last) else 0
 
     def at(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Record, start and skip of tiles `(B,)`."""
-        place = np.searchsorted(self._until, number, "right")
-        before = np.where(place > 0, self._until[place - 1], 0)
-        regular = self._start[place] + (number - before) * self.length
-        start = np.minimum(regular, self._end[place] - self.length)
-        return self._record[place], start, regular - start
+        """Record, start and skip of tiles `number (B,)`."""
+        interval = np.searchsorted(self._last, number, "right")
+        before = np.where(interval > 0, self._last[interval - 1], 0)
+        regular = self._start[interval] + (number - before) * self.length
+        start = np.minimum(regular, self._end[interval] - self.length)
+        return self._record[interval], start, regular - start
 
-    def with_few_n(self, n_runs: NRuns, most: int) -> NDArray[np.integer]:
-        """The numbers of the tiles with at most so many N."""
+    def with_few_n(self, n_runs: NRuns, maximum: int) -> NDArray[np.integer]:
+        """The numbers of the tiles that contain at most `maximum` N."""
         kept = []
-        for first in range(0, len(self), 1 << 20):
-            number = np.arange(first, min(first + (1 << 20), len(self)))
+        for first in range(0, len(self), _BLOCK):
+            number = np.arange(first, min(first + _BLOCK, len(self)))
             record, start, _ = self.at(number)
-            few = n_runs.count(record, start, start + self.length) <= most
+            few = n_runs.count(record, start, start + self.length) <= maximum
             kept.append(number[few].astype(np.uint32 if len(self) < 2**32 else np.int64))
         return np.concatenate(kept)

@@ -74,7 +74,7 @@ class RegionWindows:
         Raises:
             ValueError: if a part has no window of a class.
         """
-        genome = Genome.open(self.genome, tokenizer=tokenizer)
+        genome = Genome.open(self.genome)
         lengths = genome.lengths
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))

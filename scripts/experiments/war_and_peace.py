@@ -58,7 +58,7 @@ class Book:
     def __init__(self, path: Path, device: str) -> None:
         with open_text(path) as file:
             text = file.read()
-        tokenizer = CharTokenizer.from_text(text)
+        tokenizer = CharTokenizer(text)
         ids = torch.from_numpy(tokenizer.encode(text).astype("int64"))
         self.vocab, self.name = tokenizer.vocab, path.name
         self.parts = {

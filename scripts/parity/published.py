@@ -60,7 +60,7 @@ def chr20(length: int, fasta: Path) -> torch.Tensor:
     if not fasta.exists():
         print(f"fetching {CHR20}")
         urllib.request.urlretrieve(CHR20, fasta)
-    ids = torch.from_numpy(np.asarray(Genome.from_fasta([fasta]).records[0]).astype(np.int64))
+    ids = torch.from_numpy(np.asarray(Genome.open([fasta]).records[0]).astype(np.int64))
     windows = ids[: len(ids) // length * length].view(-1, length)
     return windows[((windows >= 7) & (windows <= 10)).all(1)]
 

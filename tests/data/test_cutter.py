@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dnadiff.data import cutter as module
 from dnadiff.data.cutter import Cutter, TokenTable
-from dnadiff.data.genome.fasta import Record
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
 from dnadiff.vocab import Vocab
@@ -17,9 +16,9 @@ DNA = DNATokenizer()
 
 @settings(deadline=None)
 @given(st.text("ACGTNacgtn", min_size=1, max_size=40), st.integers(1, 40), st.sampled_from([0.0, 0.25, 1.0]))
-def test_windows_are_the_letters_on_either_strand(text, length, soft_weight):
+def test_windows_are_the_letters_on_either_strand(make_genome, text, length, soft_weight):
     length = min(length, len(text))
-    genome = Genome.from_records([Record("a", "", text.encode()), Record("b", "", text[::-1].encode())])
+    genome = make_genome(a=text, b=text[::-1])
     cut = Cutter(genome.records, length, DNA.vocab, soft_weight)
     starts = np.arange(len(text) - length + 1)
     for reverse in (False, True):
@@ -34,11 +33,11 @@ def test_windows_are_the_letters_on_either_strand(text, length, soft_weight):
                 assert counted.tolist() == [0 if c in "Nn" else soft_weight if c.islower() else 1 for c in part]
 
 
-def test_large_batches_are_the_same_and_memory_is_reused_only_when_free(monkeypatch):
-    genome = Genome.from_records([Record("a", "", bytes(np.random.default_rng(0).choice(list(b"ACGTN"), 5000).tolist()))])
+def test_large_batches_are_the_same_and_memory_is_reused_only_when_free(make_genome, monkeypatch):
+    genome = make_genome(a="".join(np.random.default_rng(0).choice(list("ACGTN"), 5000)))
     rows, starts, reverse = np.zeros(40, np.int64), np.arange(40) * 100, np.arange(40) % 3 == 0
     expected = [a.tolist() for a in Cutter(genome.records, 64, DNA.vocab)(rows, starts, reverse)]
-    monkeypatch.setattr(module, "_IN_CACHE", 200)
+    monkeypatch.setattr(module, "_CACHE_BYTES", 200)
     cut = Cutter(genome.records, 64, DNA.vocab)
     kept = [cut(rows, starts, reverse) for _ in range(20)]
     assert len({a.ctypes.data for pair in kept for a in pair}) == 40
@@ -48,7 +47,7 @@ def test_large_batches_are_the_same_and_memory_is_reused_only_when_free(monkeypa
     assert first == second
 
 
-def test_a_cutter_travels_without_the_bytes(tmp_path):
+def test_a_cutter_is_pickled_without_the_bytes(tmp_path):
     (tmp_path / "g.fa").write_text(">a\n" + "ACGT" * 10_000 + "\n")
     cut = Cutter(Genome.open(tmp_path / "g.fa").records, 8, DNA.vocab)
     ids, _ = cut(np.array([0]), np.array([4]))

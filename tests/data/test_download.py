@@ -76,7 +76,7 @@ def test_a_broken_transfer_is_taken_up_where_it_stopped(server, folder):
 def test_an_interrupted_call_is_resumed_by_the_next(server, folder):
     server.cuts = 3
     with pytest.raises(
-        OSError, match=r"30,000 bytes are kept and will be continued: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa"
+        OSError, match=r"30,000 bytes are kept, and the next call resumes: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa"
     ):
         download(server.url).fetch()
     assert download(server.url).fetch().read_bytes() == CONTENT and server.asked[-1] == 30_000

@@ -63,7 +63,7 @@ def test_reverse_complement_of_the_facts():
 
 
 def test_characters_are_numbered_by_code_point():
-    text = CharTokenizer.from_text("banana\n")
+    text = CharTokenizer("banana\n")
     assert text.characters == "\nabn"
     assert text.encode("ban\n").tolist() == [4, 3, 5, 2] and text.encode("a").dtype == np.uint8
     assert text.decode([4, 0, 5]) == "b\ufffdn"
@@ -73,7 +73,7 @@ def test_characters_are_numbered_by_code_point():
 
 def test_text_in_any_script_comes_back():
     for text in ("Grüße 🧬 漢字", "".join(map(chr, range(1000)))):
-        tokenizer = CharTokenizer.from_text(text)
+        tokenizer = CharTokenizer(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text).dtype == np.uint16
 

@@ -1,4 +1,4 @@
-"""A small real genome that ships with the package; README.md beside this file names its source."""
+"""A small real genome that ships with the package; README.md in this folder names its source."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ FOLDER = Path(__file__).parent
 
 
 def path(name: str) -> Path:
-    """The file `name` in this folder.
+    """Path of the bundled file `name`.
 
     Raises:
-        FileNotFoundError: if nothing of that name ships with the package; the message lists what does.
+        FileNotFoundError: if there is no bundled file of that name; the message lists the bundled files.
     """
     found = FOLDER / name
     known = sorted(p.name for p in FOLDER.iterdir() if p.suffix in (".gz", ".bed"))

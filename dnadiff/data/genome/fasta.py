@@ -1,16 +1,17 @@
-"""FASTA in and out: plain, gzip and bgzip.
+"""Reading and writing of FASTA files: plain, gzip and bgzip.
 
-Records keep their letters as they are, case included; `dnadiff.data.genome.genome` turns them into ids.
+Records keep their letters and their case; `dnadiff.data.genome.genome` turns them into token ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
+from dnadiff.config import Json
 from dnadiff.data.files import atomic_write, open_text
 from dnadiff.data.tokenizer import not_a_nucleotide
 
@@ -32,17 +33,17 @@ class Record(NamedTuple):
 
 
 def read_fasta(path: str | Path) -> list[Record]:
-    """All records of a FASTA file; see `iter_fasta`."""
+    """All records of a FASTA file, with the checks of `iter_fasta`."""
     return list(iter_fasta(path))
 
 
 def iter_fasta(path: str | Path) -> Iterator[Record]:
-    """The records of a FASTA file as they are read, one in memory at a time: wrapped or not, LF or CRLF, blank lines anywhere.
+    """Yield the records of a FASTA file, with one in memory at a time. Line widths, line ends and blank lines do not matter.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty or no FASTA, or a record has no name, no sequence, a name seen before
-            or a letter that is no nucleotide (its position is counted from 1).
+        ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the name of an earlier record
+            or a letter that is not a nucleotide (its position is counted from 1).
     """
     names: set[str] = set()
     with open_text(path) as handle:
@@ -62,34 +63,34 @@ def iter_fasta(path: str | Path) -> Iterator[Record]:
             yield Record(name, description, sequence.encode("ascii"))
 
 
-def _check_first_line(path: str | Path, handle) -> None:
-    """Leave `handle` at its beginning if its first line with anything on it is a header."""
+def _check_first_line(path: str | Path, handle: TextIO) -> None:
+    """Rewind `handle` if its first line that is not blank is a header."""
     for number, line in enumerate(handle, start=1):
         if line.startswith(">"):
             handle.seek(0)
             return
         if line.strip():
-            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:30]!r}, where a header such as '>name' must stand")
+            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:30]!r}, expected a header such as '>name'")
     raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
 
 
 def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:
-    """Write records as they come, wrapped at 60 letters, and return how many there were.
+    """Write records one by one, wrapped at 60 letters, and return their number.
 
-    The file appears when it is complete. A name that ends in `.gz` is compressed; the same records give the same bytes.
+    The file appears when it is complete. With a name that ends in `.gz` it is compressed; the same records give the same bytes.
 
     Raises:
         FileExistsError: if the file exists and `overwrite` is false.
-        ValueError: if there is no record, or one that `read_fasta` would refuse.
+        ValueError: if there is no record, or a record that `read_fasta` would refuse.
     """
     names: set[str] = set()
     with atomic_write(path, overwrite) as handle:
         for record in records:
             name, description, sequence = record
             if name.split() != [name] or name in names:
-                raise ValueError(f"{path}: record name {name!r} is empty, repeated or holds white space; give each record its own")
+                raise ValueError(f"{path}: record name {name!r} is empty, repeated or contains white space; give each record its own")
             if "\n" in description or "\r" in description:
-                raise ValueError(f"{path}: record {name}: the description breaks the line; write it in one")
+                raise ValueError(f"{path}: record {name}: the description contains a line break; remove it")
             problem = not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out"
             if problem is not None:
                 raise ValueError(f"{path}: record {name}: {problem}")
@@ -101,11 +102,11 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
 
 
 def as_bytes(record: Record) -> bytes:
-    """A record as it stands in a file, wrapped at 60 letters."""
+    """A record as it is written to a file, wrapped at 60 letters."""
     lines = [record.sequence[i : i + LINE_WIDTH] for i in range(0, len(record.sequence), LINE_WIDTH)]
     return b"\n".join([f">{record.name} {record.description}".rstrip().encode(), *lines, b""])
 
 
-def synthetic_record(name: str, sequence: str, **how: object) -> Record:
-    """A generated sequence whose header says so, and how it was made: `>{name} synthetic sampler=... calls=... seed=...`."""
-    return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in how.items())]), sequence.encode("ascii"))
+def synthetic_record(name: str, sequence: str, **settings: Json) -> Record:
+    """A generated sequence whose header marks it as synthetic and names the settings: `>{name} synthetic sampler=... calls=... seed=...`."""
+    return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]), sequence.encode("ascii"))

@@ -1,96 +1,85 @@
-"""A genome: named records of one byte a base, the token id in the low seven bits and soft-masking in the highest.
+"""A genome: named records with one byte per base. The low seven bits are the token id, the highest bit is soft-masking.
 
-Bytes lie in the cache and are mapped (`packed`), or in memory. Coordinates are 0-based and half-open. Which parts are for
-training is decided in `splits`, how they are cut in `windows`.
+The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half-open. `dnadiff.data.splits` divides a genome
+into training, validation and test data, and `dnadiff.data.windows` cuts windows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.genome.fasta import Record
-from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN, UNKNOWN, PackedFile, pack
+from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN, PackedFile, RecordInfo, pack
 from dnadiff.data.genome.records import GenomeRecords
 from dnadiff.data.genome.regions import check_names
-from dnadiff.data.genome.sources import Source, as_sources
+from dnadiff.data.genome.sources import SequencePath, Source, expand
 from dnadiff.data.n_runs import NRuns
-from dnadiff.data.tokenizer import DNATokenizer, letters
+from dnadiff.data.tokenizer import DNATokenizer
+
+REFUSES_AMBIGUOUS = {"unknown": False, "refuse": True}
+IS_REVERSE = {"+": False, ".": False, "-": True}
 
 
 class Genome:
-    """Named records of nucleotides.
+    """Named records of nucleotides in packed files; use `Genome.open`.
 
     Args:
-        packed: record name to `(length,)` uint8: token id, plus 128 where the letter was lower case.
-        tokenizer: gives the ids their meaning.
+        rows: for each record what is known of it.
+        places: for each record its packed file and its number there.
+
+    Attributes:
+        records: token ids of each record.
+        tokenizer: the tokenizer of the ids.
+
+    Example:
+        >>> genome = Genome.open("bundled:ecoli_K12_MG1655.fa.gz")
+        >>> genome.lengths
+        {'U00096.3': 4641652}
+        >>> genome.tokenizer.decode(genome.window("U00096.3", 0, 10))
+        'AGCTTTTCAT'
+        >>> genome.tokenizer.decode(genome.window("U00096.3", 0, 10, "-"))
+        'ATGAAAAGCT'
     """
 
-    def __init__(self, packed: Mapping[str, NDArray[np.uint8]], tokenizer: DNATokenizer | None = None) -> None:
-        self.tokenizer = tokenizer or DNATokenizer()
+    def __init__(self, rows: list[RecordInfo], places: list[tuple[PackedFile, int]]) -> None:
+        self.rows, self.records, self.tokenizer = rows, GenomeRecords(places, [row["soft"] > 0 for row in rows]), DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
-        arrays = list(packed.values())
-        self.rows = [_row(name, array) for name, array in packed.items()]
-        self.records: Sequence[Any] = GenomeRecords(arrays, [row["soft"] > 0 for row in self.rows])
-        self._number = {name: number for number, name in enumerate(packed)}
+        self._number = {row["name"]: number for number, row in enumerate(rows)}
 
     @classmethod
-    def from_records(cls, records: Iterable[Record], tokenizer: DNATokenizer | None = None) -> Genome:
-        """Keep records as `read_fasta` gives them in memory."""
-        tokenizer, records = tokenizer or DNATokenizer(), list(records)
-        genome = cls({r.name: tokenizer.encode(r.sequence) | _case_bit(r.sequence) for r in records}, tokenizer)
-        for row, record in zip(genome.rows, records):
-            row["description"] = record.description
-        return genome
-
-    @classmethod
-    def from_fasta(cls, path: Any, tokenizer: DNATokenizer | None = None) -> Genome:
-        """The former name of `open`."""
-        return cls.open(path, tokenizer=tokenizer)
-
-    @classmethod
-    def open(
-        cls, path: Any, keep: str | Sequence[str] | None = None, iupac: str = "unknown", tokenizer: DNATokenizer | None = None
-    ) -> Genome:
-        """Open sequence files, packed into the cache when they are met for the first time.
+    def open(cls, path: SequencePath | None, keep: str | Sequence[str] | None = None, iupac: str = "unknown") -> Genome:
+        """Open sequence files, which are packed into the cache when they are used for the first time.
 
         Args:
             path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, several of them, `{label: path}`, or a
                 pyfaidx.Fasta. With labels the records are called `label:name`.
-            keep: names of the records to use, or a regular expression that a whole name must match; None: all.
-            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse` raises.
-            tokenizer: gives the ids their meaning.
+            keep: names of the records to use, or a regular expression that must match the complete name; None: all.
+            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse` raises an error.
 
         Raises:
             FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a record name.
         """
-        if iupac not in ("unknown", "refuse"):
-            raise ValueError(f"iupac is {iupac!r}; choose unknown or refuse")
-        keep = _names_to_keep(keep)
-        genome = cls({}, tokenizer)
+        refuse, keep = refuses_ambiguous(iupac), _names_to_keep(keep)
+        rows: dict[str, RecordInfo] = {}
         places: list[tuple[PackedFile, int]] = []
-        for source in as_sources(path):
+        for source in expand(path):
             file = pack(source.path)
             for number, (name, row) in enumerate(zip(_names(source, file), file.records)):
-                if name in genome._number:
-                    other = genome.rows[genome._number[name]]["file"]
-                    raise ValueError(f"{source.path}: record {name} is also in {other}; rename one, names must be unique")
-                if iupac == "refuse" and row["ambiguous"][0]:
+                if name in rows:
+                    raise ValueError(f"{source.path}: record {name} is also in {rows[name]['file']}; rename one, names must be unique")
+                if refuse and row["ambiguous"][0]:
                     raise ValueError(_ambiguous(source.path, name, row))
-                genome._number[name] = len(places)
-                genome.rows.append({**row, "name": name, "label": source.label, "file": source.path})
+                rows[name] = {**row, "name": name, "label": source.label, "file": source.path}
                 places.append((file, number))
-        kept = _kept(genome.names, keep)
-        genome.rows = [genome.rows[number] for number in kept]
-        genome.records = GenomeRecords([places[number] for number in kept], [row["soft"] > 0 for row in genome.rows])
-        genome._number = {row["name"]: number for number, row in enumerate(genome.rows)}
-        return genome
+        if not places:
+            raise ValueError("data.path names no file; set it to a FASTA file or to a list of files")
+        kept, every = _kept(list(rows), keep), list(rows.values())
+        return cls([every[number] for number in kept], [places[number] for number in kept])
 
     @property
     def names(self) -> list[str]:
@@ -99,8 +88,8 @@ class Genome:
 
     @property
     def labels(self) -> list[str | None]:
-        """The label of each record's file; None where none was given."""
-        return [row.get("label") for row in self.rows]
+        """The label of each record's file; None without a label."""
+        return [row["label"] for row in self.rows]
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -114,35 +103,27 @@ class Genome:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 that changes with any base: of the files' own and the records used, or of the bases where they lie in memory."""
-        whole = hashlib.sha256()
-        for place in self.records.places:
-            whole.update(f"{place[0].digest} {place[1]}\n".encode() if isinstance(place, tuple) else hashlib.sha256(place).digest())
-        return whole.hexdigest()
+        """SHA-256 of the hashes of the files and of the numbers of the records: changes with any base."""
+        places = "".join(f"{file.digest} {number}\n" for file, number in self.records.places)
+        return hashlib.sha256(places.encode()).hexdigest()
 
     @cached_property
     def n_runs(self) -> NRuns:
-        """Where N stands."""
+        """The runs of N."""
         runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
-        for number, row in enumerate(self.rows):
+        for (file, number), row in zip(self.records.places, self.rows):
             offsets.append(total)
             if row["unknown"]:
-                place = self.records.places[number]
-                if isinstance(place, tuple):
-                    file, at = place
-                    low, high = np.searchsorted(file.runs[:, 0], file.offsets[at : at + 2])
-                    runs.append(file.runs[low:high] - file.offsets[at] + total)
-                else:
-                    one = NRuns.from_records([place & TOKEN], UNKNOWN)
-                    runs.append(np.stack([one.starts, one.ends], axis=1) + total)
+                low, high = np.searchsorted(file.runs[:, 0], file.offsets[number : number + 2])
+                runs.append(file.runs[low:high] - file.offsets[number] + total)
             total += row["length"]
         return NRuns(np.concatenate(runs), offsets)
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
-        """Token ids of `[start, end)` on a strand: `(end - start,)` uint8; "-" is the reverse complement, "." is "+".
+        """Token ids `(end - start,)` uint8 of `[start, end)` on a strand; "-" is the reverse complement, "." is "+".
 
         Raises:
-            ValueError: if there is no such record or strand, or the window leaves the record.
+            ValueError: if there is no such record or strand, or the window is not inside the record.
         """
         ids = self._cut(record, start, end) & TOKEN
         return self._complement[ids[::-1]] if _is_reverse(strand) else ids
@@ -164,8 +145,19 @@ class Genome:
         return packed[start:end]
 
 
+def refuses_ambiguous(iupac: str) -> bool:
+    """Whether the policy `iupac` refuses ambiguity codes instead of reading them as N.
+
+    Raises:
+        ValueError: if there is no such policy.
+    """
+    if iupac not in REFUSES_AMBIGUOUS:
+        raise ValueError(f"data.iupac {iupac!r} is not known; choose {' or '.join(REFUSES_AMBIGUOUS)}")
+    return REFUSES_AMBIGUOUS[iupac]
+
+
 def _names(source: Source, file: PackedFile) -> list[str]:
-    """What the records of a file are called here."""
+    """Names of the records of a file in this genome."""
     names = [row["name"] for row in file.records]
     if source.names is not None:
         if len(source.names) != len(names):
@@ -176,14 +168,14 @@ def _names(source: Source, file: PackedFile) -> list[str]:
     return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
 
-def _names_to_keep(keep: Any) -> str | list[str] | None:
+def _names_to_keep(keep: str | Sequence[str] | None) -> str | list[str] | None:
     if keep is None or isinstance(keep, str):
         return keep
-    if not isinstance(keep, list | tuple) or any(isinstance(name, bool) or not isinstance(name, str | int) for name in keep):
+    if not isinstance(keep, (list, tuple)) or any(isinstance(name, bool) or not isinstance(name, (str, int)) for name in keep):
         raise ValueError(
-            f"keep is {keep!r}; set data.keep to a list of names such as [chr1,chr2], to a regular expression, or to null for all"
+            f"data.keep is {keep!r}; expected a list of names such as [chr1,chr2], a regular expression, or null for all records"
         )
-    return [str(name) for name in keep]  # a yaml reads [3] as a number; Ensembl's chromosomes are called so
+    return [str(name) for name in keep]  # YAML reads [3] as a number, and Ensembl's chromosomes have such names
 
 
 def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
@@ -193,21 +185,21 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
         try:
             pattern = re.compile(keep)
         except re.error as error:
-            raise ValueError(f"keep {keep!r} is not a regular expression ({error}); set data.keep to one, or to a list of names") from None
+            raise ValueError(f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a list of names") from None
         kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
     else:
-        check_names(keep, names, "keep")
+        check_names(keep, names, "data.keep")
         wanted = set(keep)
         kept = [number for number, name in enumerate(names) if name in wanted]
     if not kept:
         shown = ", ".join(names[:8])
         raise ValueError(
-            f"keep {keep!r} leaves no record; the records are {shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
+            f"data.keep {keep!r} leaves no record; the records are {shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
         )
     return kept
 
 
-def _ambiguous(path: str, name: str, row: Mapping[str, Any]) -> str:
+def _ambiguous(path: str, name: str, row: RecordInfo) -> str:
     count, first = row["ambiguous"]
     return (
         f"{path}: record {name} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position {first + 1}; "
@@ -215,25 +207,7 @@ def _ambiguous(path: str, name: str, row: Mapping[str, Any]) -> str:
     )
 
 
-def _row(name: str, packed: NDArray[np.uint8]) -> dict[str, Any]:
-    """What the index of a packed file says of a record, for an array in memory."""
-    low = packed & TOKEN
-    return {
-        "name": name,
-        "description": "",
-        "length": len(packed),
-        "unknown": int(np.count_nonzero(low == UNKNOWN)),
-        "gc": int(np.count_nonzero((low == 8) | (low == 9))),
-        "soft": int(np.count_nonzero(packed >= SOFT_MASKED)),
-    }
-
-
-def _case_bit(sequence: bytes) -> NDArray[np.uint8]:
-    # ASCII letters carry their case in bit 5; shifted by two it is the highest bit.
-    return (letters(sequence) & 0x20) << 2
-
-
 def _is_reverse(strand: str) -> bool:
-    if strand not in ("+", "-", "."):
+    if strand not in IS_REVERSE:
         raise ValueError(f"strand is {strand!r}; expected '+', '-' or '.'")
-    return strand == "-"
+    return IS_REVERSE[strand]

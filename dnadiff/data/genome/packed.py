@@ -1,7 +1,7 @@
-"""A source of sequences packed once into the cache: one byte a base, mapped into memory, with a small index.
+"""Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
-A byte is the token id, plus 128 where the letter was lower case. The folder is named by the content of the source. It is
-written beside its place and renamed, so that it exists wholly or not at all; a lock keeps processes from doing the work twice.
+A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash of the file's content.
+Folders are written atomically (`dnadiff.data.atomic_folder`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import zlib
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dnadiff.config import Json
 from dnadiff.data.atomic_folder import crc_of, ensure_folder, read_index
 from dnadiff.data.cache import cache_dir, content_hash, megabytes
 from dnadiff.data.files import resolve
@@ -22,47 +23,64 @@ from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
 
 FORMAT = 1
 SOFT_MASKED = 0x80
-TOKEN = 0x7F
+TOKEN = np.uint8(0x7F)
 UNKNOWN = 11
-_PIECE = 1 << 22  # bytes handled at once
+_PIECE = 1 << 22  # bytes processed together
+
+
+class RecordInfo(TypedDict):
+    """What the index says of a record.
+
+    `unknown`, `gc` and `soft` count N, G and C, and soft-masked bases. `ambiguous` is the number of ambiguity codes other than N
+    and the position of the first one. `label` and `file` are added by `Genome.open`.
+    """
+
+    name: str
+    description: str
+    length: int
+    unknown: int
+    gc: int
+    soft: int
+    ambiguous: list[int]
+    label: NotRequired[str | None]
+    file: NotRequired[str]
 
 
 class PackedFile:
-    """A packed source, opened: its records one after the other in `bases`. Pickles as its path.
+    """An opened packed file: its records, one after the other, in `bases`. It is pickled as its path.
 
     Attributes:
-        folder: where it lies.
-        digest: SHA-256 of the source.
+        folder: its folder in the cache.
+        digest: SHA-256 of the sequence file.
         bases: all records, `(total,)` uint8, mapped and read-only.
-        records: for each record `name`, `description`, `length`, `unknown`, `gc`, `soft`, and `ambiguous`: how many letters were
-            ambiguity codes other than N, and where the first stands.
+        records: what is known of each record.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.index = read_index(self.folder, FORMAT)
         self.digest: str = self.index["source"]["sha256"]
-        self.records: list[dict[str, Any]] = self.index["records"]
+        self.records: list[RecordInfo] = self.index["records"]
         self.lengths = [r["length"] for r in self.records]
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
         mapped = np.memmap(self.folder / "bases", dtype=np.uint8, mode="r") if self.offsets[-1] else np.empty(0, np.uint8)
-        self.bases: NDArray[np.uint8] = mapped.view(np.ndarray)  # slices of a memmap proper take five times as long
+        self.bases: NDArray[np.uint8] = mapped.view(np.ndarray)  # slicing a memmap takes five times as long
 
     @cached_property
     def runs(self) -> NDArray[np.int64]:
-        """Runs of N in `bases`, none across records: (start, end) `(K, 2)`."""
+        """Runs of N in `bases`: (start, end) `(K, 2)`; no run crosses the border of a record."""
         return np.load(self.folder / "runs.npy")
 
     def record(self, number: int) -> NDArray[np.uint8]:
         """The bytes of one record `(length,)`, a view."""
         return self.bases[self.offsets[number] : self.offsets[number + 1]]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[PackedFile], tuple[Path]]:
         return PackedFile, (self.folder,)
 
 
 def pack(path: str | Path) -> PackedFile:
-    """The packed form of a file, made now if the cache does not hold it.
+    """The packed form of a file, which is made if it is not in the cache.
 
     Raises:
         FileNotFoundError, ValueError: if the file is missing or malformed, naming file, line and remedy.
@@ -78,8 +96,8 @@ def pack(path: str | Path) -> PackedFile:
     return PackedFile(folder)
 
 
-def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Write the packed form of a source into a folder: what its index says, and the checksums of its files."""
+def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, int]]:
+    """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files."""
     before = source.stat()
     with source.open("rb") as raw, (part / "bases").open("wb") as bases:
         with megabytes(before.st_size, f"packing {source.name}") as progress:
@@ -100,24 +118,24 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, A
 
 
 class Packer:
-    """Writes codes as they come, and counts.
+    """Writes codes to a file and counts them.
 
     Args:
-        path: named in messages.
-        file: where bytes go.
+        path: the sequence file, for messages.
+        file: the output file.
     """
 
-    def __init__(self, path: str, file: Any) -> None:
+    def __init__(self, path: str, file: BinaryIO) -> None:
         self.path, self.file, self.crc = path, file, 0
-        self.records: list[dict[str, Any]] = []
+        self.records: list[RecordInfo] = []
         self._names: set[str] = set()
         self._line = 0
         self._written = 0
-        self._edges: list[NDArray[np.int64]] = []  # where unknown begins and ends, by turns
+        self._edges: list[NDArray[np.int64]] = []  # starts and ends of the runs of N, alternating
         self._in_run = False
 
     def take(self, event: Header | bytes) -> None:
-        """A header begins a record, codes continue it."""
+        """Begin a record (a header) or append to it (codes)."""
         if isinstance(event, bytes):
             for start in range(0, len(event), _PIECE):
                 self._codes(event[start : start + _PIECE])
@@ -129,11 +147,13 @@ class Packer:
             )
         self._names.add(event.name)
         self._line = event.line
-        counts = {"length": 0, "unknown": 0, "gc": 0, "soft": 0, "ambiguous": [0, 0]}
-        self.records.append({"name": event.name, "description": event.description} | counts)
+        record: RecordInfo = {
+            "name": event.name, "description": event.description, "length": 0, "unknown": 0, "gc": 0, "soft": 0, "ambiguous": [0, 0]
+        }  # fmt: skip
+        self.records.append(record)
 
     def finish(self) -> None:
-        """No more is to come."""
+        """End the last record."""
         self._end_of_record()
         if not self.records:
             raise ValueError(f"{self.path} is empty; give a file with at least one record")
@@ -165,8 +185,8 @@ class Packer:
         record["unknown"] += count
         record["gc"] += int(np.count_nonzero((low - np.uint8(8)) < 2))  # C 8 and G 9
         record["soft"] += int(np.count_nonzero(values >= SOFT_MASKED))
-        self.crc = zlib.crc32(values, self.crc)
-        self.file.write(values)
+        self.crc = zlib.crc32(values.data, self.crc)
+        self.file.write(values.data)
         self._written += len(values)
 
     def _end_of_record(self) -> None:

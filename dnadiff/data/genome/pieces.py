@@ -1,4 +1,4 @@
-"""Records of any length as pieces that a network takes, and the pieces as padded batches."""
+"""Dividing records of any length into pieces that fit a network, and batching the pieces with padding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dnadiff import checks
+
 
 class Piece(NamedTuple):
-    """A stretch of a record: positions `start` to `end` (0-based, half-open)."""
+    """Positions `start` to `end` (0-based, half-open) of a record."""
 
     record: int
     start: int
@@ -22,9 +24,9 @@ class PaddedPieces(NamedTuple):
     """Pieces of similar length.
 
     Attributes:
-        number: (B,) places of the pieces in their list.
-        ids: (B, L), padding behind the shorter ones.
-        valid: (B, L) bool, False on padding; None if there is none.
+        number: (B,) indices of the pieces in their list.
+        ids: (B, L) token ids; shorter pieces are padded on the right.
+        valid: (B, L) bool, False on padding; None without padding.
     """
 
     number: list[int]
@@ -37,9 +39,12 @@ def cut(lengths: Sequence[int], window: int) -> list[Piece]:
 
     Raises:
         ValueError: if the window is below 1.
+
+    Example:
+        >>> [(piece.start, piece.end) for piece in cut([10], window=4)]
+        [(0, 3), (3, 6), (6, 10)]
     """
-    if window < 1:
-        raise ValueError(f"window {window} must be at least 1 token")
+    checks.integer("window", window)
     pieces = []
     for record, length in enumerate(lengths):
         count = -(-length // window)
@@ -49,13 +54,12 @@ def cut(lengths: Sequence[int], window: int) -> list[Piece]:
 
 
 def batches(sequences: Sequence[Tensor], batch_size: int, pad_id: int) -> Iterator[PaddedPieces]:
-    """All sequences, the longest first, in batches padded to their longest: a function of lengths and batch size alone.
+    """All sequences in batches, the longest first, each batch padded to its longest; depends only on lengths and batch size.
 
     Raises:
         ValueError: if the batch size is below 1.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size {batch_size} must be at least 1")
+    checks.integer("batch_size", batch_size)
     order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
     for first in range(0, len(order), batch_size):
         number = order[first : first + batch_size]

@@ -1,18 +1,36 @@
-"""The records of a genome as arrays of token ids, whether their bytes lie in the cache or in memory."""
+"""The records of a genome as arrays of token ids, mapped from the cache or in memory."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from typing_extensions import override
 
 from dnadiff.data.genome.packed import TOKEN, PackedFile
+from dnadiff.data.tokenizer import TokenIds
+
+
+class TokenArray(Protocol):
+    """The token ids of a record; a NumPy array is one."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        ...
+
+    def __getitem__(self, key: slice, /) -> TokenIds:
+        """Some of the tokens as an array."""
+        ...
+
+
+Records: TypeAlias = Sequence[TokenArray]
 
 
 class Ids:
-    """Token ids of a record that has soft-masked bases: reads like an array `(length,)` of uint8, the case left behind."""
+    """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of uint8, without the case."""
 
     dtype = np.dtype(np.uint8)
 
@@ -23,10 +41,10 @@ class Ids:
     def __len__(self) -> int:
         return len(self.packed)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: slice, /) -> NDArray[np.uint8]:
         return self.packed[key] & TOKEN
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
         return (self.packed & TOKEN).astype(dtype or np.uint8, copy=False)
 
     def tolist(self) -> list[int]:
@@ -35,46 +53,58 @@ class Ids:
 
 
 class RecordLayout(NamedTuple):
-    """Where records lie in arrays: record r is `arrays[number[r]][offset[r] : offset[r] + its length]`."""
+    """Location of records in arrays: record r is `arrays[number[r]][offset[r] : offset[r] + its length]`."""
 
-    arrays: list[NDArray[Any]]
+    arrays: list[NDArray]
     number: NDArray[np.int64]
     offset: NDArray[np.int64]
-    has_case: bool  # the highest bit is soft-masking, not part of the id
+    has_case: bool  # the highest bit is the soft-masking, not part of the id
 
 
-class GenomeRecords(Sequence):
-    """The token ids of each record, as arrays or as `Ids`. Pickles as paths where the bytes lie in the cache.
+class StoredRecords(Sequence[TokenArray]):
+    """Records that share a few large arrays, from which windows are copied in one step."""
+
+    @abstractmethod
+    def layout(self) -> RecordLayout:
+        """Location of the records in the arrays."""
+
+
+class GenomeRecords(StoredRecords):
+    """Token ids of each record, as arrays or as `Ids`. They are pickled as paths, not as bytes.
 
     Args:
-        places: for each record the packed file and its number there, or an array of bytes.
-        soft: for each record, whether some base is soft-masked.
+        places: for each record its packed file and its number there.
+        soft: for each record, whether it has soft-masked bases.
     """
 
-    def __init__(self, places: Sequence[tuple[PackedFile, int] | NDArray[np.uint8]], soft: Sequence[bool]) -> None:
+    def __init__(self, places: Sequence[tuple[PackedFile, int]], soft: Sequence[bool]) -> None:
         self.places, self.soft = list(places), list(soft)
 
     def packed(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a record, a view."""
-        place = self.places[number]
-        return place[0].record(place[1]) if isinstance(place, tuple) else place
+        file, place = self.places[number]
+        return file.record(place)
 
+    @override
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, number: Any) -> Any:
+    @overload
+    def __getitem__(self, number: int) -> NDArray[np.uint8] | Ids: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[TokenArray]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> NDArray[np.uint8] | Ids | list[TokenArray]:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         packed = self.packed(number)
         return Ids(packed) if self.soft[number] else packed
 
+    @override
     def layout(self) -> RecordLayout:
-        """Where the bytes lie."""
-        arrays: dict[int, tuple[int, NDArray[Any]]] = {}
-        rows = []
-        for place in self.places:
-            array, offset = (place[0].bases, int(place[0].offsets[place[1]])) if isinstance(place, tuple) else (place, 0)
-            number, _ = arrays.setdefault(id(array), (len(arrays), array))
-            rows.append((number, offset))
-        table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+        arrays: dict[int, tuple[int, NDArray]] = {}
+        table = np.empty((len(self.places), 2), np.int64)
+        for row, (file, place) in enumerate(self.places):
+            number, _ = arrays.setdefault(id(file.bases), (len(arrays), file.bases))
+            table[row] = number, file.offsets[place]
         return RecordLayout([array for _, array in arrays.values()], table[:, 0].copy(), table[:, 1].copy(), True)

@@ -1,6 +1,6 @@
 """Regions of a genome from BED, GTF and GFF files, and from strings such as chr1:1,001-2,000.
 
-Everything here is 0-based and half-open once read, whatever the file's own convention.
+Regions are 0-based and half-open, whatever the convention of the file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger("dnadiff")
 
 
 class Region(NamedTuple):
-    """A stretch of one record.
+    """An interval of one record, by name.
 
     Attributes:
         chrom: name of the record.
-        start: first base, counted from 0.
+        start: first base, counting from 0.
         end: one past the last base.
         name: fourth column of a BED file, gene_id or ID of a GTF or GFF file; may be empty.
-        strand: "+", "-" or "." (none given).
+        strand: "+", "-" or "." (not given).
     """
 
     chrom: str
@@ -39,17 +39,17 @@ class Region(NamedTuple):
 
 
 def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False) -> list[Region]:
-    """Read a BED file of three or more columns, plain or gzip-compressed, in its own order.
+    """Read a BED file with three or more columns, plain or gzip, in the order of the file.
 
     Args:
         path: the file.
-        lengths: record name to length; if given, regions must lie inside these records.
-        skip_unknown: leave out rows of other records with a warning that names them, as long as some row is of these, and as long
-            as it is not `chr1` against `1`.
+        lengths: record name to length; if given, regions must be inside these records.
+        skip_unknown: skip rows of other records with a warning that names them. It is still an error if all rows are of other
+            records, or if one side writes `chr1` where the other writes `1`.
 
     Raises:
-        ValueError: naming file and line, if a row has fewer than three columns, positions that are no numbers, an end
-            that is not after the start, a strand other than "+", "-" and ".", or leaves the records in `lengths`.
+        ValueError: naming file and line, if a row has fewer than three columns, positions that are not integers, an end
+            that is not after the start, a strand other than "+", "-" and ".", or is not inside a record of `lengths`.
     """
     return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
 
@@ -80,24 +80,24 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
 
 
 def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
-    """Regions from whatever names them: a BED, GTF or GFF file, a string such as `chr1:1001-2000`, a record's name, or a list of these.
+    """Regions from a BED, GTF or GFF file, a string such as `chr1:1001-2000`, the name of a record, or a list of these.
 
-    A string is 1-based and inclusive, as genome browsers and samtools have it; `chr1:1001-2000:-` is the other strand.
+    Strings are 1-based and inclusive, as in genome browsers and samtools; `chr1:1001-2000:-` is the reverse strand.
 
     Args:
         what: file, string or list.
-        lengths: record name to length; regions must lie inside these records.
-        feature: third column of the rows of a GTF or GFF file that are wanted; None: all.
+        lengths: record name to length; regions must be inside these records.
+        feature: keep only rows of a GTF or GFF file with this third column; None: all.
 
     Raises:
         FileNotFoundError, ValueError: naming the file and line, or the string.
     """
     if isinstance(what, int) and not isinstance(what, bool):
-        what = str(what)  # a yaml reads 20 as a number; Ensembl's chromosomes are called so
+        what = str(what)  # YAML reads 20 as a number, and Ensembl's chromosomes have such names
     if isinstance(what, list | tuple):
         return [region for one in what for region in read_regions(one, lengths, feature)]
     if not isinstance(what, str | Path):
-        raise ValueError(f"regions is or holds {what!r}; expected a file, chrom:first-last or a record's name, or a list of these")
+        raise ValueError(f"regions is or contains {what!r}; expected a file, chrom:first-last or a record's name, or a list of these")
     text = str(what)
     name = text.lower().removesuffix(".gz")
     if name.endswith((".gtf", ".gff", ".gff3")):
@@ -108,16 +108,20 @@ def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], f
 
 
 def region_of(text: str, lengths: Mapping[str, int]) -> Region:
-    """The region that a string names: `chrom:first-last`, 1-based and inclusive, with `:-` for the other strand, or `chrom` alone.
+    """The region of a string: `chrom:first-last`, 1-based and inclusive, with `:-` for the reverse strand, or `chrom` alone.
 
     Raises:
-        ValueError: if it cannot be read, or lies outside the records.
+        ValueError: if it cannot be parsed, or is not inside a record.
+
+    Example:
+        >>> region_of("chr1:1,001-2,000:-", {"chr1": 5000})
+        Region(chrom='chr1', start=1000, end=2000, name='', strand='-')
     """
     if text in lengths:
         return Region(text, 0, lengths[text])
     match = _PLACE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"regions: {text!r} is neither a file nor chrom:first-last, and no record is called so; write chr1:1001-2000")
+        raise ValueError(f"regions: {text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000")
     chrom, *numbers, strand, bracketed = match.groups()
     region = Region(chrom, *zero_based(*(int(n.replace(",", "")) for n in numbers)), strand=strand or bracketed or ".")
     check_names([chrom], lengths, f"regions: {text!r}")
@@ -129,14 +133,14 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
 
 
 def zero_based(first: int, last: int) -> tuple[int, int]:
-    """The 0-based half-open (start, end) of the 1-based inclusive first..last of GTF, GFF and VCF."""
+    """0-based half-open (start, end) of the 1-based inclusive first..last of GTF, GFF and VCF."""
     return first - 1, last
 
 
 def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False) -> None:
-    """Refuse names that no record has, listing both sets and noticing `chr1` where the records say `1`, or the reverse.
+    """Refuse names that no record has; the message lists both sets and points out `chr1` next to `1`.
 
-    With `skip_unknown` some may be unknown, which is said in a warning; all of them may not, nor may `chr1` against `1`.
+    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor may `chr1` next to `1`.
 
     Raises:
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
@@ -158,8 +162,8 @@ def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_
     raise ValueError(message)
 
 
-def _listing(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _listing(names: list[str], maximum: int = 8) -> str:
+    return ", ".join(names[:maximum]) + (f" and {len(names) - maximum} more" if len(names) > maximum else "")
 
 
 def _integers(columns: list[str]) -> list[int]:
@@ -194,12 +198,12 @@ def _bed_rows(handle: Iterable[str]) -> Rows:
 
 
 def _is_place(columns: list[str]) -> bool:
-    """Whether it is a region of a contig that happens to be called `track` or `browser`, not a header for genome browsers."""
+    """Whether it is a region of a contig called `track` or `browser`, not a header for genome browsers."""
     return len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])
 
 
 def _gff_rows(handle: Iterable[str]) -> Rows:
-    # GFF3 may carry its sequences at the end, behind ##FASTA or, as some programs write it, at once.
+    # GFF3 may contain the sequences at the end, after ##FASTA or, from some programs, without it.
     yield from _rows(takewhile(lambda line: not line.startswith(("##FASTA", ">")), handle))
 
 
@@ -210,7 +214,8 @@ def _read(
     lengths: Mapping[str, int] | None,
     skip_unknown: bool = False,
 ) -> list[Region]:
-    regions, line_of_chrom = [], {}
+    regions: list[Region] = []
+    line_of_chrom: dict[str, int] = {}
     with open_text(path) as handle:
         for number, columns in rows(handle):
             try:
@@ -223,7 +228,7 @@ def _read(
             line_of_chrom.setdefault(region.chrom, number)
             regions.append(region)
     if not regions:
-        raise ValueError(f"{path} holds no region; give a file with at least one row")
+        raise ValueError(f"{path} contains no region; give a file with at least one row")
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)

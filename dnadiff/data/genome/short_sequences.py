@@ -1,68 +1,74 @@
-"""Many short sequences as training set: padded, in batches of similar length, with labels from their headers or files.
+"""Many short sequences as training data: padded, in batches of similar length, with labels from their headers or files.
 
-A record is one sequence. Sequences that are equal, on either strand, always fall into the same part. Batches say with `valid`
-what is sequence and what is padding; padding has weight 0.
+A record is one sequence. Equal sequences, on either strand, always belong to the same part. In a batch `valid` is False on
+padding, and padding has weight 0.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from dnadiff.data.base import SequenceDataModule, check_share, expect_dna
+from dnadiff import checks
+from dnadiff.config import Json
 from dnadiff.data.cutter import TokenTable
-from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.datamodule import DNADataModule
+from dnadiff.data.genome.packed import RecordInfo
+from dnadiff.data.genome.records import Records
 from dnadiff.data.labels import Labels
+from dnadiff.data.loader import Batch
 from dnadiff.data.shuffle import bits
-from dnadiff.data.splits import PARTS, Interval, Split
-from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import TiledWindows
+from dnadiff.data.splits import Interval, Parts, Split
+from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
+from dnadiff.data.windows import TiledWindows, Window
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 
 
 class ShortSequences:
-    """Batches of whole sequences, bucketed by length; number i of epoch e is a function of (seed, e, i).
+    """Batches of complete sequences, bucketed by length; sequence i of epoch e depends only on (seed, e, i).
 
     Args:
         records: token ids of each sequence.
-        chosen: which of them are for training.
-        together: sequences in a batch over all devices; they are of one bucket.
-        vocab: the alphabet.
-        seed: of all draws.
+        chosen: numbers of the training sequences.
+        together: sequences in a batch over all devices; all of them are from one bucket.
+        vocab: the vocabulary.
+        seed: seed of all draws.
         step: batches are padded to a multiple of this length.
-        longest: no batch is padded beyond it.
-        augment_rc: show the reverse complement of half of the sequences.
-        labels: one row for each record.
+        max_length: maximum length of a batch; None: that of the longest sequence.
+        augment_rc: replace half of the sequences, at random, by their reverse complement.
+        labels: labels of the records.
     """
 
     def __init__(
         self,
-        records: Sequence[Any],
+        records: Records,
         chosen: Sequence[int],
         together: int,
         vocab: Vocab,
         seed: int,
         step: int = 16,
-        longest: int | None = None,
+        max_length: int | None = None,
         augment_rc: bool = False,
         labels: Labels | None = None,
     ) -> None:
         self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
-        self.vocab, self.letters, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
+        self.vocab, self.tokens, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
         lengths = np.array([len(records[r]) for r in self.chosen.tolist()])
-        self.padded = np.minimum(-(-lengths // step) * step, longest or lengths.max())
+        self.padded = np.minimum(-(-lengths // step) * step, max_length or lengths.max())
         _, sizes = np.unique(self.padded, return_counts=True)
         self.size = int((-(-sizes // together) * together).sum())
         self._epoch: int | None = None
 
     def order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The sequence of each index of an epoch, and whether it is there a second time only to fill a batch."""
+        """The sequence of each index of an epoch, and whether it is a repetition that only fills a batch."""
         if epoch != self._epoch:
             key = hash64(self.seed, "order", epoch)
             shuffled = np.lexsort((bits(key, np.arange(len(self.chosen))), self.padded))
@@ -76,115 +82,91 @@ class ShortSequences:
             self._epoch = epoch
         return self._order
 
-    def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
-        """Sequences `first` up to `first + count` of an epoch: `ids`, `weight`, `valid (B, L)`, `index`, and `cond` if there are labels."""
+    def batch(self, epoch: int, first: int, count: int) -> Batch:
+        """Sequences `first` to `first + count` of an epoch: `ids`, `weight`, `valid (B, L)`, `index`, and `cond` if there are labels."""
         order, repeated = self.order(epoch)
         index = np.arange(first, first + count)
         rows = order[index]
         reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1 if self.augment_rc else np.zeros(count, bool)
         ids = np.full((count, int(self.padded[rows].max())), self.vocab.pad_id, dtype=np.uint8)
         valid = np.zeros(ids.shape, dtype=bool)
-        for number, (row, other) in enumerate(zip(rows.tolist(), reverse.tolist())):
-            sequence = np.array(self.records[int(self.chosen[row])])
-            ids[number, : len(sequence)] = self.letters.reverse_complement(sequence[None])[0] if other else sequence
+        for number, (row, is_reverse) in enumerate(zip(rows.tolist(), reverse.tolist())):
+            sequence = np.array(self.records[int(self.chosen[row])][:], dtype=np.uint8)
+            ids[number, : len(sequence)] = self.tokens.reverse_complement(sequence[None])[0] if is_reverse else sequence
             valid[number, : len(sequence)] = True
-        weight = self.letters.is_emitted(ids) * ~repeated[index][:, None]
+        weight = self.tokens.is_emitted(ids) * ~repeated[index][:, None]
         arrays = {"ids": ids, "weight": weight, "valid": valid, "index": index}
         if self.labels is not None:
-            arrays["cond"] = self.labels.drawn(hash64(self.seed, "label", epoch), self.chosen[rows], index)
+            arrays["cond"] = self.labels.with_dropout(hash64(self.seed, "label", epoch), self.chosen[rows], index)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class PaddedRecords(Sequence):
-    """Records as arrays of one length, padding behind them."""
+class PaddedRecords(Sequence[TokenIds]):
+    """Records as arrays of one length, padded on the right."""
 
-    def __init__(self, records: Sequence[Any], length: int, pad_id: int) -> None:
+    def __init__(self, records: Records, length: int, pad_id: int) -> None:
         self.records, self.length, self.pad_id = records, length, pad_id
 
+    @override
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, number: Any) -> NDArray[np.uint8]:
+    @overload
+    def __getitem__(self, number: int) -> TokenIds: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[TokenIds]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> TokenIds | list[TokenIds]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
         row = np.full(self.length, self.pad_id, dtype=np.uint8)
-        row[: len(self.records[number])] = np.asarray(self.records[number])
+        row[: len(self.records[number])] = self.records[number][:]
         return row
 
 
 class ShortSequenceTiles(TiledWindows):
-    """Each sequence as one window of full length, with `valid`."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item = super().__getitem__(index)
-        return item | {"valid": item["ids"] != self._pad_id}
+    """Each sequence as one padded window, with `valid`."""
 
     _pad_id = DNATokenizer().vocab.pad_id
 
+    @override
+    def __getitem__(self, index: int) -> Window:
+        item = super().__getitem__(index)
+        item["valid"] = item["ids"] != self._pad_id
+        return item
 
-class ShortSequenceDataModule(SequenceDataModule):
-    """Whole sequences of DNA, none longer than `length`.
+
+@dataclass(eq=False, repr=False)
+class ShortSequenceDataModule(DNADataModule):
+    """Complete DNA sequences, none longer than `length`.
 
     Args:
-        path, keep, iupac: see `Genome.open`; `{label: path}` labels all sequences of a file.
-        length: the longest sequence that is accepted; shorter ones are padded.
-        batch_size, seed, num_workers, max_valid_windows, name, start_method: see `SequenceDataModule`.
-        split: which records are held out, whole; None: 80, 10 and 10 % by a hash of their letters.
-        stranded, augment_rc: see `GenomeDataModule`.
-        label: key of the class in the headers, as in `>name class=enhancer`; None: none is read.
-        label_dropout: share of training sequences that are not told their labels.
-        bucket: batches are padded to a multiple of so many bases.
+        path: see `DNADataModule`; with `{label: path}` all sequences of a file have its label.
+        length: maximum length of a sequence; shorter sequences are padded.
+        split: which records are held out; it must not divide a record. None: 80, 10 and 10 % by a hash of the sequence.
+        label: key of the class in the headers, as in `>name class=enhancer`; None: headers are not read.
+        bucket: batches are padded to a multiple of this number of bases.
+
+    The other arguments are those of `DNADataModule` and `SequenceDataModule`; an epoch has each training sequence once.
     """
 
-    n_policy = "N is seen but never masked, generated or counted"
+    epoch_size: None = field(default=None, init=False)
+    label: str | None = None
+    bucket: int = 16
 
-    def __init__(
-        self,
-        path: Any,
-        length: int,
-        batch_size: int,
-        split: Split | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
-        max_valid_windows: int = 256,
-        stranded: bool = False,
-        augment_rc: bool | None = None,
-        name: str | None = None,
-        keep: str | Sequence[str] | None = None,
-        iupac: str = "unknown",
-        label: str | None = None,
-        label_dropout: float = 0.1,
-        bucket: int = 16,
-        start_method: str | None = None,
-    ) -> None:
-        augment_rc = not stranded if augment_rc is None else augment_rc
-        super().__init__(path, length, batch_size, split, seed, num_workers, None, max_valid_windows, augment_rc, name, start_method)
-        check_share("label_dropout", label_dropout)
-        if not isinstance(bucket, int) or isinstance(bucket, bool) or bucket < 1:
-            raise ValueError(f"bucket is {bucket!r}; set data.bucket to 1 or more, a whole number")
-        self._given_split, self.keep, self.iupac, self.label, self.label_dropout, self.bucket = (
-            split,
-            keep,
-            iupac,
-            label,
-            label_dropout,
-            bucket,
-        )
-
-    def expect(self, tokenizer: Any) -> None:
-        """See `SequenceDataModule.expect`: DNA has one alphabet."""
-        expect_dna(tokenizer, self.name)
+    def __post_init__(self) -> None:
+        self._given_split: Split | None = self.split
+        super().__post_init__()
+        self.bucket = checks.integer("data.bucket", self.bucket)
 
     @property
+    @override
     def digest(self) -> str:
-        """See `SequenceDataModule.digest`."""
         self.prepare()
         return self._digest
 
-    def open(self) -> Genome:
-        """The sequences as a genome of short records."""
-        return Genome.open(self.path, self.keep, self.iupac)
-
-    def read(self) -> tuple[list[str], Sequence[Any], DNATokenizer]:
-        """Names of the sequences, and their token ids padded to `length`."""
+    @override
+    def read(self) -> tuple[list[str], Records, Tokenizer]:
         genome = self.open()
         longest = max(genome.rows, key=lambda row: row["length"])
         if longest["length"] > self.length:
@@ -196,55 +178,57 @@ class ShortSequenceDataModule(SequenceDataModule):
         self._sequences, self._digest = genome.records, genome.digest
         return genome.names, PaddedRecords(genome.records, self.length, genome.tokenizer.vocab.pad_id), genome.tokenizer
 
-    def split_records(self, names: list[str], lengths: list[int]) -> dict[str, list[Interval]]:
-        """Whole sequences; without a `split`, by their letters."""
+    @override
+    def split_records(self, names: list[str], lengths: list[int]) -> Parts:
         if self._given_split is not None:
             parts = self._given_split(names, lengths)
             if cut := next((i for many in parts.values() for i in many if i.end - i.start != lengths[i.record]), None):
                 raise ValueError(
-                    f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out whole records"
+                    f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out complete records"
                 )
             return parts
-        parts = {part: [] for part in PARTS}
+        parts = {"train": [], "valid": [], "test": []}
         for number, length in enumerate(lengths):
-            share = content_fraction(np.array(self._sequences[number]))
-            parts["train" if share < 0.8 else "valid" if share < 0.9 else "test"].append(Interval(number, 0, length))
+            fraction = content_fraction(self._sequences[number][:])
+            parts["train" if fraction < 0.8 else "valid" if fraction < 0.9 else "test"].append(Interval(number, 0, length))
         return parts
 
+    @override
     def train_batches(self) -> ShortSequences:
-        """The training sequences as the loader reads them."""
         chosen = [i.record for i in self._part("train")]
-        world = self.trainer.world_size if self.trainer is not None else 1
+        together = self.batch_size * self.rank_and_progress()[1]
         return ShortSequences(
-            self._sequences, chosen, self.batch_size * world, self.vocab, self.seed, self.bucket, self.length, self.augment_rc, self._labels
+            self._sequences, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
         )
 
+    @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
-        """All sequences of a part, padded to `length`."""
+        """All sequences of a part, padded to the length of the module; `length` is ignored."""
         return ShortSequenceTiles(self.records, self._part(split), self.length, self.vocab, labels=self._labels)
 
-    def describe(self) -> dict[str, Any]:
-        """See `SequenceDataModule.describe`, with the labels."""
+    @override
+    def describe(self) -> dict[str, Json]:
         about = super().describe()
-        how = {} if self._given_split is not None else {"split": "whole sequences by a hash of their letters (80, 10, 10 %)"}
+        if self._given_split is None:
+            about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
         tokens = sum(len(s) for s in self._sequences)
-        labels = self._labels.names if self._labels else []
-        return about | how | {"tokens": tokens, "labels": labels, "label_dropout": self.label_dropout}
+        return about | {"tokens": tokens, "labels": self.labels, "label_dropout": self.label_dropout}
 
-    def _labels_of(self, row: dict[str, Any]) -> list[str]:
-        found = [] if row.get("label") is None else [row["label"]]
+    def _labels_of(self, row: RecordInfo) -> list[str]:
+        label = row["label"]
+        found = [] if label is None else [label]
         if self.label is not None:
-            words = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
-            if self.label not in words:
+            pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
+            if self.label not in pairs:
                 raise ValueError(
                     f"record {row['name']} has no {self.label}= in its header; write '>{row['name']} {self.label}=...', or set data.label=null"
                 )
-            found.append(f"{self.label}={words[self.label]}")
+            found.append(f"{self.label}={pairs[self.label]}")
         return found
 
 
 def content_fraction(ids: NDArray[np.uint8]) -> float:
-    """A number in [0, 1) that depends on the letters alone and is the same for both strands."""
+    """A number in [0, 1) that depends only on the sequence, and is the same for both strands."""
     other = TokenTable(DNATokenizer().vocab).reverse_complement(ids[None])[0]
     digest = hashlib.blake2b(min(ids.tobytes(), other.tobytes()), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -1,40 +1,47 @@
-"""Where sequences come from: FASTA, 2bit and GenBank files, plain or gzip, one or many, a folder, an open pyfaidx.Fasta.
+"""Reading of sequence files: FASTA, 2bit and GenBank, plain or gzip, one or many, a folder, or an open pyfaidx.Fasta.
 
-Every format is read as a stream of headers and of codes, in bounded memory. A code is one byte a base: the token id, plus
-128 where the letter was lower case; an ambiguity code other than N is 12, so that the packer can count it before it becomes N.
+Every format is read as a stream of headers and codes, in bounded memory. A code is one byte per base: the token id, plus
+128 where the letter was lower case. Ambiguity codes other than N are 12, so that the packer can count them before they become N.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import sys
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from Bio import BiopythonParserWarning, SeqIO
+from Bio.SeqRecord import SeqRecord
 
-from dnadiff.data.files import is_gzip, resolve
+from dnadiff.data.files import ByteReader, is_gzip, resolve
 from dnadiff.data.genome.twobit import SIGNATURES, read_twobit
 from dnadiff.data.tokenizer import IUPAC, DNATokenizer
 
+if TYPE_CHECKING:
+    from pyfaidx import Fasta
+
+SequencePath: TypeAlias = "str | Path | Fasta | Mapping[str, SequencePath] | Iterable[SequencePath]"
 AMBIGUOUS = 12
 SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa", ".2bit", ".gb", ".gbk", ".gbff", ".genbank")
 _CHUNK = 1 << 22
 _BLANK = b"\n\r \t"
 _WRONG = 255
+_PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}"
 
 
 class Source(NamedTuple):
     """One file of sequences.
 
     Attributes:
-        path: as the user wrote it.
-        label: the species or class that all its records carry; None where none was given.
-        names: names to use instead of those in the file, in its order.
+        path: path as the user wrote it.
+        label: the species or class of all its records; None without a label.
+        names: names to use instead of those in the file, in the order of the file.
     """
 
     path: str
@@ -43,27 +50,27 @@ class Source(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The beginning of a record; codes up to the next header are its sequence. `line` is 0 where a format has no lines."""
+    """The beginning of a record; its sequence is the codes up to the next header. `line` is 0 in formats without lines."""
 
     name: str
     description: str
     line: int
 
 
-def expand(path: Any) -> list[Source]:
-    """The files meant by a path, a folder, several of them, `{label: path}`, or an open pyfaidx.Fasta.
+def expand(path: SequencePath | None) -> list[Source]:
+    """The files of a path, a folder, several of them, `{label: path}`, or an open pyfaidx.Fasta.
 
     Raises:
-        FileNotFoundError, ValueError: for what does not exist, and a folder without sequence files.
+        FileNotFoundError, ValueError: if a file does not exist, or a folder contains no sequence files.
     """
     if isinstance(path, Mapping):
         return [source._replace(label=str(label)) for label, one in path.items() for source in expand(one)]
-    if hasattr(path, "faidx") and hasattr(path, "filename"):
+    if _is_pyfaidx(path):
         return [Source(str(path.filename), names=tuple(path.keys()))]
-    if not isinstance(path, str | Path):
+    if not isinstance(path, (str, Path)):
         return [source for one in _several(path) for source in expand(one)]
     if not str(path).strip():
-        raise ValueError(f"path is {path!r}; {_PATHS}")
+        raise ValueError(f"data.path is {path!r}; {_PATHS}")
     folder = Path(path).expanduser()
     if not folder.is_dir():
         resolve(path)
@@ -74,26 +81,28 @@ def expand(path: Any) -> list[Source]:
     return [Source(str(p)) for p in files]
 
 
-_PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}; set data.path"
-
-
-def _several(path: Any) -> Iterable[Any]:
-    if not isinstance(path, Iterable) or isinstance(path, bytes):
-        raise ValueError(f"path is or holds {path!r}; {_PATHS}")
-    return path
-
-
-def paths_of(path: Any) -> list[str]:
-    """What the user wrote, as strings, for reports.
+def paths_of(path: SequencePath | None) -> list[str]:
+    """The paths that the user wrote, as strings, for reports.
 
     Raises:
-        ValueError: if it is no path.
+        ValueError: if it is not a path.
     """
     if isinstance(path, Mapping):
         return [f"{label}={one}" for label, many in path.items() for one in paths_of(many)]
-    if hasattr(path, "faidx"):
+    if _is_pyfaidx(path):
         return [str(path.filename)]
-    return [str(path)] if isinstance(path, str | Path) else [one for each in _several(path) for one in paths_of(each)]
+    return [str(path)] if isinstance(path, (str, Path)) else [one for each in _several(path) for one in paths_of(each)]
+
+
+def _several(path: SequencePath | None) -> Iterable[SequencePath]:
+    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        raise ValueError(f"data.path is or contains {path!r}; {_PATHS}")
+    return path
+
+
+def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
+    module = sys.modules.get("pyfaidx")  # optional; an open file cannot exist unless the module is imported
+    return module is not None and isinstance(path, module.Fasta)
 
 
 def _is_sequence_file(path: Path) -> bool:
@@ -104,7 +113,7 @@ def _is_sequence_file(path: Path) -> bool:
 
 
 def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
-    """Headers and codes of an open file; the content, not the name, says which format it is.
+    """Yield headers and codes of an open file; the format is detected from the content, not from the name.
 
     Raises:
         ValueError: naming file, line and remedy.
@@ -112,7 +121,7 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
     if not raw.read(1):
         raise ValueError(f"{path} is empty; give a file that holds sequence")
     raw.seek(0)
-    handle = gzip.GzipFile(fileobj=raw) if is_gzip(path, raw) else raw
+    handle: ByteReader = gzip.GzipFile(fileobj=raw) if is_gzip(path, raw) else raw
     try:
         first = handle.read(4)
         if first in SIGNATURES:
@@ -131,8 +140,8 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
         raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
 
 
-def code_table() -> bytes:
-    """The code of each of the 256 bytes; 255 for what is no nucleotide."""
+def _code_table() -> bytes:
+    """The code of each of the 256 bytes; 255 for bytes that are not nucleotides."""
     table = np.full(256, _WRONG, dtype=np.uint8)
     dna = DNATokenizer()
     for letter in IUPAC:
@@ -141,11 +150,11 @@ def code_table() -> bytes:
     return table.tobytes()
 
 
-_TABLE = code_table()
+_TABLE = _code_table()
 
 
-def read_fasta_codes(path: str, handle: BinaryIO, first: bytes) -> Iterator[Header | bytes]:
-    """FASTA, any line ends and widths, blank lines anywhere; `first` is what was already read of it."""
+def read_fasta_codes(path: str, handle: ByteReader, first: bytes) -> Iterator[Header | bytes]:
+    """Yield headers and codes of FASTA with any line ends and widths; `first` is the beginning, which was read already."""
     line, name, header, at_line_start = 1, None, None, True
     first = first.removeprefix(b"\xef\xbb\xbf")
     old_mac = b"\r" in first and b"\n" not in first
@@ -200,7 +209,7 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
     for number, text in enumerate(piece.split(b"\n"), start=line):
         if text.strip():
             shown = text.strip()[:30].decode("utf-8", "replace")
-            return f"{path} is not FASTA: line {number} is {shown!r}, where a header such as '>name' must stand (2bit and GenBank are read too)"
+            return f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read too)"
     return f"{path} is not FASTA"
 
 
@@ -215,16 +224,17 @@ def _wrong_letter(path: str, piece: bytes, line: int, name: str | None) -> str:
     return f"{path}: line {number}: record {name}: letter {letter!r} at column {column} is not a nucleotide; allowed are {allowed} in either case"
 
 
-def _read_genbank(path: str, handle: BinaryIO) -> Iterator[Header | bytes]:
+def _read_genbank(path: str, handle: ByteReader) -> Iterator[Header | bytes]:
     try:
         for record in _genbank_records(handle):
-            if len(record.seq) and not record.seq.defined:
-                raise ValueError(f"record {record.id} has no sequence (only its length is given); fetch the full GenBank record")
-            yield Header(record.id, record.description, 0)
-            letters = bytes(record.seq)
+            sequence, name = record.seq, str(record.id)
+            if sequence is None or (len(sequence) and not sequence.defined):
+                raise ValueError(f"record {name} has no sequence (only its length is given); fetch the full GenBank record")
+            yield Header(name, record.description, 0)
+            letters = bytes(sequence)
             codes = letters.translate(_TABLE, _BLANK)
             if _WRONG in codes:
-                raise ValueError(_wrong_letter("", letters, 1, record.id).partition(": record ")[2])
+                raise ValueError(_wrong_letter("", letters, 1, name).partition(": record ")[2])
             if codes:
                 yield codes
     except (ValueError, BiopythonParserWarning) as error:
@@ -233,8 +243,8 @@ def _read_genbank(path: str, handle: BinaryIO) -> Iterator[Header | bytes]:
         raise ValueError(f"{path}{problem}; this is read as GenBank") from None
 
 
-def _genbank_records(handle: BinaryIO) -> Iterator[Any]:
-    """Biopython's records. It only warns of a length other than the one in LOCUS, and of a record without its closing `//`."""
+def _genbank_records(handle: ByteReader) -> Iterator[SeqRecord]:
+    """Biopython's records; its warnings of a wrong length in LOCUS and of a missing `//` at the end become errors."""
     records = iter(SeqIO.parse(io.TextIOWrapper(handle, encoding="utf-8"), "genbank"))
     while True:
         with warnings.catch_warnings():
@@ -244,15 +254,3 @@ def _genbank_records(handle: BinaryIO) -> Iterator[Any]:
         if record is None:
             return
         yield record
-
-
-def as_sources(path: Any) -> Sequence[Source]:
-    """`expand`, refusing nothing at all.
-
-    Raises:
-        ValueError: if `path` names no file.
-    """
-    sources = expand(path)
-    if not sources:
-        raise ValueError("path names no file; set data.path to a FASTA file or to a list of them")
-    return sources

@@ -1,4 +1,4 @@
-"""UCSC's 2bit files: four bases a byte, with lists of N blocks and of soft-masked blocks.
+"""Reading of UCSC's 2bit files: four bases per byte, with lists of N blocks and of soft-masked blocks.
 
 Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64-bit offsets), either byte order.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dnadiff.data.files import ByteReader
 
 SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
 _CHUNK = 1 << 20  # bytes of packed sequence: four million bases
@@ -19,8 +20,8 @@ _N = 11
 _FOUR = _CODE[(np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3]  # (256, 4)
 
 
-def read_twobit(path: str, raw: BinaryIO) -> Iterator[tuple[str, str] | bytes]:
-    """(name, "") of each record and then its codes: token ids, plus 128 where soft-masked.
+def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]:
+    """Yield (name, "") for each record, followed by its codes: token ids, plus 128 where soft-masked.
 
     Raises:
         ValueError: if the file is cut short or of another version.
@@ -30,7 +31,7 @@ def read_twobit(path: str, raw: BinaryIO) -> Iterator[tuple[str, str] | bytes]:
     except (struct.error, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is a damaged or cut short 2bit file ({error}); fetch it again") from None
     except _OtherVersionError as error:
-        raise ValueError(f"{path} is a 2bit file of version {error}; versions 0 and 1 are read: convert it to FASTA") from None
+        raise ValueError(f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to FASTA") from None
 
 
 class _OtherVersionError(Exception):
@@ -38,7 +39,7 @@ class _OtherVersionError(Exception):
 
 
 class _Reader:
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: ByteReader) -> None:
         self.raw = raw
         self.order = "<" if self.exactly(4) == SIGNATURES[0] else ">"
         version, self.count, _ = self.integers(3)
@@ -87,7 +88,7 @@ class _Reader:
 
 
 def _inside(blocks: tuple[NDArray[np.int64], NDArray[np.int64]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of sorted blocks that lie in [start, end), counted from `start`."""
+    """The parts of sorted blocks that are inside [start, end), relative to `start`."""
     starts, ends = blocks
     first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end, "left")
     for low, high in zip(starts[first:last].tolist(), ends[first:last].tolist()):

@@ -122,7 +122,7 @@ def test_a_genome_shorter_than_the_window_is_refused_with_the_remedy(fasta):
 
 @pytest.mark.parametrize("key", ["length", "batch_size", "epoch_size", "max_valid_windows", "num_workers"])
 def test_numbers_that_make_no_sense_are_refused(fasta, key):
-    with pytest.raises(ValueError, match=rf"{key} is -1; set data\.{key} to"):
+    with pytest.raises(ValueError, match=rf"data\.{key} -1 must be an integer of at least"):
         GenomeDataModule(fasta, **{"length": 16, "batch_size": 4, key: -1})
 
 
@@ -191,11 +191,11 @@ def test_species_are_told_to_the_model(masked, fasta):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"windows": "tiled"}, r"windows is 'tiled'; choose uniform or intervals for data\.windows"),
-        ({"max_n": 1.5}, r"max_n is 1\.5; set data\.max_n to a share"),
-        ({"soft_weight": -1}, r"soft_weight is -1; set data\.soft_weight to a share"),
-        ({"iupac": "maybe"}, r"iupac is 'maybe'; choose unknown or refuse"),
-        ({"start_method": "thread"}, r"start_method is 'thread'; choose fork, spawn"),
+        ({"windows": "tiled"}, r"data\.windows 'tiled' is not known; choose uniform or intervals"),
+        ({"max_n": 1.5}, r"data\.max_n 1\.5 must be a number from 0 to 1"),
+        ({"soft_weight": -1}, r"data\.soft_weight -1 must be a number from 0 to 1"),
+        ({"iupac": "maybe"}, r"data\.iupac 'maybe' is not known; choose unknown or refuse"),
+        ({"start_method": "thread"}, r"data.start_method 'thread' is not known; choose fork, spawn"),
     ],
 )
 def test_words_and_shares_that_make_no_sense_are_refused(fasta, options, message):
@@ -278,7 +278,7 @@ def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, st
 
 def test_a_genome_of_nothing_but_n_is_refused(tmp_path):
     (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
-    with pytest.raises(ValueError, match="no letter to learn from"):
+    with pytest.raises(ValueError, match="nothing to learn from"):
         genome(tmp_path / "n.fa", max_n=1.0).prepare()
 
 
@@ -301,13 +301,13 @@ def test_a_blacklist_that_does_not_fit_the_genome_is_noticed(masked, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": True}, r"length is True; set data\.length to 1 or more, a whole number"),
-        ({"max_n": "abc"}, r"max_n is 'abc'; set data\.max_n to a share from 0 to 1"),
-        ({"max_n": None}, r"max_n is None; set data\.max_n to a share"),
-        ({"soft_weight": float("nan")}, r"soft_weight is nan; set data\.soft_weight to a share"),
-        ({"label_dropout": True}, r"label_dropout is True; set data\.label_dropout to a share"),
-        ({"path": 5}, r"path is or holds 5; expected the name of a file"),
-        ({"path": [None]}, r"path is or holds None; expected"),
+        ({"length": True}, r"data\.length True must be an integer of at least 1"),
+        ({"max_n": "abc"}, r"data\.max_n 'abc' must be a number from 0 to 1"),
+        ({"max_n": None}, r"data\.max_n None must be a number from 0 to 1"),
+        ({"soft_weight": float("nan")}, r"data\.soft_weight nan must be a number from 0 to 1"),
+        ({"label_dropout": True}, r"data\.label_dropout True must be a number from 0 to 1"),
+        ({"path": 5}, r"path is or contains 5; expected the name of a file"),
+        ({"path": [None]}, r"path is or contains None; expected"),
         ({"path": ""}, r"path is ''; expected"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_writer_that_fails_leaves_nothing_behind(tmp_path):
         ([], "no record to write"),
         ([Record("a b", "", b"A")], "white space"),
         ([Record("a", "", b"A"), Record("a", "", b"C")], "repeated"),
-        ([Record("a", "x\ny", b"A")], "breaks the line"),
+        ([Record("a", "x\ny", b"A")], "contains a line break"),
         ([Record("a", "", b"A_C")], "letter '_' at position 2"),
         ([Record("a", "", b"")], "no sequence"),
     ],

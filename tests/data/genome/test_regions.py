@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.data.genome.fasta import Record
 from dnadiff.data.genome.genome import Genome, _kept
 from dnadiff.data.genome.regions import Region, check_names, read_bed, read_gtf, read_regions, zero_based
 
@@ -18,8 +17,8 @@ def write(folder, text, name="r.bed"):
     return folder / name
 
 
-def test_bed_row_is_half_open_and_gtf_row_is_not(tmp_path):
-    genome = Genome.from_records([Record("chr1", "", b"ACGTACGT")])
+def test_bed_row_is_half_open_and_gtf_row_is_not(make_genome, tmp_path):
+    genome = make_genome(chr1="ACGTACGT")
     (region,) = read_bed(write(tmp_path, "chr1\t0\t4\n"), genome.lengths)
     assert genome.tokenizer.decode(genome.window(region.chrom, region.start, region.end)) == "ACGT"
     assert zero_based(5, 8) == (4, 8)
@@ -61,12 +60,12 @@ def test_chr1_against_1_is_noticed(tmp_path):
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no region"):
+    with pytest.raises(ValueError, match="contains no region"):
         read_bed(write(tmp_path, "# nothing\n"))
 
 
 def test_bundled_coding_sequences_begin_with_start_codons():
-    genome = Genome.from_fasta("bundled:ecoli_K12_MG1655.fa.gz")
+    genome = Genome.open("bundled:ecoli_K12_MG1655.fa.gz")
     regions = read_bed("bundled:ecoli_K12_MG1655.CDS.bed.gz", genome.lengths)
     codons = [genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3]) for r in regions]
     assert len(regions) == 4379 and codons.count("ATG") / len(codons) > 0.85
@@ -98,7 +97,7 @@ def test_a_place_is_written_as_browsers_write_it(text, region):
         ("chr1:0-5", "starts before the record"),
         ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
         ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
-        ("chr1-5", "is neither a file nor chrom:first-last, and no record is called so; write chr1:1001-2000"),
+        ("chr1-5", "is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000"),
         ("nothing.bed", "does not exist"),
     ],
 )
@@ -136,7 +135,7 @@ def test_bgzip_of_regions_cut_between_two_blocks_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}])
 def test_what_is_no_region_is_named(text):
-    with pytest.raises(ValueError, match=r"^regions(:| is or holds).*(write chr1:1001-2000|expected a file)"):
+    with pytest.raises(ValueError, match=r"^regions(:| is or contains).*(write chr1:1001-2000|expected a file)"):
         read_regions(text, LENGTHS)
 
 

@@ -95,7 +95,7 @@ def test_labels_come_from_files_and_headers(tmp_path, file):
 def test_what_does_not_fit_is_refused(file):
     with pytest.raises(ValueError, match=r"has 59 bases, more than length 32; set data\.length=59, or use data=fasta"):
         module(file, length=32).prepare()
-    with pytest.raises(ValueError, match="cuts through record s0; choose one that holds out whole records"):
+    with pytest.raises(ValueError, match="cuts through record s0; choose one that holds out complete records"):
         module(file, split=FractionSplit()).prepare()
     held = module(file, split=ChromosomeSplit(valid=["s1"], test=["s2", "s3"])).intervals
     assert {p: [i.record for i in many] for p, many in held.items() if p != "train"} == {"valid": [1], "test": [2, 3]}

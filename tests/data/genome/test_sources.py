@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.genome.fasta import Record
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.sources import expand
 
@@ -127,7 +126,7 @@ def test_ambiguity_codes_are_n_or_refused(tmp_path):
     with pytest.raises(ValueError, match=r"record b holds 3 ambiguity codes .*, the first at position 4; set data\.iupac=unknown"):
         Genome.open(file, iupac="refuse")
     assert Genome.open(file, keep="a", iupac="unknown").names == ["a"]
-    with pytest.raises(ValueError, match="iupac is 'maybe'"):
+    with pytest.raises(ValueError, match="iupac 'maybe'"):
         Genome.open(file, iupac="maybe")
 
 
@@ -152,7 +151,7 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
     [
         (b"", "is empty; give"),
         (b"\n \n", "is empty; give"),
-        (b"ACGT\n", "is not FASTA: line 1 is 'ACGT', where a header"),
+        (b"ACGT\n", "is not FASTA: line 1 is 'ACGT', expected a header"),
         (b"\r\n\r\n@read\nACGT\n", "is not FASTA: line 3 is '@read'"),
         (b">a\nACGT\n\nAC-T\n", r"line 4: record a: letter '-' at column 3 is not a nucleotide; allowed are A, C"),
         (b">a\nACGT\n>p\nMKV*\n", r"line 4: record p: letter '\*' at column 4"),
@@ -164,7 +163,7 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
         (b">a\nAC\n>a x\nGT\n", "line 3: record a has the name of an earlier record; rename one"),
         (gzip.compress(b">a\n" + b"ACGTTGCA" * 99, mtime=0)[:25], "is damaged or cut short"),
         (formats.twobit({"a": "ACGT" * 20})[:-5], "is a damaged or cut short 2bit file"),
-        (formats.twobit({"a": "ACGT"}, version=7), "is a 2bit file of version 7; versions 0 and 1 are read"),
+        (formats.twobit({"a": "ACGT"}, version=7), "is a 2bit file of version 7; expected version 0 or 1"),
         (formats.genbank({"X": "acgt"}).replace(b"acgt", b"ac*t"), r"letter '\*' at column 3"),
     ],
     ids=map(str, range(16)),
@@ -223,14 +222,14 @@ def test_a_compressed_twobit_is_read(tmp_path):
 
 @pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])
 def test_what_is_no_path_is_named(path):
-    with pytest.raises(ValueError, match=r"^path is .*; expected the name of a file or of a folder, .*; set data\.path$"):
+    with pytest.raises(ValueError, match=r"^data\.path is .*; expected the name of a file or of a folder, .*"):
         Genome.open(path)
 
 
 @pytest.mark.parametrize("keep", [5, [None], [True], {"chr1": 1}, [["chr1"]]])
 def test_what_names_no_records_is_named(tmp_path, keep):
     file = write(tmp_path, "x.fa", b">1\nACGT\n>X\nTTTT\n")
-    with pytest.raises(ValueError, match=r"^keep is .*; set data\.keep to a list of names"):
+    with pytest.raises(ValueError, match=r"^data\.keep is .*; expected a list of names"):
         Genome.open(file, keep)
     assert Genome.open(file, [1]).names == ["1"]  # a yaml reads [1] as a number
 
@@ -239,5 +238,3 @@ def test_a_genome_of_other_bases_has_another_digest(tmp_path):
     one, same, other = (write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text) for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA")))
     digests = [Genome.open(path).digest for path in (one, same, other)]
     assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
-    memory = [Genome.from_records([Record("a", "", letters)]).digest for letters in (b"ACGT", b"ACGA")]
-    assert memory[0] != memory[1]

@@ -1,0 +1,76 @@
+"""Letters of DNA sequences: IUPAC codes, their token ids and complements.
+
+The ids are those of `dnadiff.data.tokenizer.DNATokenizer`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from Bio.Seq import Seq
+    from Bio.SeqRecord import SeqRecord
+
+DNASequence: TypeAlias = "str | bytes | bytearray | Seq | SeqRecord"
+IUPAC = "ACGTURYKMSWBDHVN"
+_IUPAC_COMPLEMENT = "TGCAAYRMKSWVHDBN"
+_COMPLEMENT_LETTER = bytes.maketrans((IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode())
+
+_BASES = "ACGT"
+FIRST_BASE = 7
+N_ID = 11
+NOT_A_NUCLEOTIDE = 255
+
+
+def _id_of_letter() -> NDArray[np.uint8]:
+    """The ids of all 256 bytes: A, C, G, T (and U) in either case, N for the other IUPAC codes, 255 for the rest."""
+    table = np.full(256, NOT_A_NUCLEOTIDE, dtype=np.uint8)
+    for letter in IUPAC:
+        token = FIRST_BASE + _BASES.index(letter) if letter in _BASES else N_ID
+        table[[ord(letter), ord(letter.lower())]] = token
+    table[[ord("U"), ord("u")]] = FIRST_BASE + _BASES.index("T")
+    return table
+
+
+ID_OF_LETTER = _id_of_letter()
+
+
+def letters(sequence: DNASequence) -> NDArray[np.uint8]:
+    """The letters of a string, bytes, Biopython `Seq` or `SeqRecord` as bytes `(L,)` uint8; non-ASCII letters become `?`."""
+    sequence = plain(sequence)
+    return np.frombuffer(sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence), dtype=np.uint8)
+
+
+def plain(sequence: DNASequence) -> str | bytes:
+    """The letters of a sequence without the Biopython object around them."""
+    if isinstance(sequence, (str, bytes)):
+        return sequence
+    from Bio.SeqRecord import SeqRecord
+
+    found = sequence.seq if isinstance(sequence, SeqRecord) else sequence
+    return b"" if found is None else bytes(found)
+
+
+def reverse_complement(sequence: str | bytes) -> str | bytes:
+    """The reverse complement, letter by letter: all IUPAC codes, case kept; U pairs with A.
+
+    Example:
+        >>> reverse_complement("ACGTNacgtn")
+        'nacgtNACGT'
+    """
+    if isinstance(sequence, str):
+        return sequence.encode("ascii").translate(_COMPLEMENT_LETTER)[::-1].decode("ascii")
+    return sequence.translate(_COMPLEMENT_LETTER)[::-1]
+
+
+def not_a_nucleotide(sequence: DNASequence) -> str | None:
+    """A message that names the first letter of `sequence` that is not a nucleotide; None if there is none."""
+    wrong = np.flatnonzero(ID_OF_LETTER[letters(sequence)] == NOT_A_NUCLEOTIDE)
+    if not len(wrong):
+        return None
+    sequence = plain(sequence)
+    text = sequence if isinstance(sequence, str) else sequence.decode("latin-1")
+    return f"letter {text[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; allowed are {', '.join(IUPAC)} in either case"
