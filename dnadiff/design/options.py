@@ -74,7 +74,8 @@ def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[R
     from dnadiff.design.template import dna_tokenizer
 
     model.check_infill()
-    genome = Genome.open(config["genome"], tokenizer=dna_tokenizer(model.tokenizer))
+    dna_tokenizer(model.tokenizer)  # refuses a model of text
+    genome = Genome.open(config["genome"])
     regions = read_regions(config["infill"], genome.lengths)
     used = {region.chrom for region in regions}
     if ambiguous := [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]:

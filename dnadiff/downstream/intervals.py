@@ -43,7 +43,7 @@ class IntervalTask(LabeledTask):
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        genome = Genome.open(self.genome, tokenizer=tokenizer)
+        genome = Genome.open(self.genome)
         records, lengths = _record_names(genome), genome.lengths
         found = LabeledSequences(self.path, divided=True, label_source="metadata.yaml", split_source="its folders")
         places = class_paths(self.path, ".csv.gz")
