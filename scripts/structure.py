@@ -33,13 +33,13 @@ LIMITS = {
     "import levels": 9,
     "import cycles": 0,
     "hasattr and getattr with a default, per 1,000 lines of code": 1.0,
-    "Any, per 1,000 lines of code": 10.0,
+    "Any and its alias Json, per 1,000 lines of code": 10.0,
     "comparisons with a string, per 1,000 lines of code": 4.0,
     "public class names used twice": 0,
     "pairs of places that share six or more lines": 30,
     "files over 300 lines": 0,
     "functions over 60 lines": 0,
-    "lines of the package": 27_383,
+    "lines of the package": 27_383,  # before features are added: not part of --check
     "archaic phrases": 0,
 }
 
@@ -109,7 +109,7 @@ def count_file(tree: ast.AST) -> collections.Counter:
         elif isinstance(node, ast.ExceptHandler) and node.type is not None:
             found["except AttributeError"] += names(iter([node.type]), "AttributeError")
         elif isinstance(node, ast.Name):
-            found["Any"] += node.id == "Any"
+            found["Any"] += node.id in ("Any", "Json")  # dnadiff.config.Json is an alias of Any
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found["long functions"] += node.end_lineno - node.lineno + 1 > 60
     found["object"] = names(annotations(tree), "object")
@@ -211,7 +211,7 @@ def measure(package: Path) -> dict[str, float]:
         "import levels": depth,
         "import cycles": cycles,
         "hasattr and getattr with a default, per 1,000 lines of code": rate("probes"),
-        "Any, per 1,000 lines of code": rate("Any"),
+        "Any and its alias Json, per 1,000 lines of code": rate("Any"),
         "comparisons with a string, per 1,000 lines of code": rate("strings"),
         "membership in a literal collection of strings": found["membership"],
         "object in signatures": found["object"],
@@ -226,6 +226,11 @@ def measure(package: Path) -> dict[str, float]:
         "lines of the package": lines,
         "archaic phrases": len(archaic_phrases()),
     }
+
+
+def exceeded(numbers: dict[str, float]) -> list[str]:
+    """The rows whose limit is exceeded, except for the number of lines, which grows with features."""
+    return [name for name, limit in LIMITS.items() if numbers[name] > limit and name != "lines of the package"]
 
 
 def main() -> None:
@@ -246,7 +251,7 @@ def main() -> None:
         print(f"| {name:60} | {before.get(name, '')} | {value:,} | {LIMITS.get(name, '')} |")
     if options.json:
         options.json.write_text(json.dumps(now, indent=2) + "\n")
-    if options.check and (broken := [name for name, limit in LIMITS.items() if now[name] > limit]):
+    if options.check and (broken := exceeded(now)):
         raise SystemExit(f"error: over the limit: {', '.join(broken)}")
 
 
