@@ -46,9 +46,6 @@ class SklearnModel(TaskModel):
     """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
 
     `fit_info` records the validation accuracy of every setting and the chosen one.
-
-    Args:
-        tokenizer: maps token ids to bases.
     """
 
     random = False
@@ -109,8 +106,6 @@ class KmerLogistic(SklearnModel):
     from outweighing the many that occur once.
 
     Args:
-        tokenizer: see `SklearnModel`.
-        k: bases in a k-mer.
         strengths: values of scikit-learn's C to choose from; the larger, the weaker the penalty.
     """
 
@@ -143,10 +138,7 @@ class KmerBoosting(SklearnModel):
     """Gradient boosting on k-mer frequencies.
 
     Args:
-        tokenizer: see `SklearnModel`.
-        k: bases in a k-mer.
         rounds: numbers of trees per class to choose from.
-        rate: learning rate.
     """
 
     def __init__(self, tokenizer: DNATokenizer, k: int = 4, rounds: Sequence[int] = (50, 100, 200), rate: float = 0.1) -> None:
@@ -199,7 +191,6 @@ def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bo
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
         lengths: (S,); the rest of a row is ignored.
-        k: bases in a k-mer.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
 
     Returns:

@@ -28,7 +28,6 @@ def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, 
     """Mean of the features over the valid positions.
 
     Args:
-        backbone: the network.
         ids: (B, L) token ids.
         valid: (B, L) bool, False on padding; None if there is none.
         stranded: whether the class depends on the strand. If not, the features of a network that reads both strands are averaged
@@ -47,13 +46,7 @@ def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, 
 
 
 class SequenceClassifier(nn.Module, ABC):
-    """Maps token ids to class logits.
-
-    Attributes:
-        vocab: the alphabet.
-        num_classes: C.
-        invariant: whether a sequence and its reverse complement have the same logits.
-    """
+    """Maps token ids to C class logits; `invariant` if a sequence and its reverse complement have the same ones."""
 
     vocab: Vocab
     num_classes: int
@@ -68,7 +61,6 @@ class SequenceClassifier(nn.Module, ABC):
         """Log-probabilities of the classes in evaluation mode.
 
         Args:
-            items: sequences of one or more tokens.
             batch_size: items per batch; items of similar length are batched together.
             both_strands: average the log-probabilities of the two strands. An invariant network reads only one of them.
 
@@ -89,12 +81,9 @@ class SequenceClassifier(nn.Module, ABC):
 
 
 class Classifier(SequenceClassifier):
-    """Features of the unmasked sequence -> mean over valid positions -> linear layer.
+    """Features of the unmasked sequence -> mean over valid positions -> linear layer; the network runs without a noise level.
 
-    Args:
-        backbone: the network; it runs without a noise level.
-        num_classes: C.
-        stranded: whether the class depends on the strand. If not, a network that reads both strands becomes strand-invariant.
+    Unless `stranded`, a network that reads both strands becomes strand-invariant.
     """
 
     def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:

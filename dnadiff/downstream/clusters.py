@@ -52,9 +52,7 @@ def sample_clusters(clusters: np.ndarray, fraction: float, random: np.random.Gen
     """Random complete clusters that together contain at most `fraction` of the items, but neither none nor all of them.
 
     Args:
-        clusters: (S,) cluster of each item.
         fraction: of the items, in (0, 1).
-        random: source of the random order.
 
     Returns:
         (S,) bool. A cluster that would exceed the fraction is skipped; if all would, the smallest is taken.

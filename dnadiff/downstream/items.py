@@ -69,9 +69,7 @@ class TaskData:
     """A task that is ready for training: every model gets the same.
 
     Attributes:
-        name: of the task.
         classes: class names, sorted; a label is an index into this list.
-        train: items for training.
         valid: items for choosing the epoch and the hyperparameters.
         test: items that are scored once.
         stranded: True if the class depends on the strand; otherwise models train on and score both strands.
@@ -100,11 +98,7 @@ class TaskData:
 
 
 class Task(Protocol):
-    """What `task=` on the command line builds.
-
-    Attributes:
-        protocol: which items a seed trains on, see `dnadiff.downstream.protocol.build_protocol`.
-    """
+    """What `task=` on the command line builds; `protocol` is a name for `dnadiff.downstream.protocol.build_protocol`."""
 
     protocol: str
 
@@ -125,16 +119,7 @@ class ItemBatch(NamedTuple):
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
-    """Reverse complement of right-padded rows; the padding stays on the right.
-
-    Args:
-        ids: (B, L) token ids.
-        lengths: (B,) tokens in each row.
-        vocab: with a complement.
-
-    Returns:
-        (B, L) int64.
-    """
+    """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens; the padding stays on the right."""
     position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
     return torch.where(position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id)
@@ -167,11 +152,7 @@ class ShuffledBatches:
     the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order.
 
     Args:
-        items: the training items.
-        batch_size: items in a batch; the last one may be smaller.
         vocab: with a complement.
-        seed: of order and strands.
-        epoch: its number.
         both_strands: reverse-complement each item with probability 1/2.
 
     Attributes:

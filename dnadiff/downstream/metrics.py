@@ -23,7 +23,6 @@ def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarr
     Args:
         size: S.
         num_resamples: total number of replicates.
-        seed: of the draws.
         groups: (S,) group numbers; the items of a group, such as overlapping sequences, are drawn together. None: single items.
     """
     random = np.random.default_rng(seed)
@@ -35,12 +34,7 @@ def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarr
 
 
 class ScoredPredictions:
-    """Predictions, prepared for scoring under many weightings.
-
-    Args:
-        log_probs: (S, C) normalized.
-        labels: (S,) class numbers.
-    """
+    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`."""
 
     def __init__(self, log_probs: np.ndarray, labels: np.ndarray) -> None:
         self.probs, self.labels = np.exp(np.asarray(log_probs, np.float64)), np.asarray(labels)
@@ -157,9 +151,6 @@ def summarize(
 
     Args:
         runs: one for each seed.
-        num_resamples: bootstrap replicates, the same for every model.
-        seed: of the replicates.
-        groups: see `bootstrap_weights`.
 
     Returns:
         By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
@@ -187,7 +178,6 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
     """One-vs-rest ROC curves (with two classes, only that of the second): false positive rates and true positive rates.
 
     Args:
-        scored: the predictions.
         max_points: of a curve; with more thresholds, those at even steps of the number of selected items are kept.
     """
     curves = []
@@ -214,8 +204,6 @@ def sign_flip_test(first: np.ndarray, second: np.ndarray, num_flips: int = 5000,
     Args:
         first: (R, S) whether each item was classified correctly with each seed.
         second: (R', S) of the other model.
-        num_flips: number of random sign vectors.
-        seed: of the draws.
         groups: (S,) group numbers; the items of a group get the same sign. None: each item has its own.
     """
     difference = first.mean(0) - second.mean(0)

@@ -22,10 +22,7 @@ def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[s
     """The k-mers of the training part of a run; its data is read again from the path in the configuration.
 
     Args:
-        config: of the run.
-        tokenizer: maps token ids to bases.
         trust: further packages whose classes the configuration may name.
-        k: bases in a k-mer.
 
     Raises:
         FileNotFoundError: if the files no longer exist.

@@ -20,19 +20,9 @@ from dnadiff.downstream.model import Report, TaskModel, no_report
 
 @torch.no_grad()
 def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool, report: Report = no_report) -> np.ndarray:
-    """Mean features of each item; with `both_strands` averaged over the two strands.
+    """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
 
-    A network that reads both strands itself processes an item once, and then returns D/2 features.
-
-    Args:
-        backbone: put into evaluation mode.
-        items: sequences.
-        batch_size: items per batch; items of similar length are batched together.
-        both_strands: average over the strands.
-        report: called with the tokens of each batch.
-
-    Returns:
-        (S, D) float32.
+    The network is put into evaluation mode. One that reads both strands itself processes an item once, and then returns D/2 features.
     """
     backbone.eval()
     device, stranded = next(backbone.parameters()).device, not both_strands
@@ -54,11 +44,8 @@ class FrozenModel(TaskModel):
     `fit_info` records the validation accuracy of every setting and the chosen one.
 
     Args:
-        backbone: returns the network for a seed.
         random: whether another seed gives another network.
-        batch_size: items per batch.
         about: identifies the network in `describe`, for example by the digest of its weights.
-        device: where the network runs.
     """
 
     def __init__(

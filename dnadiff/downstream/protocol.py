@@ -30,12 +30,8 @@ class FixedSplit:
     """The task's own train, validation and test parts, the same for every seed.
 
     Attributes:
-        pad_id: of the vocabulary.
-        name: value of `task.protocol`.
         varies: whether another seed gives another division.
         tests_all_items: whether every item of the task is tested, including those of the training part.
-        epochs: default number of epochs.
-        warmup: default fraction of the steps for the learning rate warmup.
     """
 
     pad_id: int
@@ -64,10 +60,6 @@ class PaperSplit(FixedSplit):
 
     The division is plainly random, as published. If items overlap, the validation accuracy is too high; the test accuracy is not
     affected.
-
-    Attributes:
-        pad_id: of the vocabulary.
-        valid_fraction: of the training items.
     """
 
     valid_fraction: float = 0.1
@@ -89,13 +81,7 @@ class PaperSplit(FixedSplit):
 
 @dataclass(frozen=True)
 class KFold(FixedSplit):
-    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together.
-
-    Attributes:
-        pad_id: of the vocabulary.
-        num_folds: rounds per seed.
-        valid_fraction: of the items that are not tested.
-    """
+    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together."""
 
     num_folds: int = 5
     valid_fraction: float = 0.1
@@ -126,11 +112,6 @@ class KFold(FixedSplit):
 
 
 def _check_classes(divided: TaskData, seed: int) -> None:
-    """Refuse a division without training items of some class.
-
-    Raises:
-        ValueError: naming the class.
-    """
     present = set(divided.train.labels.tolist())
     if missing := [name for number, name in enumerate(divided.classes) if number not in present]:
         raise ValueError(

@@ -38,15 +38,7 @@ _PRETRAINED = {
 
 
 class PublishedResult(NamedTuple):
-    """A published accuracy.
-
-    Attributes:
-        model: its name in the source.
-        accuracy: mean over seeds.
-        spread: max - min over seeds, if printed.
-        train: number of training sequences.
-        source: paper and table.
-    """
+    """A published accuracy: the mean over seeds, `spread` max - min if printed, and the number of training sequences."""
 
     model: str
     accuracy: float

@@ -41,13 +41,9 @@ def run_study(
     """Fit every model with every seed and compare the predictions.
 
     Args:
-        data: the task.
-        models: by name.
-        seeds: of the models that depend on one.
         pairs: (a, b) for the differences a minus b.
         report: called with steps and tokens, and with `now=` the model that is being fitted.
         protocol: which items are for training; None uses the task's own parts.
-        results: stored predictions, which are not computed again.
         subsets: see `compare`.
 
     Returns:
@@ -79,9 +75,6 @@ def compare(
     """Metrics of predictions on the same items, and their differences. The items of a group are resampled together.
 
     Args:
-        predictions: of each model, one for each seed.
-        tested: the items.
-        pairs: (a, b) for the differences a minus b.
         subsets: masks (S,) bool by name; the accuracy on each subset is reported too.
 
     Returns:
@@ -147,11 +140,7 @@ def predict_rounds(
 
 
 def accuracy_interval(
-    correct: np.ndarray,
-    baseline: np.ndarray | None = None,
-    num_resamples: int = 2000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
+    correct: np.ndarray, baseline: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0, groups: np.ndarray | None = None
 ) -> ConfidenceInterval:
     """Mean accuracy, or the difference of two, with its 95 % bootstrap interval over test items and seeds.
 
@@ -160,8 +149,6 @@ def accuracy_interval(
     Args:
         correct: (R, S) of 0 and 1: whether item s was classified correctly with seed r.
         baseline: (R', S) of another model on the same items, whose accuracy is subtracted.
-        num_resamples: bootstrap replicates.
-        seed: of the resampling.
         groups: (S,) group numbers; the items of a group are drawn together. None: single items.
     """
     models = [correct] if baseline is None else [correct, baseline]
@@ -193,7 +180,6 @@ def _accuracy(correct: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]
 
 
 def _subset(correct: np.ndarray, mask: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
-    """Accuracy on some of the items; None if there are no such items."""
     size = int(mask.sum())
     found = _accuracy(correct[:, mask], None if groups is None else groups[mask]) if size else {}
     return {"items": size, **{key: found.get(key) for key in ("accuracy", "low", "high")}}

@@ -28,12 +28,8 @@ class CsvTask(LabeledTask):
 
     Args:
         path: the table, with a header, or the folder.
-        sequence_column: name of the column of sequences.
-        label_column: name of the column of classes.
         split_column: name of the column with train, valid or test; None: divide at random.
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
-        name: of the task; None: the file name.
-        **settings: see `LabeledTask`.
     """
 
     def __init__(
@@ -107,9 +103,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
     """Line number and cells of each row of a table; empty lines are skipped.
 
     Args:
-        path: the table.
         columns: configuration key -> column name.
-        delimiter: None: see `CsvTask`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -165,11 +159,6 @@ def _pyarrow_parquet(path: str) -> ModuleType:
 
 
 def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
-    """What `read` returns for the file.
-
-    Raises:
-        ValueError: naming the file, if it is damaged.
-    """
     parquet, file = _pyarrow_parquet(path), str(resolve(path))
     try:
         return read(parquet, file)
