@@ -162,11 +162,7 @@ def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
 
 
 def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load tensors into a denoiser.
-
-    Raises:
-        ValueError: listing missing, unexpected and misshapen tensors.
-    """
+    """Load tensors into a denoiser; ValueError listing missing, unexpected and misshapen tensors."""
     own = denoiser.state_dict()
     faults = [f"missing {name}" for name in own if name not in state]
     faults += [f"surplus {name}" for name in state if name not in own]

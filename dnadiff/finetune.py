@@ -79,11 +79,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 
 def check_settings(config: Config) -> None:
-    """Refuse values of the wrong type before anything is read, and convert the others in place: 1e1 to 10, one value to a list.
-
-    Raises:
-        ValueError: naming the key.
-    """
+    """ValueError for values of the wrong type, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
     for key in ("fine_tune", "scratch", "probe", "neighbours", "pretraining_overlap", "overwrite"):
         checks.boolean(key, config[key])
     for key in ("output", "results"):
@@ -111,11 +107,7 @@ def check_settings(config: Config) -> None:
 
 
 def as_list(key: str, value: Json) -> list[Json]:
-    """One value, or several to choose from, as a list.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """One value, or several to choose from, as a list; ValueError if there is none."""
     several = list(value) if isinstance(value, (list, tuple)) else [value]
     if not several:
         raise ValueError(f"{key} is an empty list; give at least one value")

@@ -166,11 +166,7 @@ def assemble(config: Mapping[str, Json], run_dir: Path, data: SequenceDataModule
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
-    """Run one short forward pass and build the optimizer, so that errors appear before anything is written.
-
-    Raises:
-        ValueError: naming what does not fit.
-    """
+    """Run one short forward pass and build the optimizer, so that errors appear before anything is written."""
     import torch
 
     longest = module.denoiser.backbone.max_length
@@ -216,11 +212,7 @@ def num_parameters(module: DiffusionModule) -> int:
 
 
 def metrics_file(trainer: Trainer) -> MetricsFile:
-    """The logger of a training run.
-
-    Raises:
-        ValueError: if the configuration built another one.
-    """
+    """The logger of a training run; ValueError if the configuration built another one."""
     from dnadiff.training.callbacks import MetricsFile
 
     if not isinstance(trainer.logger, MetricsFile):

@@ -115,11 +115,7 @@ def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
 
 
 def check_length(backbone: Backbone, data: TaskData) -> None:
-    """Refuse a task with a sequence longer than the network accepts; nothing is truncated silently.
-
-    Raises:
-        ValueError: if there is such a sequence.
-    """
+    """ValueError for a task with a sequence longer than the network accepts; nothing is truncated silently."""
     if backbone.max_length is not None and data.max_length > backbone.max_length:
         raise ValueError(
             f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "

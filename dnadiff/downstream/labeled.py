@@ -54,11 +54,7 @@ class LabeledSequences:
     notes: dict[str, Json] = field(default_factory=dict)
 
     def add(self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str) -> None:
-        """Encode and append one sequence.
-
-        Raises:
-            ValueError: naming `where`, if the sequence is empty or a letter is not a nucleotide.
-        """
+        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a letter is not a nucleotide."""
         if not sequence:
             raise ValueError(f"{where} has an empty sequence; complete or remove it")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import Json
-from dnadiff.downstream.baselines import Estimator, logistic_regressions, predict_log_proba, select_by_validation
+from dnadiff.downstream.baselines import logistic_regressions, predict_log_proba, select_by_validation
 from dnadiff.downstream.classifier import check_length, is_strand_invariant, pool_features, pooled_width
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.downstream.model import Report, TaskModel, no_report
+
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
 
 
 @torch.no_grad()
@@ -64,7 +68,7 @@ class FrozenModel(TaskModel):
         return super().describe() | self.about
 
     @abstractmethod
-    def candidates(self, num_items: int) -> Mapping[str, Estimator]:
+    def candidates(self, num_items: int) -> Mapping[str, ClassifierMixin]:
         """Unfitted models for `num_items` training items by the name of their setting; validation accuracy chooses one."""
 
     @override
@@ -94,7 +98,7 @@ class LinearProbe(FrozenModel):
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, Estimator]:
+    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
         from sklearn.preprocessing import StandardScaler
 
         return logistic_regressions(StandardScaler(), self.strengths)
@@ -107,7 +111,7 @@ class NearestNeighbors(FrozenModel):
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, Estimator]:
+    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
         from sklearn.neighbors import KNeighborsClassifier
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler

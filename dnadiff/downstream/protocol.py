@@ -46,11 +46,7 @@ class FixedSplit:
         return data.test
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """The divisions of a seed.
-
-        Raises:
-            ValueError: if the task cannot be divided this way.
-        """
+        """The divisions of a seed; ValueError if the task cannot be divided this way."""
         return [Round(data, torch.arange(len(data.test)))]
 
 
@@ -124,11 +120,7 @@ PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol i
 
 
 def build_protocol(name: str, pad_id: int) -> FixedSplit:
-    """The protocol of `task.protocol=NAME`.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
+    """The protocol of `task.protocol=NAME`; ValueError if there is none of that name."""
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name](pad_id)

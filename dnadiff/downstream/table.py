@@ -127,11 +127,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
 
 
 def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
-    """The index of the column that `task.<key>` names.
-
-    Raises:
-        ValueError: if it is missing.
-    """
+    """The index of the column that `task.<key>` names; ValueError if it is missing."""
     if name not in header:
         raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(header)}: set task.{key} to one of them")
     return header.index(name)

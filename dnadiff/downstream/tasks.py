@@ -61,11 +61,7 @@ class RegionWindows:
             raise ValueError(f"both classes are called {inside!r}; set task.inside or task.outside to another name")
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, divide and encode the task.
-
-        Raises:
-            ValueError: if a part has no window of a class.
-        """
+        """Read, divide and encode the task; ValueError if a part has no window of a class."""
         genome = Genome.open(self.genome)
         lengths = genome.lengths
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
