@@ -1,8 +1,7 @@
-"""Configuration: the YAML files, composing them, and building objects from the resulting dict.
+"""Configuration: the YAML files, composing them with Hydra, and building objects from the resulting dict.
 
-Hydra composes and is imported late. Objects are built here, so that loading a checkpoint and running a command follow the
-same rules. Loading does not run code: a configuration that comes with a checkpoint may name classes of this package (and of
-packages that the user trusts) and nothing else.
+Objects are built here, so that loading a checkpoint and running a command follow the same rules. Loading does not run code: the
+configuration of a checkpoint may name classes of this package (and of packages that the user trusts) and nothing else.
 """
 
 from __future__ import annotations

@@ -171,15 +171,12 @@ class GCAlone(SklearnModel):
 
 
 def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:
-    """How often each k-mer occurs in each row.
+    """How often each k-mer occurs in each row, (S, 4**k) float64.
 
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
         lengths: (S,); the rest of a row is ignored.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
-
-    Returns:
-        A SciPy sparse matrix (S, 4**k) float64.
     """
     from scipy.sparse import csr_matrix
 

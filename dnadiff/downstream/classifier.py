@@ -25,16 +25,9 @@ def pooled_width(backbone: Backbone, stranded: bool) -> int:
 
 
 def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
-    """Mean of the features over the valid positions.
+    """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)` is False on padding.
 
-    Args:
-        ids: (B, L) token ids.
-        valid: (B, L) bool, False on padding; None if there is none.
-        stranded: whether the class depends on the strand. If not, the features of a network that reads both strands are averaged
-            over the strands.
-
-    Returns:
-        (B, D) float32, or (B, D/2) if averaged over the strands.
+    Unless the class is `stranded`, the features of a network that reads both strands are averaged over the strands: (B, D/2).
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
@@ -58,14 +51,9 @@ class SequenceClassifier(nn.Module, ABC):
 
     @torch.no_grad()
     def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
-        """Log-probabilities of the classes in evaluation mode.
+        """Normalized log-probabilities (S, C) of the classes in evaluation mode, on the CPU; items of similar length are batched together.
 
-        Args:
-            batch_size: items per batch; items of similar length are batched together.
-            both_strands: average the log-probabilities of the two strands. An invariant network reads only one of them.
-
-        Returns:
-            (S, C) on the CPU, normalized.
+        With `both_strands` they are averaged over the two strands. An invariant network reads only one of them.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()

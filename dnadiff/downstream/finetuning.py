@@ -144,11 +144,7 @@ class FineTuningModule(lightning.LightningModule):
 class TrainedModel(TaskModel):
     """A network whose parameters are all trained on the task for at most `epochs`; the settings are those of `FineTuningModule`.
 
-    Args:
-        trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-
-    Attributes:
-        valid_score: of the last fit.
+    `trainer` has further arguments of `lightning.Trainer`, such as the accelerator; `valid_score` is that of the last fit.
     """
 
     def __init__(
@@ -230,9 +226,7 @@ class TrainedModel(TaskModel):
 class FineTunedModel(TrainedModel):
     """A backbone with a linear layer on top, both trained.
 
-    Args:
-        backbone: returns a new copy of the network for a seed.
-        about: identifies the network in `describe`, for example by the digest of its weights.
+    `backbone` returns a new copy of the network for a seed; `about` identifies it in `describe`, for example by the digest of its weights.
     """
 
     kind = "Network"

@@ -17,10 +17,8 @@ from dnadiff.downstream.model import Report, TaskModel, no_report
 class GridSearch(TaskModel):
     """Trains every candidate and predicts with the one with the best validation accuracy; the lower loss breaks ties.
 
-    Each seed chooses on its own validation items. `fit_info` records all candidates and the fit of the chosen one.
-
-    Args:
-        candidates: settings as they are to be recorded, and the model.
+    A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its own validation items. `fit_info`
+    records all candidates and the fit of the chosen one.
     """
 
     kind = "Grid"

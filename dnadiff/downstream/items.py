@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from torch import Tensor
 from dnadiff.config import Json
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
-
-if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import DNATokenizer
 
 
 @dataclass(frozen=True)
@@ -97,15 +94,6 @@ class TaskData:
         }
 
 
-class Task(Protocol):
-    """What `task=` on the command line builds; `protocol` is a name for `dnadiff.downstream.protocol.build_protocol`."""
-
-    protocol: str
-
-    def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, check and encode; a one-line ValueError or FileNotFoundError for bad input."""
-
-
 class ItemBatch(NamedTuple):
     """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels (B,)` int64."""
 
@@ -146,17 +134,11 @@ def strand_batches(items: Items, batch_size: int, vocab: Vocab, both_strands: bo
 
 
 class ShuffledBatches:
-    """One epoch of training batches in random order, a function of (seed, epoch) alone.
+    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds` were spent on making them so far.
 
     If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before they are cut into batches, and
-    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order.
-
-    Args:
-        vocab: with a complement.
-        both_strands: reverse-complement each item with probability 1/2.
-
-    Attributes:
-        seconds: time spent on making batches so far; the consumer waited for this long.
+    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order. With `both_strands`, each
+    item is reverse-complemented with probability 1/2.
     """
 
     bucket_batches = 32

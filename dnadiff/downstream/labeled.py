@@ -74,20 +74,12 @@ class LabeledSequences:
 
 
 class Division:
-    """The part of each sequence of a task.
-
-    Args:
-        bases: the sequences as bases.
-        cluster_word: see `LabeledTask`.
-        redivide: ignore the split of the source.
+    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if there are fewer than two classes.
 
     Attributes:
         classes: class names, sorted.
         clusters: (S,) sequences of one cluster stay in the same part.
         divided: whether the split of the source is used.
-
-    Raises:
-        ValueError: if there are fewer than two classes.
     """
 
     def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool) -> None:

@@ -45,11 +45,8 @@ def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool,
 class FrozenModel(TaskModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
-    `fit_info` records the validation accuracy of every setting and the chosen one.
-
-    Args:
-        random: whether another seed gives another network.
-        about: identifies the network in `describe`, for example by the digest of its weights.
+    `backbone` returns the network for a seed, another one for each if `random`; `about` identifies it in `describe`. `fit_info` records
+    the validation accuracy of every setting and the chosen one.
     """
 
     def __init__(

@@ -27,17 +27,12 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedSplit:
-    """The task's own train, validation and test parts, the same for every seed.
-
-    Attributes:
-        varies: whether another seed gives another division.
-        tests_all_items: whether every item of the task is tested, including those of the training part.
-    """
+    """The task's own train, validation and test parts, the same for every seed."""
 
     pad_id: int
     name: ClassVar[str] = "fixed"
-    varies: ClassVar[bool] = False
-    tests_all_items: ClassVar[bool] = False
+    varies: ClassVar[bool] = False  # whether another seed gives another division
+    tests_all_items: ClassVar[bool] = False  # including those of the training part
     epochs: ClassVar[int] = 1
     warmup: ClassVar[float] = 0.1
 

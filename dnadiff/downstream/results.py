@@ -1,10 +1,7 @@
-"""A folder of finished predictions, so that a study can be interrupted and resumed, or shared by several processes.
+"""A folder of finished predictions: a study can be interrupted and resumed, or shared by several processes.
 
-    FOLDER/TASK/MODEL-sSEED-DIGEST.npz    log-probabilities of the tested items, and the seconds they took
-    FOLDER/results.csv                    one row per prediction: metrics and provenance
-    FOLDER/results.json                   the summary of each task, written by the process that finishes it
-
-The digest covers items, protocol, model settings and package version. A prediction under any other digest is computed and stored separately.
+Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in FOLDER/results.csv, and the summaries of
+finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings and package version.
 """
 
 from __future__ import annotations
@@ -45,12 +42,7 @@ class Prediction(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a prediction is made from.
-
-    Attributes:
-        about: everything else that the prediction depends on: `protocol` and `settings`.
-        labels: (S,) of the tested items.
-    """
+    """What a prediction is made from; `about` is everything else that it depends on, `labels (S,)` those of the tested items."""
 
     data: TaskData
     model: str

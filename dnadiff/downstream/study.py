@@ -38,16 +38,13 @@ def run_study(
     results: Results | None = None,
     subsets: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Json]:
-    """Fit every model with every seed and compare the predictions.
+    """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
     Args:
         pairs: (a, b) for the differences a minus b.
         report: called with steps and tokens, and with `now=` the model that is being fitted.
         protocol: which items are for training; None uses the task's own parts.
         subsets: see `compare`.
-
-    Returns:
-        Plain values, ready for JSON: `task`, `models`, `differences`, `notes`, `seconds`.
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
@@ -72,13 +69,9 @@ def compare(
     pairs: Sequence[tuple[str, str]] = (),
     subsets: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Json]:
-    """Metrics of predictions on the same items, and their differences. The items of a group are resampled together.
+    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
 
-    Args:
-        subsets: masks (S,) bool by name; the accuracy on each subset is reported too.
-
-    Returns:
-        `models` and `differences`, plain values.
+    `subsets` are masks (S,) bool by name; the accuracy on each subset is reported too.
     """
     labels, groups = tested.labels.numpy(), None if tested.groups is None else tested.groups.numpy()
     reports, correct = {}, {}

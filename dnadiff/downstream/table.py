@@ -27,8 +27,6 @@ class CsvTask(LabeledTask):
     validation) and test; if there are no validation rows, some training rows are used.
 
     Args:
-        path: the table, with a header, or the folder.
-        split_column: name of the column with train, valid or test; None: divide at random.
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
     """
 
@@ -146,18 +144,14 @@ def _delimiter(path: str) -> str:
     return "\t" if path.removesuffix(".gz").endswith((".tsv", ".tab")) else ","
 
 
-def _pyarrow_parquet(path: str) -> ModuleType:
+def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
     try:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table to CSV") from None
-    return pyarrow.parquet
-
-
-def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
-    parquet, file = _pyarrow_parquet(path), str(resolve(path))
+    file = str(resolve(path))
     try:
-        return read(parquet, file)
+        return read(pyarrow.parquet, file)
     except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
         raise ValueError(f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch it again") from None
 
