@@ -18,6 +18,7 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from dnadiff.backbone.base import Backbone
     from dnadiff.checkpoint import Loaded
+    from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.items import TaskData
     from dnadiff.downstream.model import TaskModel
     from dnadiff.downstream.protocol import FixedSplit
@@ -41,16 +42,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     output = Path(config["output"]).expanduser() if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(
-            f"{loaded.path} was trained on text, and the task {config['task'].get('name') or 'csv'} is DNA; name a run trained on DNA"
-        )
+    tokenizer = dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
-    kmers = (
-        pretraining_overlap.pretraining_kmers(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
-    )
+    kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
     found: dict[str, dict[str, Json]] = {}
     left_out = {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
@@ -76,6 +72,15 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         print(f"left out: {name} ({why})")
     print(f"files are in {run_dir}" if output.parent == run_dir else f"result in {output}, report in {run_dir}")
     return result
+
+
+def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
+    """The tokenizer of a model of DNA; ValueError if it was trained on text."""
+    from dnadiff.data.tokenizer import DNATokenizer
+
+    if not isinstance(loaded.tokenizer, DNATokenizer):
+        raise ValueError(f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA")
+    return loaded.tokenizer
 
 
 def check_settings(config: Config) -> None:
@@ -138,7 +143,7 @@ def run_task(
 
     models = build_models(config, loaded, protocol)
     log_task(data)
-    subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, loaded.tokenizer)
+    subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
     results = ResultsFolder(folder, provenance, __version__)
@@ -201,7 +206,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
     device = commands.pick_device(config["accelerator"])
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(loaded.tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(dna_tokenizer(loaded), config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")

@@ -66,7 +66,7 @@ class RegionWindows:
         lengths = genome.lengths
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
-        bases = [tokenizer.bases(ids) for ids in genome.records]
+        bases = [tokenizer.bases(ids[:]) for ids in genome.records]
         train_kmers = KmerSet([bases[i.record][i.start : i.end] for i in intervals["train"]], self.k)
         classes = sorted([self.inside, self.outside])
         strides = {"train": self.stride, "valid": self.length, "test": self.length}
