@@ -187,7 +187,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
     from dnadiff.downstream.classifier import keep_first_layers
-    from dnadiff.downstream.finetuning import TrainedModel
+    from dnadiff.downstream.finetuning import NetworkModel
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbors
     from dnadiff.downstream.results import weights_digest
     from dnadiff.draws import hash64
@@ -211,7 +211,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
         built = build(baseline, loaded.tokenizer, trust=None)
-        if isinstance(built, TrainedModel):
+        if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
         models.setdefault(name, built)
     if config["neighbours"]:

@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import TrainedModel, TrainingSettings
+from dnadiff.downstream.finetuning import NetworkModel, TrainingSettings
 from dnadiff.downstream.items import TaskData
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -59,7 +59,7 @@ class CNN(SequenceClassifier):
         return self.head(self.body(self.embedding(ids).transpose(1, 2)))
 
 
-class PublishedCNN(TrainedModel):
+class PublishedCNN(NetworkModel):
     """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
 
     def __init__(self, tokenizer: DNATokenizer, lr: float = 1e-3, **settings: Unpack[TrainingSettings]) -> None:

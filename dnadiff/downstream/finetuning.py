@@ -26,7 +26,7 @@ from dnadiff.training.optim import parameter_groups, warmup_cosine
 
 
 class TrainingSettings(TypedDict, total=False):
-    """Keyword arguments of every `TrainedModel`, except the learning rate."""
+    """Keyword arguments of every `NetworkModel`, except the learning rate."""
 
     weight_decay: float
     warmup: float
@@ -141,7 +141,7 @@ class FineTuningModule(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class TrainedModel(TaskModel):
+class NetworkModel(TaskModel):
     """A network whose parameters are all trained on the task for at most `epochs`; the settings are those of `FineTuningModule`.
 
     `trainer` has further arguments of `lightning.Trainer`, such as the accelerator; `valid_score` is that of the last fit.
@@ -223,7 +223,7 @@ class TrainedModel(TaskModel):
         return log_probs
 
 
-class FineTunedModel(TrainedModel):
+class FineTunedModel(NetworkModel):
     """A backbone with a linear layer on top, both trained.
 
     `backbone` returns a new copy of the network for a seed; `about` identifies it in `describe`, for example by the digest of its weights.

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import TrainedModel, ValidScore
+from dnadiff.downstream.finetuning import NetworkModel, ValidScore
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
 
@@ -23,7 +23,7 @@ class GridSearch(TaskModel):
 
     kind = "Grid"
 
-    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], TrainedModel]]) -> None:
+    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
         self.candidates = candidates
 
     @override
@@ -37,7 +37,7 @@ class GridSearch(TaskModel):
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[dict[str, Json]] = []
-        best: tuple[ValidScore, Mapping[str, Json], TrainedModel, SequenceClassifier] | None = None
+        best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier] | None = None
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
             tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})
