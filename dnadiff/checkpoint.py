@@ -1,8 +1,7 @@
 """Saving and loading (denoiser, tokenizer, configuration) without a Trainer.
 
-A checkpoint is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and under
-`hyper_parameters` the resolved configuration and the tokenizer. Nothing in it is executed: tensors are read with
-`weights_only=True`, and only classes of this package are built (`dnadiff.config.build`).
+A checkpoint is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and under `hyper_parameters` the
+resolved configuration and the tokenizer. Nothing in it is executed: only classes of this package are built (`dnadiff.config.build`).
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ class Loaded:
 
     Attributes:
         denoiser: in evaluation mode.
-        process: its absorbing process.
         tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
-        config: the resolved configuration of its training run.
-        path: the file it came from.
-        step: optimizer steps taken.
         labels: names of the labels that the network takes, in the order of the columns of `cond`.
     """
 
@@ -87,12 +82,9 @@ def build_denoiser(config: Mapping[str, Json], tokenizer: Tokenizer, trust: Trus
 
 
 def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
-    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run.
+    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run; FileNotFoundError if there is none.
 
     For a run folder that is `checkpoints/best.ckpt`, or `last.ckpt` if no validation has run.
-
-    Raises:
-        FileNotFoundError: if there is none.
     """
     path = Path(checkpoint)
     if str(checkpoint) == "latest":
@@ -162,11 +154,7 @@ def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
 
 
 def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load tensors into a denoiser.
-
-    Raises:
-        ValueError: listing missing, unexpected and misshapen tensors.
-    """
+    """Load tensors into a denoiser; ValueError listing missing, unexpected and misshapen tensors."""
     own = denoiser.state_dict()
     faults = [f"missing {name}" for name in own if name not in state]
     faults += [f"surplus {name}" for name in state if name not in own]

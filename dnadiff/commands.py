@@ -236,22 +236,14 @@ def group_choices(overrides: Sequence[str]) -> list[str]:
 
 
 def check_new_keys(overrides: Sequence[str], name: str) -> None:
-    """Refuse a new key at the top level (`+x=1`), which nothing reads. Deeper ones (`+trainer.x=1`) go to a constructor, which checks.
-
-    Raises:
-        ValueError: naming the key and the closest one that exists.
-    """
+    """ValueError for a new key at the top level (`+x=1`), which nothing reads. Deeper ones (`+trainer.x=1`) go to a constructor, which checks."""
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
     if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
         raise ValueError(unknown_key(unread[0], name, overrides))
 
 
 def check_booleans(config: Mapping[str, Json], overrides: Sequence[str], name: str) -> None:
-    """Refuse a word in place of true or false: in Python any non-empty string, such as `no`, counts as true.
-
-    Raises:
-        ValueError: naming the key and the word.
-    """
+    """ValueError for a word in place of true or false: in Python any non-empty string, such as `no`, counts as true."""
     words = {key: value for key, value in leaves(config) if isinstance(value, str) and value.isalpha()}
     given = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in words]
     defaults = dict(leaves(recompose(name, group_choices(overrides), resolve=False))) if given else {}
@@ -261,11 +253,7 @@ def check_booleans(config: Mapping[str, Json], overrides: Sequence[str], name: s
 
 
 def pick_device(accelerator: str) -> str:
-    """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`.
-
-    Raises:
-        ValueError: if it is another word, or CUDA is not available.
-    """
+    """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`; ValueError if it is another word, or CUDA is not available."""
     import torch
 
     available = torch.cuda.is_available()
@@ -281,8 +269,7 @@ def pick_device(accelerator: str) -> str:
 def check_window(window: int | None, loaded: Loaded) -> int:
     """The longest window in which a command reads records: `window`, or else the training window.
 
-    Raises:
-        ValueError: if the model is one of text, or the window exceeds what the network takes.
+    ValueError if the model is one of text, or the window exceeds what the network takes.
     """
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")

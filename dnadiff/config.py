@@ -1,8 +1,7 @@
-"""Configuration: the YAML files, composing them, and building objects from the resulting dict.
+"""Configuration: the YAML files, composing them with Hydra, and building objects from the resulting dict.
 
-Hydra composes and is imported late. Objects are built here, so that loading a checkpoint and running a command follow the
-same rules. Loading does not run code: a configuration that comes with a checkpoint may name classes of this package (and of
-packages that the user trusts) and nothing else.
+Objects are built here, so that loading a checkpoint and running a command follow the same rules. Loading does not run code: the
+configuration of a checkpoint may name classes of this package (and of packages that the user trusts) and nothing else.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ RENAMED_CHOICES = {
 
 
 def current_name(target: str) -> str:
-    """The current dotted path of a class, given its path in this or an earlier version.
-
-    >>> current_name("dnadiff.objective.masking.Coins"), current_name("dnadiff.callbacks.EMA")
-    ('dnadiff.objective.masking.Bernoulli', 'dnadiff.training.callbacks.EMA')
-    """
+    """The current dotted path of a class, given its path in this or an earlier version."""
     module, _, name = target.rpartition(".")
     return MOVED.get(target) or f"{MOVED.get(module, module)}.{name}"
 
@@ -96,14 +91,8 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
     """The configuration of a command as a plain dict, for scripts, tests and error messages.
 
     Args:
-        command: `train`, `evaluate`, `sample` or another command.
-        overrides: as on the command line, `["backbone=dit", "seed=3"]`.
         resolve: whether to replace `${...}` by its value.
         folder: the user's own folder of YAML files, as in `--config-dir`.
-
-    Example:
-        >>> compose("train", ["noise=cosine"])["noise"]["_target_"]
-        'dnadiff.noise.Cosine'
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -150,11 +139,7 @@ def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
 
 
 def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Dotted keys and values of everything in a nested configuration that is not itself a mapping.
-
-    >>> dict(leaves({"noise": {"eps": 0.001}, "seed": 1}))
-    {'noise.eps': 0.001, 'seed': 1}
-    """
+    """Dotted keys and values of everything in a nested configuration that is not itself a mapping."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -169,7 +154,6 @@ def locate(target: Json, trust: Trust) -> Any:
     `buildable = True`: constructing one has no effect outside itself. A function could do anything with the arguments given.
 
     Args:
-        target: a dotted path.
         trust: packages whose classes may be built; None is any (the user's own command line).
 
     Raises:
@@ -222,18 +206,8 @@ def build(config: Mapping[str, Json], *args: Any, trust: Trust = (PACKAGE,), **e
     `_target_` names the callable. `_partial_: true` returns a `functools.partial` for arguments known later. Nested
     configurations are built first. `args` and `extra` go to the outermost call.
 
-    Args:
-        config: a resolved configuration.
-        *args: positional arguments.
-        trust: packages that may be called; None allows all.
-        **extra: keyword arguments; they override those in the configuration.
-
     Raises:
         ValueError: for a `_target_` that is missing, not trusted, or given arguments it does not take.
-
-    Example:
-        >>> build({"_target_": "dnadiff.noise.LogLinear", "eps": 0.01}).eps
-        0.01
     """
     check(config, trust)
     return _build(config, args, extra, trust)

@@ -18,6 +18,7 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from dnadiff.backbone.base import Backbone
     from dnadiff.checkpoint import Loaded
+    from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.items import TaskData
     from dnadiff.downstream.model import TaskModel
     from dnadiff.downstream.protocol import FixedSplit
@@ -41,16 +42,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     output = Path(config["output"]).expanduser() if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(
-            f"{loaded.path} was trained on text, and the task {config['task'].get('name') or 'csv'} is DNA; name a run trained on DNA"
-        )
+    tokenizer = dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
-    kmers = (
-        pretraining_overlap.pretraining_kmers(loaded.config, loaded.tokenizer, config["trust"]) if config["pretraining_overlap"] else None
-    )
+    kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
     found: dict[str, dict[str, Json]] = {}
     left_out = {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
@@ -78,12 +74,17 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     return result
 
 
-def check_settings(config: Config) -> None:
-    """Refuse values of the wrong type before anything is read, and convert the others in place: 1e1 to 10, one value to a list.
+def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
+    """The tokenizer of a model of DNA; ValueError if it was trained on text."""
+    from dnadiff.data.tokenizer import DNATokenizer
 
-    Raises:
-        ValueError: naming the key.
-    """
+    if not isinstance(loaded.tokenizer, DNATokenizer):
+        raise ValueError(f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA")
+    return loaded.tokenizer
+
+
+def check_settings(config: Config) -> None:
+    """ValueError for values of the wrong type, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
     for key in ("fine_tune", "scratch", "probe", "neighbours", "pretraining_overlap", "overwrite"):
         checks.boolean(key, config[key])
     for key in ("output", "results"):
@@ -111,11 +112,7 @@ def check_settings(config: Config) -> None:
 
 
 def as_list(key: str, value: Json) -> list[Json]:
-    """One value, or several to choose from, as a list.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """One value, or several to choose from, as a list; ValueError if there is none."""
     several = list(value) if isinstance(value, (list, tuple)) else [value]
     if not several:
         raise ValueError(f"{key} is an empty list; give at least one value")
@@ -146,7 +143,7 @@ def run_task(
 
     models = build_models(config, loaded, protocol)
     log_task(data)
-    subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, loaded.tokenizer)
+    subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
     results = ResultsFolder(folder, provenance, __version__)
@@ -190,7 +187,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
     from dnadiff.checkpoint import build_denoiser
     from dnadiff.downstream.baselines import KmerLogistic
     from dnadiff.downstream.classifier import keep_first_layers
-    from dnadiff.downstream.finetuning import TrainedModel
+    from dnadiff.downstream.finetuning import NetworkModel
     from dnadiff.downstream.probe import LinearProbe, NearestNeighbors
     from dnadiff.downstream.results import weights_digest
     from dnadiff.draws import hash64
@@ -209,12 +206,12 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
     device = commands.pick_device(config["accelerator"])
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(loaded.tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(dna_tokenizer(loaded), config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
         built = build(baseline, loaded.tokenizer, trust=None)
-        if isinstance(built, TrainedModel):
+        if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
         models.setdefault(name, built)
     if config["neighbours"]:

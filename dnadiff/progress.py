@@ -12,11 +12,8 @@ class Progress:
     """Counts a known number of steps, with tokens per second and the remaining time.
 
     Args:
-        total: number of steps.
-        label: what is being done.
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
-        stream: where to write; standard error by default.
     """
 
     def __init__(self, total: int, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
@@ -59,11 +56,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss.
-
-    >>> duration(75)
-    '1:15'
-    """
+    """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

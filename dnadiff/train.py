@@ -86,11 +86,7 @@ def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
 
 
 def absolute_paths(path: Json) -> Json:
-    """Absolute file names; anything that is not an existing file or a pattern is left as it is.
-
-    >>> absolute_paths(["bundled:ecoli_K12_MG1655.fa.gz", "/*.fa", ""])
-    ['bundled:ecoli_K12_MG1655.fa.gz', '/*.fa', '']
-    """
+    """Absolute file names; anything that is not an existing file or a pattern is left as it is."""
     if isinstance(path, Mapping):
         return {key: absolute_paths(value) for key, value in path.items()}
     if isinstance(path, list):
@@ -170,11 +166,7 @@ def assemble(config: Mapping[str, Json], run_dir: Path, data: SequenceDataModule
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
-    """Run one short forward pass and build the optimizer, so that errors appear before anything is written.
-
-    Raises:
-        ValueError: naming what does not fit.
-    """
+    """Run one short forward pass and build the optimizer, so that errors appear before anything is written."""
     import torch
 
     longest = module.denoiser.backbone.max_length
@@ -194,9 +186,6 @@ def validation_interval(trainer: Mapping[str, Json]) -> int:
     """Batches between validations, such that they are evenly spaced about `val_check_interval` steps apart and the last is at the end.
 
     The interval is rounded down to integer steps: 7 steps with 2 validations have them after 3 and 6.
-
-    >>> validation_interval({"max_steps": 7, "val_check_interval": 4, "accumulate_grad_batches": 1})
-    3
     """
     for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
         checks.integer(f"trainer.{key}", trainer[key], 1)
@@ -223,11 +212,7 @@ def num_parameters(module: DiffusionModule) -> int:
 
 
 def metrics_file(trainer: Trainer) -> MetricsFile:
-    """The logger of a training run.
-
-    Raises:
-        ValueError: if the configuration built another one.
-    """
+    """The logger of a training run; ValueError if the configuration built another one."""
     from dnadiff.training.callbacks import MetricsFile
 
     if not isinstance(trainer.logger, MetricsFile):

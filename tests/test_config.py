@@ -83,3 +83,7 @@ def test_the_published_sizes_of_the_transformers_by_name(backbone):
         found = config.compose("train", [f"backbone={backbone}", f"backbone/size={name}"])["backbone"]
         assert (found["d_model"], found["n_layers"], found["n_heads"]) == expected
     assert config.compose("train", [f"backbone={backbone}"])["backbone"]["d_model"] == 128
+
+
+def test_leaves_have_dotted_keys():
+    assert dict(config.leaves({"noise": {"eps": 0.001}, "seed": 1})) == {"noise.eps": 0.001, "seed": 1}

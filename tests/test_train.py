@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from dnadiff import checkpoint
+from dnadiff import checkpoint, train
 from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import Denoiser
 from dnadiff.vocab import Vocab
@@ -247,3 +247,11 @@ def test_resume_finds_a_run_with_init_from(cli, train_args, tmp_path):
 def test_weights_in_half_precision_are_refused_before_anything_is_written(cli, train_args, tmp_path):
     status, _, err = cli("train", *train_args("dit", 1), "trainer.precision=bf16-true")
     assert status == 1 and "set bf16-mixed" in err and "Traceback" not in err and not (tmp_path / "run").exists()
+
+
+def test_validations_are_evenly_spaced():
+    assert train.validation_interval({"max_steps": 7, "val_check_interval": 4, "accumulate_grad_batches": 1}) == 3
+
+
+def test_names_that_are_not_files_stay_as_they_are():
+    assert train.absolute_paths(["bundled:ecoli_K12_MG1655.fa.gz", "/*.fa", ""]) == ["bundled:ecoli_K12_MG1655.fa.gz", "/*.fa", ""]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -22,33 +22,15 @@ from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.base import TransformerMixin
+    from sklearn.base import ClassifierMixin, TransformerMixin
 
     Features: TypeAlias = "np.ndarray | csr_matrix"  # (S, F)
-
-
-class Estimator(Protocol):
-    """A classifier of scikit-learn that predicts probabilities."""
-
-    classes_: np.ndarray
-
-    def fit(self, X: Features, y: np.ndarray) -> Self:
-        """Fit to features (S, F) and class numbers (S,)."""
-
-    def score(self, X: Features, y: np.ndarray) -> float:
-        """Accuracy."""
-
-    def predict_proba(self, X: Features) -> np.ndarray:
-        """Probabilities of `classes_`."""
 
 
 class SklearnModel(TaskModel):
     """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
 
     `fit_info` records the validation accuracy of every setting and the chosen one.
-
-    Args:
-        tokenizer: maps token ids to bases.
     """
 
     random = False
@@ -62,7 +44,7 @@ class SklearnModel(TaskModel):
         """(S, F), dense or sparse."""
 
     @abstractmethod
-    def candidates(self) -> Mapping[str, Estimator]:
+    def candidates(self) -> Mapping[str, ClassifierMixin]:
         """Unfitted models by the name of their setting. The one with the best validation accuracy is used; the first one in a tie."""
 
     @override
@@ -77,8 +59,8 @@ class SklearnModel(TaskModel):
 
 
 def select_by_validation(
-    candidates: Mapping[str, Estimator], train: Features, labels: np.ndarray, valid: Features, valid_labels: np.ndarray
-) -> tuple[Estimator, dict[str, Json]]:
+    candidates: Mapping[str, ClassifierMixin], train: Features, labels: np.ndarray, valid: Features, valid_labels: np.ndarray
+) -> tuple[ClassifierMixin, dict[str, Json]]:
     """Fit every candidate; the one with the best validation accuracy (the first one in a tie), and what was tried."""
     models = {name: model.fit(train, labels) for name, model in candidates.items()}
     tried = {name: float(model.score(valid, valid_labels)) for name, model in models.items()}
@@ -86,14 +68,14 @@ def select_by_validation(
     return models[best], {"tried": tried, "chosen": best, "valid_accuracy": tried[best]}
 
 
-def predict_log_proba(model: Estimator, features: Features, num_classes: int) -> Tensor:
+def predict_log_proba(model: ClassifierMixin, features: Features, num_classes: int) -> Tensor:
     """Log-probabilities (S, C) of a fitted model; a class without training items gets a probability close to 0."""
     probs = np.full((features.shape[0], num_classes), 1e-12)
     probs[:, model.classes_] = np.maximum(model.predict_proba(features), 1e-12)
     return torch.from_numpy(np.log(probs / probs.sum(1, keepdims=True)))
 
 
-def logistic_regressions(scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, Estimator]:
+def logistic_regressions(scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, ClassifierMixin]:
     """Logistic regressions on scaled features, one for each value of scikit-learn's C."""
     from sklearn.base import clone
     from sklearn.linear_model import LogisticRegression
@@ -109,8 +91,6 @@ class KmerLogistic(SklearnModel):
     from outweighing the many that occur once.
 
     Args:
-        tokenizer: see `SklearnModel`.
-        k: bases in a k-mer.
         strengths: values of scikit-learn's C to choose from; the larger, the weaker the penalty.
     """
 
@@ -123,13 +103,13 @@ class KmerLogistic(SklearnModel):
         return kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded).sqrt()
 
     @override
-    def candidates(self) -> dict[str, Estimator]:
+    def candidates(self) -> dict[str, ClassifierMixin]:
         from sklearn.preprocessing import Normalizer
 
         return logistic_regressions(Normalizer(), self.strengths)
 
 
-def gradient_boosting(num_trees: Sequence[int], **settings: float) -> dict[str, Estimator]:
+def gradient_boosting(num_trees: Sequence[int], **settings: float) -> dict[str, ClassifierMixin]:
     """Gradient boosting without early stopping, one for each number of trees per class."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -143,10 +123,7 @@ class KmerBoosting(SklearnModel):
     """Gradient boosting on k-mer frequencies.
 
     Args:
-        tokenizer: see `SklearnModel`.
-        k: bases in a k-mer.
         rounds: numbers of trees per class to choose from.
-        rate: learning rate.
     """
 
     def __init__(self, tokenizer: DNATokenizer, k: int = 4, rounds: Sequence[int] = (50, 100, 200), rate: float = 0.1) -> None:
@@ -163,7 +140,7 @@ class KmerBoosting(SklearnModel):
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
     @override
-    def candidates(self) -> dict[str, Estimator]:
+    def candidates(self) -> dict[str, ClassifierMixin]:
         return gradient_boosting(self.rounds, learning_rate=self.rate)
 
 
@@ -175,7 +152,7 @@ class LengthAlone(SklearnModel):
         return items.lengths.numpy()[:, None].astype(np.float32)
 
     @override
-    def candidates(self) -> dict[str, Estimator]:
+    def candidates(self) -> dict[str, ClassifierMixin]:
         return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
 
 
@@ -189,21 +166,17 @@ class GCAlone(SklearnModel):
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
     @override
-    def candidates(self) -> dict[str, Estimator]:
+    def candidates(self) -> dict[str, ClassifierMixin]:
         return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
 
 
 def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:
-    """How often each k-mer occurs in each row.
+    """How often each k-mer occurs in each row, (S, 4**k) float64.
 
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
         lengths: (S,); the rest of a row is ignored.
-        k: bases in a k-mer.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
-
-    Returns:
-        A SciPy sparse matrix (S, 4**k) float64.
     """
     from scipy.sparse import csr_matrix
 

@@ -20,11 +20,7 @@ class GenomicBenchmark(LabeledTask):
     """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables (including the Hub's parquet files).
 
     Args:
-        path: folder or table.
-        name: of the task.
         genome: FASTA file of the assembly; needed for intervals alone.
-        skip_missing: see `IntervalTask`.
-        **settings: see `LabeledTask`.
     """
 
     def __init__(

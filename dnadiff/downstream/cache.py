@@ -29,14 +29,7 @@ _MIN_AGE = 2.0  # seconds: a file changed more recently might change again withi
 
 
 class Entry(NamedTuple):
-    """The sequences of a task.
-
-    Attributes:
-        sequences: token ids (L_i,) uint8.
-        labels: class name of each.
-        parts: train, valid or test of each.
-        more: plain values.
-    """
+    """Token ids (L_i,) uint8, class name and part of each sequence of a task, and further plain values."""
 
     sequences: list[np.ndarray]
     labels: list[str]

@@ -25,17 +25,9 @@ def pooled_width(backbone: Backbone, stranded: bool) -> int:
 
 
 def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
-    """Mean of the features over the valid positions.
+    """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)` is False on padding.
 
-    Args:
-        backbone: the network.
-        ids: (B, L) token ids.
-        valid: (B, L) bool, False on padding; None if there is none.
-        stranded: whether the class depends on the strand. If not, the features of a network that reads both strands are averaged
-            over the strands.
-
-    Returns:
-        (B, D) float32, or (B, D/2) if averaged over the strands.
+    Unless the class is `stranded`, the features of a network that reads both strands are averaged over the strands: (B, D/2).
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
@@ -47,13 +39,7 @@ def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, 
 
 
 class SequenceClassifier(nn.Module, ABC):
-    """Maps token ids to class logits.
-
-    Attributes:
-        vocab: the alphabet.
-        num_classes: C.
-        invariant: whether a sequence and its reverse complement have the same logits.
-    """
+    """Maps token ids to C class logits; `invariant` if a sequence and its reverse complement have the same ones."""
 
     vocab: Vocab
     num_classes: int
@@ -65,15 +51,9 @@ class SequenceClassifier(nn.Module, ABC):
 
     @torch.no_grad()
     def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
-        """Log-probabilities of the classes in evaluation mode.
+        """Normalized log-probabilities (S, C) of the classes in evaluation mode, on the CPU; items of similar length are batched together.
 
-        Args:
-            items: sequences of one or more tokens.
-            batch_size: items per batch; items of similar length are batched together.
-            both_strands: average the log-probabilities of the two strands. An invariant network reads only one of them.
-
-        Returns:
-            (S, C) on the CPU, normalized.
+        With `both_strands` they are averaged over the two strands. An invariant network reads only one of them.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()
@@ -89,12 +69,9 @@ class SequenceClassifier(nn.Module, ABC):
 
 
 class Classifier(SequenceClassifier):
-    """Features of the unmasked sequence -> mean over valid positions -> linear layer.
+    """Features of the unmasked sequence -> mean over valid positions -> linear layer; the network runs without a noise level.
 
-    Args:
-        backbone: the network; it runs without a noise level.
-        num_classes: C.
-        stranded: whether the class depends on the strand. If not, a network that reads both strands becomes strand-invariant.
+    Unless `stranded`, a network that reads both strands becomes strand-invariant.
     """
 
     def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:
@@ -126,11 +103,7 @@ def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
 
 
 def check_length(backbone: Backbone, data: TaskData) -> None:
-    """Refuse a task with a sequence longer than the network accepts; nothing is truncated silently.
-
-    Raises:
-        ValueError: if there is such a sequence.
-    """
+    """ValueError for a task with a sequence longer than the network accepts; nothing is truncated silently."""
     if backbone.max_length is not None and data.max_length > backbone.max_length:
         raise ValueError(
             f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "

@@ -27,10 +27,7 @@ def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
 def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
     """The cluster of each sequence, (S,) int64: connected components of the graph in which sequences share a k-mer on either strand.
 
-    Copies share a cluster whatever their length. Memory: about 32 bytes per base.
-
-    Raises:
-        ValueError: if k is outside 1..31.
+    Copies share a cluster whatever their length. Memory: about 32 bytes per base. ValueError if k is outside 1..31.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -49,15 +46,9 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
 
 
 def sample_clusters(clusters: np.ndarray, fraction: float, random: np.random.Generator) -> np.ndarray:
-    """Random complete clusters that together contain at most `fraction` of the items, but neither none nor all of them.
+    """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items together, but neither none nor all of them.
 
-    Args:
-        clusters: (S,) cluster of each item.
-        fraction: of the items, in (0, 1).
-        random: source of the random order.
-
-    Returns:
-        (S,) bool. A cluster that would exceed the fraction is skipped; if all would, the smallest is taken.
+    A cluster that would exceed the fraction is skipped; if all would, the smallest is taken.
 
     Raises:
         ValueError: if there are fewer than two clusters.

@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import TrainedModel, TrainingSettings
+from dnadiff.downstream.finetuning import NetworkModel, TrainingSettings
 from dnadiff.downstream.items import TaskData
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -37,8 +37,6 @@ class CNN(SequenceClassifier):
     """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers. Sequences are padded to one length.
 
     Args:
-        vocab: the alphabet.
-        num_classes: C.
         length: of the longest sequence; shorter ones are padded to it with the pad token, whose embedding is 0.
     """
 
@@ -61,14 +59,8 @@ class CNN(SequenceClassifier):
         return self.head(self.body(self.embedding(ids).transpose(1, 2)))
 
 
-class PublishedCNN(TrainedModel):
-    """`CNN` as a model of the study.
-
-    Args:
-        tokenizer: its `vocab` is the alphabet.
-        lr: peak learning rate; the published one is Adam's default 1e-3.
-        **settings: see `TrainedModel`.
-    """
+class PublishedCNN(NetworkModel):
+    """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
 
     def __init__(self, tokenizer: DNATokenizer, lr: float = 1e-3, **settings: Unpack[TrainingSettings]) -> None:
         super().__init__(lr, **settings)

@@ -18,8 +18,6 @@ class FastaTask(LabeledTask):
 
     Args:
         path: class name -> FASTA file, or part -> (class name -> FASTA file): `'task.path={promoter: p.fa, other: o.fa}'`.
-        name: of the task.
-        **settings: see `LabeledTask`.
     """
 
     def __init__(

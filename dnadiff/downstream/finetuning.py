@@ -26,7 +26,7 @@ from dnadiff.training.optim import parameter_groups, warmup_cosine
 
 
 class TrainingSettings(TypedDict, total=False):
-    """Keyword arguments of every `TrainedModel`, except the learning rate."""
+    """Keyword arguments of every `NetworkModel`, except the learning rate."""
 
     weight_decay: float
     warmup: float
@@ -51,13 +51,9 @@ class FineTuningModule(lightning.LightningModule):
 
     Args:
         classifier: all of its parameters are trained.
-        data: the task.
         lr: peak learning rate of AdamW, after a linear warmup and before a half cosine to 0.
         weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
-        warmup: fraction of all steps.
-        batch_size: items per step.
         seed: of order, strands and dropout.
-        report: called after each step with the tokens and the sequences per second so far.
         patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
     """
 
@@ -145,20 +141,10 @@ class FineTuningModule(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class TrainedModel(TaskModel):
-    """A network whose parameters are all trained on the task.
+class NetworkModel(TaskModel):
+    """A network whose parameters are all trained on the task for at most `epochs`; the settings are those of `FineTuningModule`.
 
-    Args:
-        lr: see `FineTuningModule`.
-        weight_decay: see `FineTuningModule`.
-        warmup: see `FineTuningModule`.
-        epochs: maximum number of passes over the training items.
-        batch_size: items per step.
-        trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-        patience: see `FineTuningModule`.
-
-    Attributes:
-        valid_score: of the last fit.
+    `trainer` has further arguments of `lightning.Trainer`, such as the accelerator; `valid_score` is that of the last fit.
     """
 
     def __init__(
@@ -237,24 +223,16 @@ class TrainedModel(TaskModel):
         return log_probs
 
 
-class FineTunedModel(TrainedModel):
+class FineTunedModel(NetworkModel):
     """A backbone with a linear layer on top, both trained.
 
-    Args:
-        backbone: returns a new copy of the network for a seed.
-        lr: see `FineTuningModule`.
-        about: identifies the network in `describe`, for example by the digest of its weights.
-        **settings: see `TrainedModel`.
+    `backbone` returns a new copy of the network for a seed; `about` identifies it in `describe`, for example by the digest of its weights.
     """
 
     kind = "Network"
 
     def __init__(
-        self,
-        backbone: Callable[[int], Backbone],
-        lr: float,
-        about: Mapping[str, Json] | None = None,
-        **settings: Unpack[TrainingSettings],
+        self, backbone: Callable[[int], Backbone], lr: float, about: Mapping[str, Json] | None = None, **settings: Unpack[TrainingSettings]
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})

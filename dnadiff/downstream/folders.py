@@ -11,13 +11,7 @@ from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask
 
 
 class FolderTask(LabeledTask):
-    """Reads `path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid` (or `dev`) is optional.
-
-    Args:
-        path: the folder.
-        name: of the task; None: the folder's.
-        **settings: see `LabeledTask`.
-    """
+    """Reads `path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid` (or `dev`) is optional."""
 
     def __init__(self, path: str, name: str | None = None, **settings: Unpack[LabeledTaskSettings]) -> None:
         self.path = str(path)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import TrainedModel, ValidScore
+from dnadiff.downstream.finetuning import NetworkModel, ValidScore
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
 
@@ -17,15 +17,13 @@ from dnadiff.downstream.model import Report, TaskModel, no_report
 class GridSearch(TaskModel):
     """Trains every candidate and predicts with the one with the best validation accuracy; the lower loss breaks ties.
 
-    Each seed chooses on its own validation items. `fit_info` records all candidates and the fit of the chosen one.
-
-    Args:
-        candidates: settings as they are to be recorded, and the model.
+    A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its own validation items. `fit_info`
+    records all candidates and the fit of the chosen one.
     """
 
     kind = "Grid"
 
-    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], TrainedModel]]) -> None:
+    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
         self.candidates = candidates
 
     @override
@@ -39,7 +37,7 @@ class GridSearch(TaskModel):
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[dict[str, Json]] = []
-        best: tuple[ValidScore, Mapping[str, Json], TrainedModel, SequenceClassifier] | None = None
+        best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier] | None = None
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
             tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})

@@ -28,11 +28,8 @@ class IntervalTask(LabeledTask):
     """Reads intervals and extracts their sequences from a genome.
 
     Args:
-        path: the folder with metadata.yaml.
         genome: FASTA file of the assembly of the coordinates; `chr20` and `20` are the same record.
-        name: of the task; None: the folder's.
         skip_missing: skip intervals on records that the genome lacks, and note their number; otherwise they are an error.
-        **settings: see `LabeledTask`.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from torch import Tensor
 from dnadiff.config import Json
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
-
-if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import DNATokenizer
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,7 @@ class TaskData:
     """A task that is ready for training: every model gets the same.
 
     Attributes:
-        name: of the task.
         classes: class names, sorted; a label is an index into this list.
-        train: items for training.
         valid: items for choosing the epoch and the hyperparameters.
         test: items that are scored once.
         stranded: True if the class depends on the strand; otherwise models train on and score both strands.
@@ -99,19 +94,6 @@ class TaskData:
         }
 
 
-class Task(Protocol):
-    """What `task=` on the command line builds.
-
-    Attributes:
-        protocol: which items a seed trains on, see `dnadiff.downstream.protocol.build_protocol`.
-    """
-
-    protocol: str
-
-    def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, check and encode; a one-line ValueError or FileNotFoundError for bad input."""
-
-
 class ItemBatch(NamedTuple):
     """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels (B,)` int64."""
 
@@ -125,16 +107,7 @@ class ItemBatch(NamedTuple):
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
-    """Reverse complement of right-padded rows; the padding stays on the right.
-
-    Args:
-        ids: (B, L) token ids.
-        lengths: (B,) tokens in each row.
-        vocab: with a complement.
-
-    Returns:
-        (B, L) int64.
-    """
+    """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens; the padding stays on the right."""
     position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
     return torch.where(position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id)
@@ -161,21 +134,11 @@ def strand_batches(items: Items, batch_size: int, vocab: Vocab, both_strands: bo
 
 
 class ShuffledBatches:
-    """One epoch of training batches in random order, a function of (seed, epoch) alone.
+    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds` were spent on making them so far.
 
     If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before they are cut into batches, and
-    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order.
-
-    Args:
-        items: the training items.
-        batch_size: items in a batch; the last one may be smaller.
-        vocab: with a complement.
-        seed: of order and strands.
-        epoch: its number.
-        both_strands: reverse-complement each item with probability 1/2.
-
-    Attributes:
-        seconds: time spent on making batches so far; the consumer waited for this long.
+    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order. With `both_strands`, each
+    item is reverse-complemented with probability 1/2.
     """
 
     bucket_batches = 32

@@ -38,12 +38,10 @@ class LabeledSequences:
     Attributes:
         source: the path, for messages.
         sequences: token ids `(L_i,)` uint8, none of them empty.
-        labels: class name of each sequence.
         parts: train, valid or test for each sequence; all train if the source has no split.
         divided: whether the source has a split.
         label_source: where the class names come from, for messages: `column 'label'`.
         split_source: where the split comes from, for messages.
-        notes: facts that help to interpret the results.
     """
 
     source: str
@@ -56,11 +54,7 @@ class LabeledSequences:
     notes: dict[str, Json] = field(default_factory=dict)
 
     def add(self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str) -> None:
-        """Encode and append one sequence.
-
-        Raises:
-            ValueError: naming `where`, if the sequence is empty or a letter is not a nucleotide.
-        """
+        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a letter is not a nucleotide."""
         if not sequence:
             raise ValueError(f"{where} has an empty sequence; complete or remove it")
         try:
@@ -80,23 +74,12 @@ class LabeledSequences:
 
 
 class Division:
-    """The part of each sequence of a task.
-
-    Args:
-        found: the sequences.
-        bases: the same sequences as bases.
-        cluster_word: see `LabeledTask`.
-        redivide: ignore the split of the source.
+    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if there are fewer than two classes.
 
     Attributes:
         classes: class names, sorted.
-        labels: (S,) class numbers.
         clusters: (S,) sequences of one cluster stay in the same part.
         divided: whether the split of the source is used.
-        parts: (S,) train, valid or test.
-
-    Raises:
-        ValueError: if there are fewer than two classes.
     """
 
     def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool) -> None:
@@ -190,16 +173,12 @@ class LabeledTask(ABC):
     either strand, stay in the same part; with `cluster_word`, so do all sequences connected by shared k-mers.
 
     Args:
-        name: of the task.
-        stranded: True if the class depends on the strand (promoters, transcripts).
         max_length: keep only the first `max_length` bases of each sequence; None keeps all.
         test_fraction: of each class, if the source has no split.
         valid_fraction: of each class of the rest, if no sequence is marked as validation.
         cluster_word: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
-        redivide: ignore the split of the source and divide at random.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
-        seed: of the division; the same for every model.
     """
 
     def __init__(
@@ -248,7 +227,7 @@ class LabeledTask(ABC):
         return found
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """See `items.Task`.
+        """Read, divide and encode the task.
 
         Raises:
             FileNotFoundError: if a file is missing.

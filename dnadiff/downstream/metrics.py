@@ -20,11 +20,7 @@ _BATCH = 50  # replicates at once: limits the memory
 def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
     """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the same replicates for every model.
 
-    Args:
-        size: S.
-        num_resamples: total number of replicates.
-        seed: of the draws.
-        groups: (S,) group numbers; the items of a group, such as overlapping sequences, are drawn together. None: single items.
+    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their numbers. None: single items.
     """
     random = np.random.default_rng(seed)
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -35,12 +31,7 @@ def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarr
 
 
 class ScoredPredictions:
-    """Predictions, prepared for scoring under many weightings.
-
-    Args:
-        log_probs: (S, C) normalized.
-        labels: (S,) class numbers.
-    """
+    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`."""
 
     def __init__(self, log_probs: np.ndarray, labels: np.ndarray) -> None:
         self.probs, self.labels = np.exp(np.asarray(log_probs, np.float64)), np.asarray(labels)
@@ -153,16 +144,9 @@ def compute_metrics(scored: ScoredPredictions) -> dict[str, float]:
 def summarize(
     runs: Sequence[ScoredPredictions], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, dict[str, Json]]:
-    """Every metric, averaged over runs on the same items, with its 95 % bootstrap interval over test items.
+    """Every metric, averaged over runs on the same items (one for each seed), with its 95 % bootstrap interval over test items.
 
-    Args:
-        runs: one for each seed.
-        num_resamples: bootstrap replicates, the same for every model.
-        seed: of the replicates.
-        groups: see `bootstrap_weights`.
-
-    Returns:
-        By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
+    By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
     """
     replicates: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
     for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
@@ -187,7 +171,6 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
     """One-vs-rest ROC curves (with two classes, only that of the second): false positive rates and true positive rates.
 
     Args:
-        scored: the predictions.
         max_points: of a curve; with more thresholds, those at even steps of the number of selected items are kept.
     """
     curves = []
@@ -214,9 +197,7 @@ def sign_flip_test(first: np.ndarray, second: np.ndarray, num_flips: int = 5000,
     Args:
         first: (R, S) whether each item was classified correctly with each seed.
         second: (R', S) of the other model.
-        num_flips: number of random sign vectors.
-        seed: of the draws.
-        groups: (S,) group numbers; the items of a group get the same sign. None: each item has its own.
+        groups: (S,) the items of a group get the same sign. None: each item has its own.
     """
     difference = first.mean(0) - second.mean(0)
     if groups is not None:

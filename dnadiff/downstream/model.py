@@ -47,13 +47,4 @@ class TaskModel(ABC):
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        """Fit on the training and validation items.
-
-        Args:
-            data: the task.
-            seed: of everything random; the same seed gives the same predictions.
-            report: called with steps and tokens.
-
-        Returns:
-            Log-probabilities of the test items, (S, C).
-        """
+        """Fit on the training and validation items; log-probabilities (S, C) of the test items. The same seed gives the same."""

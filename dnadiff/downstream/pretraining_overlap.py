@@ -21,12 +21,6 @@ MIN_OVERLAP = 0.5  # an item is inside the pretraining data if at least this fra
 def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), k: int = NOVELTY) -> KmerSet:
     """The k-mers of the training part of a run; its data is read again from the path in the configuration.
 
-    Args:
-        config: of the run.
-        tokenizer: maps token ids to bases.
-        trust: further packages whose classes the configuration may name.
-        k: bases in a k-mer.
-
     Raises:
         FileNotFoundError: if the files no longer exist.
         ValueError: if the data was downloaded, is not a genome, or has too many k-mers to keep in memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,27 +13,20 @@ from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import Json
-from dnadiff.downstream.baselines import Estimator, logistic_regressions, predict_log_proba, select_by_validation
+from dnadiff.downstream.baselines import logistic_regressions, predict_log_proba, select_by_validation
 from dnadiff.downstream.classifier import check_length, is_strand_invariant, pool_features, pooled_width
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.downstream.model import Report, TaskModel, no_report
 
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
+
 
 @torch.no_grad()
 def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool, report: Report = no_report) -> np.ndarray:
-    """Mean features of each item; with `both_strands` averaged over the two strands.
+    """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
 
-    A network that reads both strands itself processes an item once, and then returns D/2 features.
-
-    Args:
-        backbone: put into evaluation mode.
-        items: sequences.
-        batch_size: items per batch; items of similar length are batched together.
-        both_strands: average over the strands.
-        report: called with the tokens of each batch.
-
-    Returns:
-        (S, D) float32.
+    The network is put into evaluation mode. One that reads both strands itself processes an item once, and then returns D/2 features.
     """
     backbone.eval()
     device, stranded = next(backbone.parameters()).device, not both_strands
@@ -51,14 +45,8 @@ def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool,
 class FrozenModel(TaskModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
-    `fit_info` records the validation accuracy of every setting and the chosen one.
-
-    Args:
-        backbone: returns the network for a seed.
-        random: whether another seed gives another network.
-        batch_size: items per batch.
-        about: identifies the network in `describe`, for example by the digest of its weights.
-        device: where the network runs.
+    `backbone` returns the network for a seed, another one for each if `random`; `about` identifies it in `describe`. `fit_info` records
+    the validation accuracy of every setting and the chosen one.
     """
 
     def __init__(
@@ -77,7 +65,7 @@ class FrozenModel(TaskModel):
         return super().describe() | self.about
 
     @abstractmethod
-    def candidates(self, num_items: int) -> Mapping[str, Estimator]:
+    def candidates(self, num_items: int) -> Mapping[str, ClassifierMixin]:
         """Unfitted models for `num_items` training items by the name of their setting; validation accuracy chooses one."""
 
     @override
@@ -107,7 +95,7 @@ class LinearProbe(FrozenModel):
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, Estimator]:
+    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
         from sklearn.preprocessing import StandardScaler
 
         return logistic_regressions(StandardScaler(), self.strengths)
@@ -120,7 +108,7 @@ class NearestNeighbors(FrozenModel):
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, Estimator]:
+    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
         from sklearn.neighbors import KNeighborsClassifier
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler

@@ -27,21 +27,12 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedSplit:
-    """The task's own train, validation and test parts, the same for every seed.
-
-    Attributes:
-        pad_id: of the vocabulary.
-        name: value of `task.protocol`.
-        varies: whether another seed gives another division.
-        tests_all_items: whether every item of the task is tested, including those of the training part.
-        epochs: default number of epochs.
-        warmup: default fraction of the steps for the learning rate warmup.
-    """
+    """The task's own train, validation and test parts, the same for every seed."""
 
     pad_id: int
     name: ClassVar[str] = "fixed"
-    varies: ClassVar[bool] = False
-    tests_all_items: ClassVar[bool] = False
+    varies: ClassVar[bool] = False  # whether another seed gives another division
+    tests_all_items: ClassVar[bool] = False  # including those of the training part
     epochs: ClassVar[int] = 1
     warmup: ClassVar[float] = 0.1
 
@@ -50,11 +41,7 @@ class FixedSplit:
         return data.test
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """The divisions of a seed.
-
-        Raises:
-            ValueError: if the task cannot be divided this way.
-        """
+        """The divisions of a seed; ValueError if the task cannot be divided this way."""
         return [Round(data, torch.arange(len(data.test)))]
 
 
@@ -64,10 +51,6 @@ class PaperSplit(FixedSplit):
 
     The division is plainly random, as published. If items overlap, the validation accuracy is too high; the test accuracy is not
     affected.
-
-    Attributes:
-        pad_id: of the vocabulary.
-        valid_fraction: of the training items.
     """
 
     valid_fraction: float = 0.1
@@ -89,13 +72,7 @@ class PaperSplit(FixedSplit):
 
 @dataclass(frozen=True)
 class KFold(FixedSplit):
-    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together.
-
-    Attributes:
-        pad_id: of the vocabulary.
-        num_folds: rounds per seed.
-        valid_fraction: of the items that are not tested.
-    """
+    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together."""
 
     num_folds: int = 5
     valid_fraction: float = 0.1
@@ -126,11 +103,6 @@ class KFold(FixedSplit):
 
 
 def _check_classes(divided: TaskData, seed: int) -> None:
-    """Refuse a division without training items of some class.
-
-    Raises:
-        ValueError: naming the class.
-    """
     present = set(divided.train.labels.tolist())
     if missing := [name for number, name in enumerate(divided.classes) if number not in present]:
         raise ValueError(
@@ -143,11 +115,7 @@ PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol i
 
 
 def build_protocol(name: str, pad_id: int) -> FixedSplit:
-    """The protocol of `task.protocol=NAME`.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
+    """The protocol of `task.protocol=NAME`; ValueError if there is none of that name."""
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name](pad_id)

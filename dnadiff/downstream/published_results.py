@@ -10,22 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.config import Json
+from dnadiff.config import Json, config_dir
 from dnadiff.downstream.protocol import PROTOCOLS
 
 SUITE_HEADER = (
-    "task",
-    "train",
-    "tested",
-    "chance",
-    "model",
-    "accuracy",
-    "95 % interval",
-    "spread",
-    "MCC",
-    "AUROC",
-    "published",
-    "minus published",
+    *("task", "train", "tested", "chance", "model"),
+    *("accuracy", "95 % interval", "spread", "MCC", "AUROC", "published", "minus published"),
 )
 _PUBLISHED_BASELINES = {"CNN": "CNN"}  # name in our study -> name in published.csv
 # class of network, class of objective -> name of the model in published.csv
@@ -38,15 +28,7 @@ _PRETRAINED = {
 
 
 class PublishedResult(NamedTuple):
-    """A published accuracy.
-
-    Attributes:
-        model: its name in the source.
-        accuracy: mean over seeds.
-        spread: max - min over seeds, if printed.
-        train: number of training sequences.
-        source: paper and table.
-    """
+    """A published accuracy: the mean over seeds, `spread` max - min if printed, and the number of training sequences."""
 
     model: str
     accuracy: float
@@ -56,28 +38,18 @@ class PublishedResult(NamedTuple):
 
 
 def table_path() -> Path:
-    """The CSV file: inside the installed package, or next to it in a checkout.
-
-    Raises:
-        FileNotFoundError: if it is missing.
-    """
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package, package.parent):
-        if (found := folder / "genomic_benchmarks" / "published.csv").is_file():
-            return found
-    raise FileNotFoundError(f"genomic_benchmarks/published.csv is missing next to {package}; reinstall dnadiff")
+    """The CSV file: inside the installed package, or next to it in a checkout; FileNotFoundError if it is missing."""
+    if not (found := config_dir().parent / "genomic_benchmarks" / "published.csv").is_file():
+        raise FileNotFoundError(f"{found} is missing; reinstall dnadiff")
+    return found
 
 
 def published_accuracies(task: str) -> list[PublishedResult]:
     """All published results on the task of that name; an empty list for your own task."""
     with table_path().open(encoding="utf-8", newline="") as file:
-        return [
-            PublishedResult(
-                row["model"], float(row["accuracy"]), float(row["spread"]) if row["spread"] else None, int(row["train"]), row["source"]
-            )
-            for row in csv.DictReader(file)
-            if row["task"] == task
-        ]
+        rows = [row for row in csv.DictReader(file) if row["task"] == task]
+    spreads = [float(row["spread"]) if row["spread"] else None for row in rows]
+    return [PublishedResult(r["model"], float(r["accuracy"]), s, int(r["train"]), r["source"]) for r, s in zip(rows, spreads)]
 
 
 def published_model_of(backbone: str, objective: str) -> str | None:
@@ -86,12 +58,7 @@ def published_model_of(backbone: str, objective: str) -> str | None:
 
 
 def published_model_for(model: str, pretrained: str | None) -> str | None:
-    """The published model that corresponds to a model of our study; None if there is none.
-
-    Args:
-        model: name in the study.
-        pretrained: `published_model_of` the network that was fine-tuned.
-    """
+    """The published model that corresponds to a model of our study, if any; `pretrained` is `published_model_of` the network."""
     return pretrained if model.startswith("fine-tuned") else _PUBLISHED_BASELINES.get(model)
 
 

@@ -1,10 +1,7 @@
-"""A folder of finished predictions, so that a study can be interrupted and resumed, or shared by several processes.
+"""A folder of finished predictions: a study can be interrupted and resumed, or shared by several processes.
 
-    FOLDER/TASK/MODEL-sSEED-DIGEST.npz    log-probabilities of the tested items, and the seconds they took
-    FOLDER/results.csv                    one row per prediction: metrics and provenance
-    FOLDER/results.json                   the summary of each task, written by the process that finishes it
-
-The digest covers items, protocol, model settings and package version. A prediction under any other digest is computed and stored separately.
+Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in FOLDER/results.csv, and the summaries of
+finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings and package version.
 """
 
 from __future__ import annotations
@@ -37,13 +34,7 @@ Compute = Callable[[], tuple[Tensor, list[dict[str, Json]]]]
 
 
 class Prediction(NamedTuple):
-    """The predictions of one model with one seed.
-
-    Attributes:
-        log_probs: (S, C) of the tested items.
-        seconds: for fitting and predicting.
-        fit_info: `TaskModel.fit_info` of each round.
-    """
+    """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round."""
 
     log_probs: Tensor
     seconds: float
@@ -51,15 +42,7 @@ class Prediction(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a prediction is made from.
-
-    Attributes:
-        data: the task; its items are part of the digest.
-        model: its name.
-        seed: of the run.
-        about: everything else that the prediction depends on: `protocol` and `settings`.
-        labels: (S,) of the tested items.
-    """
+    """What a prediction is made from; `about` is everything else that it depends on, `labels (S,)` those of the tested items."""
 
     data: TaskData
     model: str
@@ -74,9 +57,7 @@ class Results:
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
         """The stored prediction, or a new one; None while another process is computing it.
 
-        Args:
-            job: what the prediction is made from.
-            compute: returns log-probabilities (S, C) and the `fit_info` of each round.
+        `compute` returns log-probabilities (S, C) and the `fit_info` of each round.
         """
         start = time.monotonic()
         log_probs, fit_info = compute()
@@ -87,13 +68,7 @@ class Results:
 
 
 class ResultsFolder(Results):
-    """Stores predictions and summaries in a folder.
-
-    Args:
-        folder: created if it does not exist.
-        provenance: stored with each prediction and summary, such as checkpoint and command.
-        version: of this package.
-    """
+    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Json], version: str) -> None:
         self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), version
@@ -128,7 +103,6 @@ class ResultsFolder(Results):
         return prediction
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
-        """Add the prediction to `results.csv`, unless it is already there."""
         metrics = compute_metrics(ScoredPredictions(prediction.log_probs.numpy(), job.labels.numpy()))
         row = {
             "task": job.data.name,
@@ -229,9 +203,5 @@ def weights_digest(network: torch.nn.Module) -> str:
 
 
 def slug(name: str) -> str:
-    """The name as part of a file name: only letters, digits, dot, dash and underscore.
-
-    >>> slug("6-mer logistic regression")
-    '6-mer_logistic_regression'
-    """
+    """The name as part of a file name: only letters, digits, dot, dash and underscore."""
     return re.sub(r"[^\w.-]+", "_", name)

@@ -38,20 +38,13 @@ def run_study(
     results: Results | None = None,
     subsets: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Json]:
-    """Fit every model with every seed and compare the predictions.
+    """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
     Args:
-        data: the task.
-        models: by name.
-        seeds: of the models that depend on one.
         pairs: (a, b) for the differences a minus b.
         report: called with steps and tokens, and with `now=` the model that is being fitted.
         protocol: which items are for training; None uses the task's own parts.
-        results: stored predictions, which are not computed again.
         subsets: see `compare`.
-
-    Returns:
-        Plain values, ready for JSON: `task`, `models`, `differences`, `notes`, `seconds`.
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
@@ -76,16 +69,9 @@ def compare(
     pairs: Sequence[tuple[str, str]] = (),
     subsets: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Json]:
-    """Metrics of predictions on the same items, and their differences. The items of a group are resampled together.
+    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
 
-    Args:
-        predictions: of each model, one for each seed.
-        tested: the items.
-        pairs: (a, b) for the differences a minus b.
-        subsets: masks (S,) bool by name; the accuracy on each subset is reported too.
-
-    Returns:
-        `models` and `differences`, plain values.
+    `subsets` are masks (S,) bool by name; the accuracy on each subset is reported too.
     """
     labels, groups = tested.labels.numpy(), None if tested.groups is None else tested.groups.numpy()
     reports, correct = {}, {}
@@ -147,11 +133,7 @@ def predict_rounds(
 
 
 def accuracy_interval(
-    correct: np.ndarray,
-    baseline: np.ndarray | None = None,
-    num_resamples: int = 2000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
+    correct: np.ndarray, baseline: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0, groups: np.ndarray | None = None
 ) -> ConfidenceInterval:
     """Mean accuracy, or the difference of two, with its 95 % bootstrap interval over test items and seeds.
 
@@ -160,8 +142,6 @@ def accuracy_interval(
     Args:
         correct: (R, S) of 0 and 1: whether item s was classified correctly with seed r.
         baseline: (R', S) of another model on the same items, whose accuracy is subtracted.
-        num_resamples: bootstrap replicates.
-        seed: of the resampling.
         groups: (S,) group numbers; the items of a group are drawn together. None: single items.
     """
     models = [correct] if baseline is None else [correct, baseline]
@@ -193,7 +173,6 @@ def _accuracy(correct: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]
 
 
 def _subset(correct: np.ndarray, mask: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
-    """Accuracy on some of the items; None if there are no such items."""
     size = int(mask.sum())
     found = _accuracy(correct[:, mask], None if groups is None else groups[mask]) if size else {}
     return {"items": size, **{key: found.get(key) for key in ("accuracy", "low", "high")}}

@@ -19,9 +19,6 @@ def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
 
     If there is nothing at a task's own path, `find_sources` looks for its name in the same folder.
 
-    Args:
-        tasks: name to settings, of which `path` is FOLDER/NAME.
-
     Raises:
         FileNotFoundError: if no task has data.
     """
@@ -57,7 +54,6 @@ def find_sources(folder: Path, name: str) -> list[Path]:
 
 
 def _is_divided(path: Path) -> bool:
-    """Whether a table has training and test rows; False if it cannot be read."""
     try:
         column = next((name for name in SPLIT if name in read_header(str(path))), None)
         parts = {PART_NAMES.get(cells[0].lower()) for _, cells in read_rows(str(path), {"split_column": column})} if column else set()

@@ -27,13 +27,7 @@ class CsvTask(LabeledTask):
     validation) and test; if there are no validation rows, some training rows are used.
 
     Args:
-        path: the table, with a header, or the folder.
-        sequence_column: name of the column of sequences.
-        label_column: name of the column of classes.
-        split_column: name of the column with train, valid or test; None: divide at random.
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
-        name: of the task; None: the file name.
-        **settings: see `LabeledTask`.
     """
 
     def __init__(
@@ -107,9 +101,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
     """Line number and cells of each row of a table; empty lines are skipped.
 
     Args:
-        path: the table.
         columns: configuration key -> column name.
-        delimiter: None: see `CsvTask`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -133,11 +125,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
 
 
 def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
-    """The index of the column that `task.<key>` names.
-
-    Raises:
-        ValueError: if it is missing.
-    """
+    """The index of the column that `task.<key>` names; ValueError if it is missing."""
     if name not in header:
         raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(header)}: set task.{key} to one of them")
     return header.index(name)
@@ -156,23 +144,14 @@ def _delimiter(path: str) -> str:
     return "\t" if path.removesuffix(".gz").endswith((".tsv", ".tab")) else ","
 
 
-def _pyarrow_parquet(path: str) -> ModuleType:
+def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
     try:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table to CSV") from None
-    return pyarrow.parquet
-
-
-def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
-    """What `read` returns for the file.
-
-    Raises:
-        ValueError: naming the file, if it is damaged.
-    """
-    parquet, file = _pyarrow_parquet(path), str(resolve(path))
+    file = str(resolve(path))
     try:
-        return read(parquet, file)
+        return read(pyarrow.parquet, file)
     except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
         raise ValueError(f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch it again") from None
 

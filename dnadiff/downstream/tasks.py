@@ -31,18 +31,10 @@ class RegionWindows:
     balanced by leaving out random windows of the larger one.
 
     Args:
-        genome: FASTA file.
-        regions: BED file.
-        length: bases in a window.
         stride: between the starts of training windows in one stretch.
         split: of the genome; by default 80-90 % test, 90-100 % validation.
         max_train: maximum number of training windows per class; None: no limit.
         k: length of the k-mers that held-out windows may not share with the training part.
-        inside: name of the first class.
-        outside: name of the second class.
-        name: of the task.
-        protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
-        seed: of the choice of windows that are left out.
     """
 
     def __init__(
@@ -69,16 +61,12 @@ class RegionWindows:
             raise ValueError(f"both classes are called {inside!r}; set task.inside or task.outside to another name")
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """See `items.Task`.
-
-        Raises:
-            ValueError: if a part has no window of a class.
-        """
+        """Read, divide and encode the task; ValueError if a part has no window of a class."""
         genome = Genome.open(self.genome)
         lengths = genome.lengths
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
-        bases = [tokenizer.bases(ids) for ids in genome.records]
+        bases = [tokenizer.bases(ids[:]) for ids in genome.records]
         train_kmers = KmerSet([bases[i.record][i.start : i.end] for i in intervals["train"]], self.k)
         classes = sorted([self.inside, self.outside])
         strides = {"train": self.stride, "valid": self.length, "test": self.length}
@@ -111,7 +99,6 @@ class RegionWindows:
     def _items(
         self, part: str, starts: Sequence[Starts], limit: int | None, classes: Sequence[str], genome: Genome, tokenizer: DNATokenizer
     ) -> Items:
-        """The windows of a part: as many of each class as there are of the smaller one, and at most `limit`."""
         size = min(map(len, starts))
         if size == 0:
             empty = classes[int(np.argmin([len(s) for s in starts]))]
@@ -139,16 +126,7 @@ def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list
 
 
 def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Starts of windows in runs of True: as many as fit into each run at `stride`, centered in it.
-
-    Args:
-        mask: (L,) bool.
-        length: of a window.
-        stride: between starts in one run.
-
-    Returns:
-        (W,) int64, ascending.
-    """
+    """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into each run at `stride`, centered in it."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     runs = edges.reshape(-1, 2)
     runs = runs[runs[:, 1] - runs[:, 0] >= length]

@@ -34,9 +34,6 @@ class EMA(WeightAveraging):
     Lightning's own average has no warm-up, so a short run would be evaluated with its first weights. Buffers are copied, not
     averaged. Validation uses the average, and the live weights too (`valid/nll_live`). Checkpoints hold the average as
     `state_dict` and the live weights as `current_model_state`.
-
-    Args:
-        decay: the long-run decay.
     """
 
     def __init__(self, decay: float = 0.9999) -> None:
@@ -79,11 +76,8 @@ class AtomicCheckpoints(TorchCheckpointIO):
 class Checkpoints(Callback):
     """Saves `last.ckpt` at regular intervals and at the end, and `best.ckpt` at the lowest validation loss; handles Ctrl-C.
 
-    The first Ctrl-C finishes the current step, saves and stops. A second one stops at once and keeps the last saved file.
-
-    Args:
-        every_n_steps: optimizer steps between two saves of `last.ckpt`.
-        folder: where to save; set by the command line.
+    The first Ctrl-C finishes the current step, saves and stops. A second one stops at once and keeps the last saved file. The command
+    line sets `folder`.
     """
 
     def __init__(self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints") -> None:
@@ -185,13 +179,10 @@ class ProgressBar(Callback):
 
 
 class MetricsFile(Logger):
-    """`metrics.csv` with one row per logged step, appended to on resume (Lightning's CSV logger deletes it).
+    """`metrics.csv` in `folder`, with one row per logged step, appended to on resume (Lightning's CSV logger deletes it).
 
     Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll, lr, valid_nll (averaged weights) and
     valid_nll_live. Losses are in nats per token; cells are empty where nothing was measured.
-
-    Args:
-        folder: where to write; set by the command line.
     """
 
     def __init__(self, folder: str | os.PathLike[str] = ".") -> None:

@@ -32,9 +32,6 @@ class DiffusionModule(lightning.LightningModule):
     step would need their number on all devices before the first backward pass. Validation weights batches by their tokens.
 
     Args:
-        denoiser: what is trained.
-        objective: its loss.
-        optimizer: called with parameter groups.
         lr_scheduler: called with (optimizer, number of steps); stepped after every optimizer step.
         weight_decay: for matrices, see `parameter_groups`.
         seed: masks and times depend only on (seed, step, position in the global batch), dropout on (seed, step).

@@ -13,9 +13,6 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, l
     """Two parameter groups: matrices, with weight decay, and everything else without.
 
     Norms, biases and the parameters of state spaces (marked `_no_weight_decay`) are not decayed.
-
-    >>> [len(group["params"]) for group in parameter_groups(nn.Linear(2, 3), 0.1)]
-    [1, 1]
     """
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []

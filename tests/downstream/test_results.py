@@ -17,7 +17,7 @@ from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.probe import NearestNeighbors
 from dnadiff.downstream.protocol import KFold, PaperSplit
-from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest
+from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest, slug
 from dnadiff.downstream.study import run_study
 
 
@@ -215,3 +215,7 @@ def test_digests_use_the_class_names_of_earlier_versions():
     assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {"kind": "KmerLogistic", "k": 3, "strengths": (1.0,)}
     about = {"model": "m", "seed": 1, "version": "1", "protocol": "fixed", "settings": model.describe()}
     assert compute_digest(data(), about) == "2632d6ba7b60"
+
+
+def test_a_slug_has_no_spaces():
+    assert slug("6-mer logistic regression") == "6-mer_logistic_regression"
