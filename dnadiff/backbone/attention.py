@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated
@@ -88,6 +89,11 @@ class AttentionBackbone(Backbone):
         self.n_heads, self.mlp_ratio, self.dropout = n_heads, mlp_ratio, dropout
         self.max_length, self.activation_checkpointing, self.compiled = max_length, activation_checkpointing, compile
         self.rotary_emb = Rotary(d_model // n_heads)
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.blocks
 
     def stack(self, n_layers: int, block: Callable[[], AttentionBlock]) -> nn.ModuleList:
         """The blocks, compiled if asked."""

@@ -88,28 +88,12 @@ class MambaBackbone(Backbone):
     """
 
     def __init__(
-        self,
-        vocab: Vocab,
-        d_model: int,
-        n_layers: int,
-        mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba],
-        *,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        dt_rank: int | None = None,
-        norm_eps: float = 1e-5,
-        rms_norm: bool = True,
-        residual_in_fp32: bool = False,
-        pad_vocab_to: int = 8,
-        num_labels: int = 0,
-        time_conditioning: bool = False,
-        cond_dim: int = 128,
-        activation_checkpointing: bool = False,
-        scan: str = "auto",
-        dropout: float = 0.0,
-        compile: bool = False,
-    ) -> None:
+        self, vocab: Vocab, d_model: int, n_layers: int, mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
+        d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
+        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False, pad_vocab_to: int = 8,
+        num_labels: int = 0, time_conditioning: bool = False, cond_dim: int = 128, dropout: float = 0.0,
+        activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
         if not 0 <= dropout < 1:
             raise ValueError(f"backbone.dropout {dropout} must be in [0, 1)")

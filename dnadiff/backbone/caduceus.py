@@ -41,13 +41,8 @@ class Caduceus(MambaBackbone):
     """
 
     def __init__(
-        self,
-        vocab: Vocab,
-        d_model: int = 128,
-        n_layers: int = 4,
-        bidirectional_strategy: str = "add",
-        bidirectional_weight_tie: bool = True,
-        **options: Unpack[MambaOptions],
-    ) -> None:
+        self, vocab: Vocab, d_model: int = 128, n_layers: int = 4,
+        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+    ) -> None:  # fmt: skip
         mixer = partial(BiMamba, bidirectional_strategy=bidirectional_strategy, bidirectional_weight_tie=bidirectional_weight_tie)
         super().__init__(vocab, d_model, n_layers, mixer, **options)

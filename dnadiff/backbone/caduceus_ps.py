@@ -30,16 +30,6 @@ class CaduceusPS(Caduceus):
 
     Raises:
         ValueError: if the vocabulary has no complement.
-
-    Example:
-        >>> import torch
-        >>> from dnadiff.data.tokenizer import DNATokenizer
-        >>> vocab = DNATokenizer().vocab
-        >>> network = CaduceusPS(vocab, d_model=16, n_layers=2)
-        >>> ids = torch.tensor([[7, 7, 8, 10]])
-        >>> logits, other = network(ids)[..., :12], network(vocab.reverse_complement(ids))[..., :12]
-        >>> torch.allclose(other, logits.flip(1)[..., vocab.complement], atol=1e-5)
-        True
     """
 
     reads_both_strands = True

@@ -70,11 +70,9 @@ class DiT(AttentionBackbone):
 
     Args:
         vocab: the vocabulary; one embedding row per id, not tied to the head.
-        d_model: width D, n_heads times an even number.
         n_layers: number of blocks.
-        n_heads: attention heads.
         cond_dim: width of the noise-level embedding.
-        **options: as in `AttentionBackbone`.
+        d_model, n_heads, **options: as in `AttentionBackbone`.
 
     Example:
         >>> import torch
@@ -100,11 +98,6 @@ class DiT(AttentionBackbone):
         self.sigma_map = SigmaMap(cond_dim)
         self.blocks = self.stack(n_layers, lambda: DiTBlock(d_model, n_heads, cond_dim, self.mlp_ratio, self.dropout))
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
-
-    @property
-    @override
-    def trunk(self) -> nn.ModuleList:
-        return self.blocks
 
     @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:

@@ -25,11 +25,11 @@ class GPT2Block(nn.Module):
         self.attn_in, self.attn_out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
         self.mlp = nn.Sequential(nn.Linear(d_model, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, d_model))
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, L, D) -> (B, L, D); mask (B, 1, L, L), or None for plain causal attention."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
         batch, length, width = x.shape
         q, k, v = self.attn_in(self.ln_1(x)).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.ln_2(x))
 
@@ -41,9 +41,7 @@ class GPT2(Backbone):
 
     Args:
         vocab: the published ids first; further ids must be in `never_emitted`.
-        d_model: width D.
-        n_layers: number of blocks.
-        n_heads: attention heads.
+        d_model, n_layers, n_heads: as in `Transformer`.
         max_length: number of positions.
         rows: number of published ids.
         start: the id that starts a text.
@@ -57,17 +55,9 @@ class GPT2(Backbone):
     causal = True
 
     def __init__(
-        self,
-        vocab: Vocab,
-        d_model: int,
-        n_layers: int,
-        n_heads: int,
-        max_length: int,
-        rows: int,
-        start: int,
-        inner: int | None = None,
-        eps: float = 1e-5,
-    ) -> None:
+        self, vocab: Vocab, d_model: int, n_layers: int, n_heads: int, max_length: int, rows: int, start: int,
+        inner: int | None = None, eps: float = 1e-5,
+    ) -> None:  # fmt: skip
         super().__init__(vocab, d_model)
         if vocab.size < rows or not set(range(rows, vocab.size)) <= set(vocab.never_emitted) or not 0 <= start < rows:
             raise ValueError(f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond may only be mask and padding")
@@ -87,7 +77,7 @@ class GPT2(Backbone):
         ids = torch.where(ids < self.rows, ids, self.start)
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in self.blocks:
-            x = block(x, None)
+            x = block(x)
         return self.ln_f(x)
 
     @override

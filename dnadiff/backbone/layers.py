@@ -11,13 +11,7 @@ from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv 1910.07467).
-
-    Args:
-        width: D.
-        eps: added to the mean square.
-        scan: which back end computes it, as in `dnadiff.kernels`.
-    """
+    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv 1910.07467)."""
 
     def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
         super().__init__()
@@ -71,13 +65,7 @@ class KernelLinear(nn.Linear):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization with a weight, in float32 under any autocast.
-
-    Args:
-        width: D.
-        eps: added to the variance.
-        bias: add a learned vector, as in Mamba but not in DiT.
-    """
+    """Layer normalization with a weight, and a bias as in Mamba but not in DiT, in float32 under any autocast."""
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()

@@ -20,11 +20,7 @@ class Mamba(MambaBackbone):
     """The published Mamba language model: the features of position l depend on tokens 0..l only.
 
     Args:
-        vocab: the vocabulary.
-        d_model: width D.
-        n_layers: number of blocks.
-        dropout: on what each block adds to the residual stream.
-        **options: as in `MambaBackbone`.
+        vocab, d_model, n_layers, dropout, **options: as in `MambaBackbone`.
     """
 
     causal = True

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.layers import Projection, at_least_float32
-from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scan, selective_scans, short_conv, short_convs
+from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scans, short_conv, short_convs
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
 _NO_STEP = -1e4
@@ -24,9 +24,7 @@ class Direction(nn.Module):
 
     Args:
         d_inner: E, width inside the mixer.
-        d_state: N, states per channel.
-        d_conv: K, taps of the convolution.
-        dt_rank: rank of the step-size projection.
+        d_state, d_conv, dt_rank: as in `UniMamba`.
         reverse: run from the last position to the first.
     """
 
@@ -45,10 +43,6 @@ class Direction(nn.Module):
         self.D = nn.Parameter(torch.ones(d_inner))
         for parameter in (self.A_log, self.D, self.dt_bias):
             parameter._no_weight_decay = True  # type: ignore[attr-defined]  # read by `dnadiff.training.optim`
-
-    def forward(self, x: Tensor, valid: Tensor | None, scan: str) -> Tensor:
-        """(B, L, E) -> (B, L, E)."""
-        return selective_scan(*self.scan_inputs(self.conv(x, scan), valid, scan), reverse=self.reverse, scan=scan)
 
     def conv(self, x: Tensor, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
@@ -131,15 +125,9 @@ class BiMamba(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        dt_rank: int | None = None,
-        bidirectional_strategy: str = "add",
-        bidirectional_weight_tie: bool = True,
-    ) -> None:
+        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
+        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         if bidirectional_strategy not in _COMBINE:
             raise ValueError(f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose {' or '.join(_COMBINE)}")

@@ -40,10 +40,8 @@ class Transformer(AttentionBackbone):
 
     Args:
         vocab: the vocabulary; one embedding row per id.
-        d_model: width D, n_heads times an even number.
         n_layers: number of blocks.
-        n_heads: attention heads.
-        **options: as in `AttentionBackbone`.
+        d_model, n_heads, **options: as in `AttentionBackbone`.
     """
 
     causal = True
@@ -68,11 +66,6 @@ class Transformer(AttentionBackbone):
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * len(self.blocks)) if into_stream else 1))
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-
-    @property
-    @override
-    def trunk(self) -> nn.ModuleList:
-        return self.blocks
 
     @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ class ScanInputs(NamedTuple):
 class Backend(ABC):
     """One implementation ("scan") of the operations in `dnadiff.kernels.facade`, which documents arguments and results.
 
-    Shapes are checked by the facade. All operations are differentiable. Four operations combine others and have a default.
+    Shapes are checked by the facade. All operations are differentiable. Operations that combine others have a default.
 
     Attributes:
         keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them to float32.
@@ -66,10 +66,8 @@ class Backend(ABC):
         return x if self.keeps_dtype and x.dtype in _NATIVE_TYPES else x.to(dtype)
 
     @abstractmethod
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
-        """(Bt, L, E) from u (Bt, L, E) and the other arguments of `dnadiff.kernels.selective_scan`."""
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+        """(Bt, L, E), as `dnadiff.kernels.selective_scan`."""
 
     @abstractmethod
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
@@ -102,11 +100,11 @@ class Backend(ABC):
 
     def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
         """`selective_scan` in both directions, each with its inputs."""
-        return self.selective_scan(*forward, False), self.selective_scan(*backward, True)
+        return self.selective_scan(forward, False), self.selective_scan(backward, True)
 
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
         """`selective_scan` from the first position to the last, times silu(z)."""
-        return self.gated_sum(self.selective_scan(*inputs, False), None, z)
+        return self.gated_sum(self.selective_scan(inputs, False), None, z)
 
     def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""

@@ -39,22 +39,14 @@ class CannotCompile(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff.
-
-    Raises:
-        RuntimeError: if it would be in the home directory and there is none.
-    """
+    """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff."""
     if chosen := os.environ.get("DNADIFF_CACHE"):
         return Path(chosen).expanduser() / "kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff" / "kernels"
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler's command: $CXX, or the first of c++, g++ and clang++ on the path.
-
-    Raises:
-        CannotCompile: if there is none.
-    """
+    """The C++ compiler's command: $CXX, or the first of c++, g++ and clang++ on the path; CannotCompile if there is none."""
     if chosen := os.environ.get("CXX"):
         command = shlex.split(chosen)
         if not shutil.which(command[0]):
@@ -67,12 +59,9 @@ def find_compiler() -> list[str]:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache or compiled now (under a second on two idle cores).
+    """The compiled kernels, from the cache or compiled now (under a second on two idle cores); CannotCompile if that fails.
 
     Without a compiler, a cached library of any compiler is used if sources and processor are the same.
-
-    Raises:
-        CannotCompile: if there is no compiler, or it fails, or the library does not load.
     """
     folder, key = _private_folder(), _key()
     try:
@@ -81,7 +70,8 @@ def load_library() -> ctypes.CDLL:
         if path := _cached(folder, f"kernels-{key}-*.so"):
             return _load(path)
         raise
-    name = f"kernels-{key}-{_compiler_key(compiler)}"
+    version = _run([*compiler, "--version"]).stdout
+    name = f"kernels-{key}-{_short_hash(*compiler, version)}"
     if path := _cached(folder, f"{name}-*.so"):
         return _load(path)
     with _build_folder(folder) as work:
@@ -140,21 +130,16 @@ def _build_folder(folder: Path | None) -> Iterator[Path]:
 
 
 def _key() -> str:
-    parts = [*_FLAGS, repr(_EXTRAS), sys.platform, _processor()]
-    parts += [(_FOLDER / name).read_text() for name in ("simd.h", *_SOURCES)]
-    return _short_hash("\0".join(parts).encode())
+    sources = [(_FOLDER / name).read_text() for name in ("simd.h", *_SOURCES)]
+    return _short_hash(*_FLAGS, repr(_EXTRAS), sys.platform, _processor(), *sources)
 
 
-def _compiler_key(compiler: list[str]) -> str:
-    return _short_hash("\0".join([*compiler, _run([*compiler, "--version"]).stdout]).encode())
+def _short_hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _digest(path: Path) -> str:
-    return _short_hash(path.read_bytes())
-
-
-def _short_hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
+from dnadiff.kernels.backend import ScanInputs
 from dnadiff.kernels.cpu_linear import linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, gated_sum, narrow_linear, rms_norm
 from dnadiff.kernels.native import library, pointers, rows, vector_width
@@ -32,12 +33,9 @@ class CppBackend(TorchOperations):
         return library().dnadiff_vectors().decode() + (", products by oneDNN" if onednn_wins() else "")
 
     @override
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
             raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
-        inputs = (u, delta, A, B, C, D, delta_bias)
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         return _scan(*inputs, reverse, keep)[0]
 
@@ -161,9 +159,7 @@ def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
     return y
 
 
-@_conv.register_fake
-def _(x, weight, bias, reverse):
-    return x.new_empty(x.shape)
+_conv.register_fake(lambda x, weight, bias, reverse: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("dnadiff::short_conv_backward", mutates_args=(), device_types="cpu")

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.native import library, pointers, rows, save_inputs
 
 _SUMS = 2**18  # up to this size the gradient of a weight fits into one core's cache
 
@@ -65,9 +65,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return _product(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])
 
 
-@linear.register_fake
-def _(x, weight):
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
+linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]))
 
 
 @torch.library.custom_op("dnadiff::linear_backward", mutates_args=(), device_types="cpu")
@@ -80,17 +78,7 @@ def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     return dx, _outer_sum(dout, x_rows, threads)
 
 
-@_linear_backward.register_fake
-def _(dout, x, weight):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+_linear_backward.register_fake(lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
 
 
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _linear_grad(ctx, dout):
-    return _linear_backward(dout, *ctx.saved_tensors)
-
-
-linear.register_autograd(_linear_grad, setup_context=_save)
+linear.register_autograd(lambda ctx, dout: _linear_backward(dout, *ctx.saved_tensors), setup_context=save_inputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.native import library, pointers, rows, save_inputs
 
 MAX_RANK = 16  # of a narrow linear map: a matrix product with more columns is efficient in libraries
 
@@ -24,9 +24,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     return out
 
 
-@gated_sum.register_fake
-def _(y, y_rev, z):
-    return y.new_empty(y.shape)
+gated_sum.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
 
 
 @torch.library.custom_op("dnadiff::gated_sum_backward", mutates_args=(), device_types="cpu")
@@ -39,13 +37,7 @@ def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> 
     return dy, dz
 
 
-@_gate_backward.register_fake
-def _(dout, y, y_rev, z):
-    return y.new_empty(y.shape), y.new_empty(y.shape)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+_gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), y.new_empty(y.shape)))
 
 
 def _gate_grad(ctx, dout):
@@ -54,7 +46,7 @@ def _gate_grad(ctx, dout):
     return dy, None if y_rev is None else dy, dz
 
 
-gated_sum.register_autograd(_gate_grad, setup_context=_save)
+gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
 
 
 @torch.library.custom_op("dnadiff::rms_norm", mutates_args=(), device_types="cpu")
@@ -67,9 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
-@rms_norm.register_fake
-def _(x, weight, eps):
-    return x.new_empty(x.shape), x.new_empty(x.shape[:2])
+rms_norm.register_fake(lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.shape[:2])))
 
 
 @torch.library.custom_op("dnadiff::rms_norm_backward", mutates_args=(), device_types="cpu")
@@ -81,9 +71,7 @@ def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tu
     return dx, sums.sum(0)
 
 
-@_norm_backward.register_fake
-def _(dout, x, weight, scale):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+_norm_backward.register_fake(lambda dout, x, weight, scale: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
 
 
 def _norm_save(ctx, inputs, output):
@@ -107,9 +95,7 @@ def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-@narrow_linear.register_fake
-def _(x, weight):
-    return x.new_empty(*x.shape[:2], weight.shape[0])
+narrow_linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:2], weight.shape[0]))
 
 
 @torch.library.custom_op("dnadiff::narrow_linear_backward", mutates_args=(), device_types="cpu")
@@ -121,13 +107,7 @@ def _narrow_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     return dx, sums.sum(0).T.contiguous()
 
 
-@_narrow_backward.register_fake
-def _(dout, x, weight):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+_narrow_backward.register_fake(lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
 
 
-def _narrow_grad(ctx, dout):
-    return _narrow_backward(dout, *ctx.saved_tensors)
-
-
-narrow_linear.register_autograd(_narrow_grad, setup_context=_save)
+narrow_linear.register_autograd(lambda ctx, dout: _narrow_backward(dout, *ctx.saved_tensors), setup_context=save_inputs)

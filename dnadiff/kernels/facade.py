@@ -15,17 +15,9 @@ from dnadiff.kernels.select import SCANS, choose, choose_for, compute_dtype
 
 
 def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    delta_bias: Tensor | None = None,
-    *,
-    reverse: bool = False,
-    scan: str = "auto",
-) -> Tensor:
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
+    *, reverse: bool = False, scan: str = "auto",
+) -> Tensor:  # fmt: skip
     """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and Algorithm 2 (S6).
 
     With step = softplus(delta + delta_bias), zero initial state and position by position
@@ -44,24 +36,16 @@ def selective_scan(
         D: (E,) weight of the skip connection.
         delta_bias: (E,) added to delta.
         reverse: run from the last position to the first; h_{l-1} above becomes h_{l+1}.
-        scan: which back end computes.
 
     Returns:
         (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise.
-
-    Example:
-        >>> import torch
-        >>> ones = torch.ones(1, 3, 1)
-        >>> y = selective_scan(ones, -1e4 * ones, -torch.ones(1, 1), ones, ones, torch.full((1,), 2.0), scan="reference")
-        >>> y.flatten().tolist()  # all steps are 0: only the skip connection remains
-        [2.0, 2.0, 2.0]
     """
     inputs = ScanInputs(u, delta, A, B, C, D, delta_bias)
     _check_scan_inputs(inputs)
     backend = _scan_backend(scan, u, A)
     if u.numel() == 0:
         return u * D.to(u.dtype)
-    return backend.selective_scan(*_cast(backend, inputs), reverse).to(u.dtype)
+    return backend.selective_scan(_cast(backend, inputs), reverse).to(u.dtype)
 
 
 def selective_scans(forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
@@ -100,7 +84,6 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False
         weight: (E, K); the last tap is that of the position itself.
         bias: (E,).
         reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k] x_{l+K-1-k}.
-        scan: which back end computes.
 
     Returns:
         (Bt, L, E) in x's dtype.
@@ -125,18 +108,9 @@ def short_convs(x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tenso
 
 
 def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto") -> Tensor:
-    """(y + y_rev) silu(z): the input of a mixer's output projection.
+    """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is None, it is zero.
 
     Here and in the operations below, half precision and autocast are left to PyTorch unless the back end reads half precision itself.
-
-    Args:
-        y: (Bt, L, E).
-        y_rev: (Bt, L, E), or None for zero.
-        z: (Bt, L, E).
-        scan: which back end computes.
-
-    Returns:
-        (Bt, L, E).
     """
     shape = _three("y", y)
     for name, x in (("y_rev", y_rev), ("z", z)):
@@ -146,17 +120,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467, equation 4).
-
-    Args:
-        x: (..., D).
-        weight: (D,).
-        eps: added to the mean square.
-        scan: which back end computes.
-
-    Returns:
-        (..., D).
-    """
+    """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv 1910.07467, equation 4)."""
     _check_norm(x, None, weight)
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
@@ -169,7 +133,6 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
         added: (..., D), perhaps in a narrower type; None adds nothing.
         weight: (D,).
         eps: added to the mean square.
-        scan: which back end computes.
 
     Returns:
         s in the wider type of the two, and its norm. The norm is computed in that type and returned in weight's type, or in autocast's type

@@ -17,15 +17,7 @@ Gather = Callable[[NDArray[np.int64]], NDArray]
 
 
 def make_gather(array: NDArray, length: int) -> Gather:
-    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`.
-
-    It raises IndexError if a window is not inside the array.
-
-    Example:
-        >>> import numpy as np
-        >>> make_gather(np.array([5, 6, 7, 8], dtype=np.uint8), 2)(np.array([2, 0])).tolist()
-        [[7, 8], [5, 6]]
-    """
+    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`; IndexError if one is not inside it."""
     if array.dtype == np.uint8 and array.flags.c_contiguous and length <= _SHORT:
         try:
             return _native(array, length)

@@ -36,15 +36,6 @@ def linear_log_sum(
 
     Returns:
         (M,) and (M, K), float32 or wider.
-
-    Raises:
-        ValueError: if shapes do not fit.
-
-    Example:
-        >>> import torch
-        >>> log_sum, logits = linear_log_sum(torch.ones(1, 2), torch.eye(4, 2), None, torch.tensor([[0, 3]]))
-        >>> round(float(log_sum.exp()), 3), logits.tolist()  # the logits are 1, 1, 0, 0
-        (7.437, [[1.0, 0.0]])
     """
     if features.dim() != 2 or weight.dim() != 2 or features.shape[1] != weight.shape[1] or ids.shape[:-1] != features.shape[:1]:
         raise ValueError(

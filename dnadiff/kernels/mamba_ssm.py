@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.kernels.backend import ScanInputs
 from dnadiff.kernels.portable import TorchOperations
 
 
@@ -22,13 +23,12 @@ class MambaSSMBackend(TorchOperations):
         return "CUDA, flipped for the reverse direction"
 
     @override
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         try:
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
         except ImportError as error:
             raise RuntimeError(f"mamba_ssm is not installed ({error}); pip install 'dnadiff[cuda]' adds it") from error
+        u, delta, A, B, C, D, delta_bias = inputs
         u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
         y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=delta_bias, delta_softplus=True).mT
         return y.flip(1) if reverse else y

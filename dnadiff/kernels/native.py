@@ -10,6 +10,7 @@ from ctypes import c_double, c_int, c_int64, c_void_p
 from functools import cache
 
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from dnadiff.kernels.build import load_library
 
@@ -54,6 +55,11 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
     if (X > 1 and x.stride(2) != 1) or row < X or (Bt > 1 and x.stride(0) != L * row):
         return x.contiguous(), X
     return x, row
+
+
+def save_inputs(ctx: FunctionCtx, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+    """Keeps all inputs of a custom operator for its backward pass."""
+    ctx.save_for_backward(*inputs)
 
 
 def pointers(*tensors: Tensor | None) -> list[int | None]:

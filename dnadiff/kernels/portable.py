@@ -1,11 +1,8 @@
 """The selective scan in plain PyTorch: any device, float32 or float64, memory linear in L.
 
-The sequence is cut into chunks of at most 64 positions. Python loops over the positions of a chunk, and every operation processes
-all chunks at once. The states that enter the chunks follow a linear recurrence over chunks, which is solved in the same way. The number
-of operations therefore grows with log L, and no array of size Bt L E N exists. Decays are multiplied and never divided by, so
-strong decay loses no precision.
-
-Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
+Python loops over the positions of a chunk of at most 64, for all chunks at once. The states that enter the chunks follow a linear
+recurrence, which is solved in the same way, so the number of operations grows with log L. Decays are multiplied and never divided by, so
+strong decay loses no precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.kernels.backend import Backend
+from dnadiff.kernels.backend import Backend, ScanInputs
 
 _LONGEST = 64  # positions in a chunk
 _SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 in between
@@ -61,9 +58,8 @@ class PortableBackend(TorchOperations):
         return "PyTorch"
 
     @override
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+        u, delta, A, B, C, D, delta_bias = inputs
         step = F.softplus(delta if delta_bias is None else delta + delta_bias)
         return _Scan.apply(step, step * u, A.T, B, C, reverse) + D * u
 
@@ -103,8 +99,8 @@ def _chunk(x: Tensor) -> Tensor:
     return x.reshape(Bt, chunks, T, X)
 
 
-def _positions(T: int, reverse: bool) -> list[int]:
-    return list(range(T))[::-1] if reverse else list(range(T))
+def _positions(T: int, reverse: bool) -> range:
+    return range(T)[::-1] if reverse else range(T)
 
 
 def _decay(step: Tensor, t: int, A: Tensor) -> Tensor:

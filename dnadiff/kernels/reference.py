@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.kernels.backend import Backend
+from dnadiff.kernels.backend import Backend, ScanInputs
 
 
 class ReferenceBackend(Backend):
@@ -20,9 +20,8 @@ class ReferenceBackend(Backend):
         return "plain PyTorch, one position at a time"
 
     @override
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+        u, delta, A, B, C, D, delta_bias = inputs
         step = F.softplus(delta if delta_bias is None else delta + delta_bias)  # (Bt, L, E)
         # Slicing inside the loop would make the backward pass quadratic in L.
         positions = list(zip(*(x.unbind(1) for x in (u, step, B, C)), strict=True))

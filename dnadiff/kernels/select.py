@@ -56,12 +56,7 @@ def available_scans() -> dict[str, str]:
 
 
 def chosen_scan(scan: str, device_type: str, dtype: torch.dtype) -> str:
-    """The scan that runs if `scan`, perhaps "auto", is requested.
-
-    Raises:
-        ValueError: if it is unknown.
-        RuntimeError: if it is not "auto" and cannot run.
-    """
+    """The scan that runs if `scan`, perhaps "auto", is requested; errors as `check_scan`."""
     return choose(scan, device_type, compute_dtype(dtype))
 
 
@@ -84,11 +79,7 @@ def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
 
 @torch.compiler.assume_constant_result
 def choose_for(scan: str, device_type: str, dtype: torch.dtype, num_states: int) -> str:
-    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot hold them.
-
-    Raises:
-        RuntimeError: if a scan was asked for that cannot hold them.
-    """
+    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot hold them."""
     name = choose(scan, device_type, dtype)
     if not (reason := SCANS[name].too_many_states(num_states)):
         return name
@@ -170,7 +161,7 @@ def _probe(backend: Backend, device: torch.device) -> list[Tensor]:
         first, gate = backend.linear_halves(u, torch.cat([w, w.flip(0)]))
         x = backend.rms_norm(backend.short_conv(first, w[:, :4], D, reverse), scan_inputs[-1], 1e-2)
         delta = backend.narrow_linear(gate[..., :N], w[:, :N])
-        y = backend.selective_scan(*ScanInputs(x, delta, *scan_inputs), reverse)
+        y = backend.selective_scan(ScanInputs(x, delta, *scan_inputs), reverse)
         gated = backend.gated_sum(y, x if reverse else None, gate)
         out = backend.linear(gated, w)
         results += [part.detach() for part in (first, gate, x, delta, y, gated, out)]

@@ -39,10 +39,8 @@ class TritonBackend(TorchOperations):
         return f"Triton {triton.__version__}" + (", interpreted" if interpreted() else "")
 
     @override
-    def selective_scan(
-        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool
-    ) -> Tensor:
-        return _scan([ScanInputs(u, delta, A, B, C, D, delta_bias)], None, reverse)[0]
+    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+        return _scan([inputs], None, reverse)[0]
 
     @override
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.kernels import triton_support
+from dnadiff.kernels.native import save_inputs
 from dnadiff.kernels.triton_support import device_of, no_second_derivative, with_strides
 
 MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
@@ -55,9 +56,7 @@ def convs(x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None,
     return y
 
 
-@convs.register_fake
-def _(x, w0, bias0, w1, bias1):
-    return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
+convs.register_fake(lambda x, w0, bias0, w1, bias1: [x.new_empty(x.shape) for w in (w0, w1) if w is not None])
 
 
 @torch.library.custom_op("dnadiff::short_convs_backward", mutates_args=())
@@ -117,9 +116,7 @@ def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     return out
 
 
-@gate.register_fake
-def _(y, y_rev, z):
-    return y.new_empty(y.shape)
+gate.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
 
 
 @torch.library.custom_op("dnadiff::gate_backward", mutates_args=())
@@ -133,13 +130,7 @@ def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> 
     return dy, dz
 
 
-@_gate_backward.register_fake
-def _(dout, y, y_rev, z):
-    return y.new_empty(y.shape), z.new_empty(z.shape)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+_gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), z.new_empty(z.shape)))
 
 
 def _gate_grad(ctx, dout):
@@ -148,7 +139,7 @@ def _gate_grad(ctx, dout):
     return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
 
 
-gate.register_autograd(_gate_grad, setup_context=_save)
+gate.register_autograd(_gate_grad, setup_context=save_inputs)
 _gate_backward.register_autograd(no_second_derivative)
 
 

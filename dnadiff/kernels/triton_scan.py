@@ -1,15 +1,13 @@
 """The Triton scan as a custom operator for one or two directions, forward and backward.
 
-States are float32 for all input types (bfloat16, float16 or float32). The forward pass keeps the state before every 64
-positions. The backward pass recomputes every 8th from those, for one layer at a time, and keeps no others. A bidirectional
-layer is one launch. Its gate, like its convolutions (`triton_rowwise`), is one kernel that reads once what both directions share. Gating
-inside the scan would need both directions of a position in one program, so half as many programs, to save 4 of some 40 bytes per layer.
+States are float32 for all input types. The forward pass keeps the state before every 64 positions; the backward pass recomputes every 8th
+from those. A bidirectional layer is one launch. Its gate is a separate kernel (`triton_rowwise`): gating inside the scan would need both
+directions of a position in one program, so half as many programs, to save 4 of some 40 bytes per layer.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,12 +109,8 @@ def _carried(
     grid, tile = launch(_block(_FORWARD_TILE, N, E), run.chunks)
     kernel[grid](*tensors, A, bias, ends, sums, *run.common, run.chunks, run.chunk, *strides, **tile, UNROLL=_UNROLL, **flags)
     grid, tile = launch(min(run.block, 32), 1)
-    _kernels(_FORWARD).carry[grid](ends, sums, A, Bt, E, N, run.chunks, int(from_last), **tile, UNROLL=4)
+    triton_support.load_kernels(_FORWARD).carry[grid](ends, sums, A, Bt, E, N, run.chunks, int(from_last), **tile, UNROLL=4)
     return ends
-
-
-def _kernels(name: str) -> ModuleType:
-    return triton_support.load_kernels(name)
 
 
 @torch.library.custom_op("dnadiff::scans", mutates_args=())
@@ -124,7 +118,7 @@ def scans(
     u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, reverse: bool, keep: bool
 ) -> Tensors:
     """Outputs of each direction, and the saved states if `keep`."""
-    N, module = A.shape[1], _kernels(_FORWARD)
+    N, module = A.shape[1], triton_support.load_kernels(_FORWARD)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_) = (_rows(x) for x in (u, delta, B, C))
     gate, *z_ = _rows([u[0] if z is None else z])
     run = _Launch(u, N, _FORWARD_TILE, reverse)
@@ -158,7 +152,7 @@ def _scans_backward(
     dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, kept: Tensor,
     reverse: bool,
 ) -> Tensors:  # fmt: skip
-    (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], _kernels(_BACKWARD), len(u)
+    (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], triton_support.load_kernels(_BACKWARD), len(u)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_), (dy2, *dy_) = (_rows(x) for x in (u, delta, B, C, dy))
     gate, *z_ = _rows([u[0] if z is None else z])
     run, gated = _Launch(u, N, _BACKWARD_TILE, reverse), z is not None
@@ -188,7 +182,7 @@ def _refine(kept: Tensor, pairs: list[Tensors], small: list[Tensor], strides: li
     run = _Launch(u, N, _FORWARD_TILE, reverse)
     long, spans = -(-L // _KEPT), -(-L // _SPAN)
     states = run.float32(run.rows, spans, N, E)
-    _kernels(_FORWARD).outputs[run.grid(long)](
+    triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
         *u2, *delta2, *B2, *C2, u2[0], A, D, bias, kept, u2[0], u2[0], states, *run.common, long, _KEPT, spans, *strides, 0, 0,
         **run.tile, SPAN=_SPAN, UNROLL=_UNROLL, CARRIED=True, KEEP=True, WRITE=False, GATED=False,
     )  # fmt: skip

@@ -16,11 +16,7 @@ MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)  # the version that the tests use, a
 
 @cache
 def load_kernels(name: str) -> ModuleType:
-    """A module of Triton kernels of this package.
-
-    Raises:
-        RuntimeError: if Triton is missing or too old.
-    """
+    """A module of Triton kernels of this package; RuntimeError if Triton is missing or too old."""
     try:
         import triton
     except ImportError as error:
@@ -36,11 +32,7 @@ def interpreted() -> bool:
 
 
 def device_of(x: Tensor) -> AbstractContextManager[None]:
-    """A context in which kernels are launched on the GPU that holds x.
-
-    Raises:
-        RuntimeError: if the GPU is too old.
-    """
+    """A context in which kernels are launched on the GPU that holds x; RuntimeError if it is too old."""
     if not x.is_cuda:
         return nullcontext()
     check_gpu(x.device)
@@ -57,11 +49,7 @@ def check_gpu(device: torch.device) -> None:
 
 
 def no_second_derivative(*_: Tensor) -> None:
-    """The derivative of a backward operator.
-
-    Raises:
-        NotImplementedError: always.
-    """
+    """The derivative of a backward operator: always NotImplementedError."""
     raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
 
 

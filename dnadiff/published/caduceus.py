@@ -17,18 +17,14 @@ from dnadiff.backbone.layers import RMSNorm
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, arguments, read_keys
 from dnadiff.published.layout import Family, PublishedLayout, published_layout
 from dnadiff.vocab import Vocab
 
 
 @published_layout.register
 def caduceus_layout(network: Caduceus) -> PublishedLayout:
-    """The layout of Caduceus-Ph.
-
-    Raises:
-        ValueError: if the network has labels, time conditioning or no layers.
-    """
+    """The layout of Caduceus-Ph; ValueError if the network has labels, time conditioning or no layers."""
     if network.condition is not None:
         raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
     if not len(network.layers):
@@ -64,20 +60,13 @@ def caduceus_layout(network: Caduceus) -> PublishedLayout:
         "tie_word_embeddings": True,
     }
     # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
-    weights = [
-        (p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data, published_names(own, tied))
-        for own, p in network.named_parameters()
-    ]
-    return PublishedLayout(config, weights, {})
+    shaped = {own: p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data for own, p in network.named_parameters()}
+    return PublishedLayout(config, [(tensor, published_names(own, tied)) for own, tensor in shaped.items()], {})
 
 
 @published_layout.register
 def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
-    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand.
-
-    Raises:
-        ValueError: as `caduceus_layout`.
-    """
+    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand; errors as there."""
     layout, wrapped = caduceus_layout(network), [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."]
 
     def rename(name: str) -> str:
@@ -111,29 +100,28 @@ def published_names(own: str, tied: bool) -> tuple[str, ...]:
 
 # The keys of a published config.json that are read; keys of the initialization are not.
 _KEYS = {
-    "d_model": Key(int),
-    "n_layer": Key(int, maximum=MAX_LAYERS),
+    "d_model": Key(int, argument="d_model"),
+    "n_layer": Key(int, maximum=MAX_LAYERS, argument="n_layers"),
     "vocab_size": Key(int, maximum=MAX_VOCAB),
     "pad_vocab_size_multiple": Key(int, 8),
     "ssm_cfg": Key(dict, {}, null=True),
-    "rms_norm": Key(bool, True),
-    "norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1),
-    "residual_in_fp32": Key(bool, True),
+    "rms_norm": Key(bool, True, argument="rms_norm"),
+    "norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1, argument="norm_eps"),
+    "residual_in_fp32": Key(bool, True, argument="residual_in_fp32"),
     "fused_add_norm": Key(bool, True),
     "bidirectional": Key(bool, True, only=True),
-    "bidirectional_strategy": Key(str, "add", null=True),
-    "bidirectional_weight_tie": Key(bool, True),
+    "bidirectional_strategy": Key(str, "add", null=True, argument="bidirectional_strategy"),
+    "bidirectional_weight_tie": Key(bool, True, argument="bidirectional_weight_tie"),
     "rcps": Key(bool, False),
     "complement_map": Key(dict, None, null=True),
     "tie_word_embeddings": Key(bool, True, only=True),
 }
-AUTO = "auto"
 _SSM_KEYS = {
     "layer": Key(str, "Mamba1", only="Mamba1"),
-    "d_state": Key(int, 16),
-    "d_conv": Key(int, 4),
-    "expand": Key(int, 2),
-    "dt_rank": Key(int, AUTO, keyword=AUTO),
+    "d_state": Key(int, 16, argument="d_state"),
+    "d_conv": Key(int, 4, argument="d_conv"),
+    "expand": Key(int, 2, argument="expand"),
+    "dt_rank": Key(int, None, keyword="auto", argument="dt_rank"),
     "conv_bias": Key(bool, True, only=True),
     "bias": Key(bool, False, only=False),
 }
@@ -150,28 +138,14 @@ class CaduceusFamily(Family):
     def backbone(self, config: Config, vocab: Vocab) -> Config:
         given = read_keys(config, _KEYS)
         ssm, pad, table = read_keys(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
-        rows, rank = math.ceil(given["vocab_size"] / pad) * pad, ssm["dt_rank"]
+        rows = math.ceil(given["vocab_size"] / pad) * pad
         if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
             raise ValueError(f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA")
-        arguments = {
-            "_target_": "dnadiff.backbone.caduceus.Caduceus",
-            "d_model": given["d_model"],
-            "n_layers": given["n_layer"],
-            "d_state": ssm["d_state"],
-            "d_conv": ssm["d_conv"],
-            "expand": ssm["expand"],
-            "dt_rank": None if rank == AUTO else rank,
-            "norm_eps": given["norm_epsilon"],
-            "rms_norm": given["rms_norm"],
-            "residual_in_fp32": given["residual_in_fp32"],
-            "bidirectional_strategy": given["bidirectional_strategy"],
-            "bidirectional_weight_tie": given["bidirectional_weight_tie"],
-            "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
-        }
+        common = arguments(given, _KEYS) | arguments(ssm, _SSM_KEYS)
+        common["pad_vocab_to"] = pad if math.ceil(vocab.size / pad) * pad == rows else rows
         if given["rcps"]:
-            ps = {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"]}
-            return arguments | ps
-        return arguments
+            return {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"], **common}
+        return {"_target_": "dnadiff.backbone.caduceus.Caduceus", **common}
 
 
 def _agrees(table: Mapping[str | int, Json], vocab: Vocab) -> bool:

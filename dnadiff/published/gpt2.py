@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.backbone.gpt2 import GPT2
 from dnadiff.config import Config
-from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, arguments, read_keys
 from dnadiff.published.layout import PublishedLayout, published_layout
 
 
@@ -20,9 +20,8 @@ def gpt2_layout(network: GPT2) -> PublishedLayout:
             name = name.replace(f".{ours}.", f".{theirs}.")
         transposed = p.ndim == 2 and not name.startswith(("wte", "wpe"))
         own = name.replace("blocks.", "h.")
-        weights.append(
-            (p.data.t() if transposed else p.data, (own, f"transformer.{own}", *(["lm_head.weight"] if own == "wte.weight" else [])))
-        )
+        tied = ["lm_head.weight"] if own == "wte.weight" else []
+        weights.append((p.data.t() if transposed else p.data, (own, f"transformer.{own}", *tied)))
     # Old files also hold the causal mask and the value of masked scores.
     seen = torch.ones(len(network.wpe.weight), len(network.wpe.weight)).tril()[None, None]
     held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
@@ -32,13 +31,13 @@ def gpt2_layout(network: GPT2) -> PublishedLayout:
 
 
 _KEYS = {
-    "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB),
-    "n_embd": Key(int),
-    "n_layer": Key(int, maximum=MAX_LAYERS),
-    "n_head": Key(int),
-    "n_positions": Key(int, maximum=MAX_VOCAB),
-    "n_inner": Key(int, None, maximum=MAX_VOCAB, null=True),
-    "layer_norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1),
+    "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB, argument="rows"),
+    "n_embd": Key(int, argument="d_model"),
+    "n_layer": Key(int, maximum=MAX_LAYERS, argument="n_layers"),
+    "n_head": Key(int, argument="n_heads"),
+    "n_positions": Key(int, maximum=MAX_VOCAB, argument="max_length"),
+    "n_inner": Key(int, None, maximum=MAX_VOCAB, null=True, argument="inner"),
+    "layer_norm_epsilon": Key(float, 1e-5, minimum=0, maximum=1, argument="eps"),
     "bos_token_id": Key(int, None, minimum=0, maximum=MAX_VOCAB, null=True),
     "activation_function": Key(str, "gelu_new", only="gelu_new"),
     "scale_attn_weights": Key(bool, True, only=True),
@@ -49,21 +48,7 @@ _KEYS = {
 
 
 def from_published(config: Config) -> Config:
-    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its arguments.
-
-    Raises:
-        KeyError: if a size is missing.
-        ValueError: if a value has the wrong type or size, or is not supported.
-    """
+    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its arguments; errors as `Family.backbone`."""
     given = read_keys(config, _KEYS)
-    return {
-        "_target_": "dnadiff.backbone.gpt2.GPT2",
-        "d_model": given["n_embd"],
-        "n_layers": given["n_layer"],
-        "n_heads": given["n_head"],
-        "max_length": given["n_positions"],
-        "rows": given["vocab_size"],
-        "start": given["vocab_size"] - 1 if given["bos_token_id"] is None else given["bos_token_id"],
-        "inner": given["n_inner"],
-        "eps": given["layer_norm_epsilon"],
-    }
+    start = given["vocab_size"] - 1 if given["bos_token_id"] is None else given["bos_token_id"]
+    return {"_target_": "dnadiff.backbone.gpt2.GPT2", "start": start, **arguments(given, _KEYS)}

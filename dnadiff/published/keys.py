@@ -10,13 +10,8 @@ from dnadiff.config import Config, Json
 
 MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = 2**16, 2**12, 2**24  # a file with larger values is damaged or hostile
 _DESCRIPTIONS = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    dict: "an object",
-    list: "a list of integers",
-}
+    bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object", list: "a list of integers"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,15 +24,9 @@ class Key:
         minimum: smallest number.
         maximum: largest number.
         null: null is allowed and means the default.
-        keyword: a string that is allowed instead of a number.
+        keyword: a string that is allowed instead of a number and means the default.
         only: the single value that these networks support.
-
-    Example:
-        >>> Key(int, 16).read("d_state", {})
-        16
-        >>> Key(int).read("d_model", {"d_model": "wide"})
-        Traceback (most recent call last):
-        ValueError: d_model is 'wide', expected an integer from 1 to 65536
+        argument: the network's constructor argument that has this value, if there is one.
     """
 
     kind: type
@@ -47,6 +36,7 @@ class Key:
     null: bool = False
     keyword: str | None = None
     only: Json = ...
+    argument: str | None = None
 
     def read(self, name: str, config: Mapping[str, Json]) -> Json:
         """The value of key `name`.
@@ -59,7 +49,7 @@ class Key:
             raise KeyError(name)
         value = config.get(name, self.default)
         if name not in config or (value is None and self.null) or (self.keyword is not None and value == self.keyword):
-            return self.default if value is None else value
+            return self.default
         kinds = (int, float) if self.kind is float else self.kind
         is_number = self.kind in (int, float)
         fits = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
@@ -75,3 +65,8 @@ class Key:
 def read_keys(config: Mapping[str, Json], keys: Mapping[str, Key]) -> Config:
     """The values of all `keys` in a config; other keys are ignored. Raises as `Key.read`."""
     return {name: key.read(name, config) for name, key in keys.items()}
+
+
+def arguments(values: Config, keys: Mapping[str, Key]) -> Config:
+    """The constructor arguments of a network among the values that `read_keys` returns."""
+    return {key.argument: values[name] for name, key in keys.items() if key.argument}

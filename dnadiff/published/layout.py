@@ -54,11 +54,7 @@ class PublishedLayout:
             tensor.copy_(next(given[name] for name in names if name in given))
 
     def check(self, given: Mapping[str, Tensor], source: Path | str) -> None:
-        """Check names, shapes and types only, which also works for a network on the meta device.
-
-        Raises:
-            ValueError: listing tensors that are missing, surplus or of the wrong shape.
-        """
+        """Check names, shapes and types only, as `fill` does first; also works for a network on the meta device."""
         _refuse(list(self._misfits(given)), source)
 
     def _misfits(self, given: Mapping[str, Tensor]) -> Iterator[str]:
@@ -114,11 +110,7 @@ class Family(ABC):
 
 @singledispatch
 def published_layout(network: Backbone) -> PublishedLayout:
-    """The published form of a network, by its class.
-
-    Raises:
-        ValueError: if there is no published format for it.
-    """
+    """The published form of a network, by its class; ValueError if there is none."""
     raise ValueError(f"{type(network).__name__} has no published format; caduceus, caduceus_ps and dit have one")
 
 

@@ -6,18 +6,14 @@ from typing_extensions import override
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config
-from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, read_keys
+from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, arguments, read_keys
 from dnadiff.published.layout import Family, PublishedLayout, published_layout
 from dnadiff.vocab import Vocab
 
 
 @published_layout.register
 def dit_layout(network: DiT) -> PublishedLayout:
-    """The layout of MDLM's DiT, without `time_conditioning`, which belongs to the denoiser.
-
-    Raises:
-        ValueError: if the network has another `mlp_ratio` than the published one, or no layers.
-    """
+    """The layout of MDLM's DiT, without `time_conditioning`; ValueError if the network has another `mlp_ratio` or no layers."""
     if network.mlp_ratio != 4 or not len(network.blocks):
         raise ValueError(
             f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {network.mlp_ratio} and {len(network.blocks)} layers"
@@ -41,12 +37,12 @@ def dit_layout(network: DiT) -> PublishedLayout:
 # The keys of a published config.json; `vocab_size` belongs to the vocabulary and `time_conditioning` to the denoiser.
 _KEYS = {
     "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB),
-    "hidden_dim": Key(int),
-    "n_blocks": Key(int, maximum=MAX_LAYERS),
-    "n_heads": Key(int),
-    "cond_dim": Key(int),
-    "dropout": Key(float, 0.1, minimum=0, maximum=1),
-    "model_length": Key(int, None, maximum=MAX_VOCAB, null=True),
+    "hidden_dim": Key(int, argument="d_model"),
+    "n_blocks": Key(int, maximum=MAX_LAYERS, argument="n_layers"),
+    "n_heads": Key(int, argument="n_heads"),
+    "cond_dim": Key(int, argument="cond_dim"),
+    "dropout": Key(float, 0.1, minimum=0, maximum=1, argument="dropout"),
+    "model_length": Key(int, None, maximum=MAX_VOCAB, null=True, argument="max_length"),
     "time_conditioning": Key(bool, False),
 }
 
@@ -64,13 +60,4 @@ class MDLMFamily(Family):
 
     @override
     def backbone(self, config: Config, vocab: Vocab) -> Config:
-        given = read_keys(config, _KEYS)
-        return {
-            "_target_": "dnadiff.backbone.dit.DiT",
-            "d_model": given["hidden_dim"],
-            "n_layers": given["n_blocks"],
-            "n_heads": given["n_heads"],
-            "cond_dim": given["cond_dim"],
-            "dropout": given["dropout"],
-            "max_length": given["model_length"],
-        }
+        return {"_target_": "dnadiff.backbone.dit.DiT", **arguments(read_keys(config, _KEYS), _KEYS)}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config, build
 from dnadiff.data.files import atomic_write, check_output, write_json
@@ -88,12 +89,7 @@ class PublishedModel:
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
-    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit, `organization/name@<40 digits>`.
-
-    Example:
-        >>> is_published("kuleshov-group/mdlm-owt"), is_published("kuleshov-group/mdlm-owt@" + 40 * "0")
-        (False, True)
-    """
+    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit, `organization/name@<40 digits>`."""
     hub = _HUB.fullmatch(str(name))
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
@@ -125,50 +121,47 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
         path = download(hub["repository"], revision or hub["revision"])
     config = read_config(path / CONFIG, FAMILIES)
-    try:
-        family = FAMILIES[config["model_type"]]
+    family = FAMILIES[config["model_type"]]
+
+    def described() -> tuple[Config, Vocab]:
         vocab = _vocab(config, family)
-        backbone = family.backbone(config, vocab)
-        time_conditioning = family.records_time and config.get("time_conditioning", False)
+        return family.backbone(config, vocab), vocab
+
+    network, backbone = _load_network(path, described)
+    time_conditioning = family.records_time and config.get("time_conditioning", False)
+    denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
+    return PublishedModel(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
+
+
+def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
+    """GPT-2 from a folder, in evaluation mode, to evaluate samples. Texts start with its own start token. Errors as `read`.
+
+    Args:
+        folder: holds `config.json` and the weights.
+        vocab: of its tokenizer; further ids (a mask, padding) are never emitted.
+    """
+    config = read_config(Path(folder) / CONFIG, ("gpt2",))
+    network, _ = _load_network(Path(folder), lambda: (gpt2.from_published(config), vocab))
+    return CausalDenoiser(network).eval()
+
+
+def _load_network(path: Path, described: Callable[[], tuple[Config, Vocab]]) -> tuple[Backbone, Config]:
+    """The network of a folder with its weights, and its configuration; `described` reads that and the vocabulary from `config.json`."""
+    try:
+        backbone, vocab = described()
         with torch.device("meta"):
-            described = published_layout(build(backbone, vocab=vocab))
+            layout = published_layout(build(backbone, vocab=vocab))
     except KeyError as error:
         raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from None
     file = find_tensors(path)
     given = named_tensors(file)
-    described.check(given, file)  # before memory is allocated for a network that does not match the file
+    layout.check(given, file)  # before memory is allocated for a network that does not match the file
     with torch.random.fork_rng(devices=()):  # the initial weights are overwritten: keep the caller's random state
         network = build(backbone, vocab=vocab)
     published_layout(network).fill(given, file)
-    denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
-    return PublishedModel(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
-
-
-def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
-    """GPT-2 from a folder, in evaluation mode, to evaluate samples. Texts start with its own start token.
-
-    Args:
-        folder: holds `config.json` and the weights.
-        vocab: of its tokenizer; further ids (a mask, padding) are never emitted.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read`.
-    """
-    path = Path(folder)
-    config = read_config(path / CONFIG, ("gpt2",))
-    try:
-        network = build(gpt2.from_published(config), vocab=vocab)
-    except KeyError as error:
-        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path / CONFIG}: {error}") from None
-    file = find_tensors(path)
-    given, layout = named_tensors(file), published_layout(network)
-    layout.check(given, file)
-    layout.fill(given, file)
-    return CausalDenoiser(network).eval()
+    return network, backbone
 
 
 def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -195,11 +188,7 @@ def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwri
 
 
 def read_config(path: Path, model_types: Collection[str]) -> Config:
-    """The contents of a `config.json` of one of these model types.
-
-    Raises:
-        FileNotFoundError, ValueError: if it does not exist, is not JSON, or describes another type of model.
-    """
+    """The contents of a `config.json` of one of these model types."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
     try:
@@ -213,11 +202,7 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
 
 
 def find_tensors(path: Path) -> Path:
-    """The file of tensors in a folder; safetensors if there are both.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
+    """The file of tensors in a folder; safetensors if there are both."""
     for name in TENSORS:
         if (path / name).is_file():
             return path / name
@@ -225,11 +210,7 @@ def find_tensors(path: Path) -> Path:
 
 
 def named_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name.
-
-    Raises:
-        ValueError: if it is damaged or holds anything else.
-    """
+    """The tensors of a file by name; ValueError if it is damaged or holds anything else."""
     content = tensors.read(path)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path} is not a file of named tensors")
@@ -237,11 +218,7 @@ def named_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def download(repository: str, revision: str | None) -> Path:
-    """Fetch a Hub repository at one commit, data files only; returns its local folder.
-
-    Raises:
-        ValueError: if no commit is named, or huggingface_hub is not installed.
-    """
+    """Fetch a Hub repository at one commit, data files only; returns its local folder."""
     if not _COMMIT.fullmatch(revision or ""):
         raise ValueError(
             f"{repository} is not a local folder; to fetch it from the Hub, name a commit: add revision=, or @, with its 40 hexadecimal digits"

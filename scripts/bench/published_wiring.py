@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dnadiff.kernels import SCANS, Backend
+from dnadiff.kernels import SCANS, Backend, ScanInputs
 
 
 def extension(name: str, folder: Path | None) -> ModuleType:
@@ -139,7 +139,7 @@ def _check_scan() -> str:
     ]
     inputs = [x.detach().requires_grad_() for x in inputs]
     u, delta, A, B, C, D, bias = inputs
-    theirs = SCANS["portable"].selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, bias, False).mT
+    theirs = SCANS["portable"].selective_scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), False).mT
     return _differ(cuda_scan(*inputs), theirs, inputs)
 
 
@@ -158,13 +158,14 @@ def around(backend: Backend) -> Backend:
         def description(self) -> str:
             return "mamba-ssm's extension"
 
-        def selective_scan(self, u, delta, A, B, C, D, delta_bias, reverse):
+        def selective_scan(self, inputs, reverse):
+            u, delta, A, B, C, D, delta_bias = inputs
             u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
             y = cuda_scan(u.contiguous(), delta.contiguous(), A, B, C, D, delta_bias).mT
             return y.flip(1) if reverse else y
 
         def scans(self, forward, backward):
-            return self.selective_scan(*forward, False), self.selective_scan(*backward, True)
+            return self.selective_scan(forward, False), self.selective_scan(backward, True)
 
     return Extension()
 

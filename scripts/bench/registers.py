@@ -133,7 +133,7 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
                 u = backend.short_conv(x, taps, bias, False)
                 out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
             else:
-                out = backend.selective_scan(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias, True)
+                out = backend.selective_scan(ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias), True)
             (out.sum() + total.sum() + normed.sum()).backward()
     finally:
         triton_scan._WARPS = before

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from dnadiff.kernels import (
     SCANS,
+    ScanInputs,
     available_scans,
     check_scan,
     cpu,
@@ -73,7 +74,7 @@ def test_auto_logs_its_choice_once(clear_caches, monkeypatch, scan_inputs, caplo
 
 def test_a_scan_with_wrong_results_is_skipped_with_a_reason(clear_caches, monkeypatch, scan_inputs, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda u, *_: 1.5 * u)
+    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 3, 2, 2))
     first, second = caplog.records
@@ -200,7 +201,7 @@ def calls(scan):
 
 @pytest.mark.parametrize("number", range(7))
 def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(number, clear_caches, monkeypatch):
-    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda u, *_: 1.5 * u)
+    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
     for name, error, message in (
         ("nonsense", ValueError, "unknown scan 'nonsense'"),
         ("cpu", RuntimeError, "scan 'cpu' was asked for and cannot run"),
@@ -279,7 +280,7 @@ def test_mamba_ssm_is_called_in_its_layout(reverse, stand_in, scan_inputs, value
         leaves = [*inputs, last] if last is not None else inputs
 
         def ours(*x):
-            return SCANS["mamba_ssm"].selective_scan(*x, *([None] * (7 - len(x))), reverse)
+            return SCANS["mamba_ssm"].selective_scan(ScanInputs(*x), reverse)
 
         expected = values_and_grads(selective_scan, leaves, reverse=reverse, scan="reference")
         close(values_and_grads(ours, leaves), expected, 1e-5)

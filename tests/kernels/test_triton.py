@@ -168,7 +168,7 @@ def test_float64_and_other_devices_are_refused():
 def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeypatch, clear_caches, scan_inputs, caplog):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     monkeypatch.setattr(SCANS["cpu"], "too_many_states", SCANS["triton"].too_many_states)
-    select._say_once.cache_clear()
+    select._warn_once.cache_clear()
     caplog.set_level(logging.WARNING, "dnadiff")
     inputs = scan_inputs(1, 3, 2, 65)
     selective_scan(*inputs)

@@ -88,7 +88,7 @@ def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: 
         ours, theirs = (lambda *x, by=by: (by.gated_scan(ScanInputs(*x[:7]), x[7]),) for by in (TRITON, REFERENCE))
         return differences(ours, theirs, [*inputs, z])
     reverse = way == "back"
-    ours, theirs = (lambda *x, by=by: (by.selective_scan(*x, reverse),) for by in (TRITON, REFERENCE))
+    ours, theirs = (lambda *x, by=by: (by.selective_scan(ScanInputs(*x), reverse),) for by in (TRITON, REFERENCE))
     return differences(ours, theirs, inputs)
 
 
@@ -194,10 +194,10 @@ def calls(device: str) -> list[float]:
         errors.extend(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(*pairs))
 
     def ours(*inputs: Tensor) -> Tensor:
-        return TRITON.selective_scan(*inputs, False)
+        return TRITON.selective_scan(ScanInputs(*inputs), False)
 
     def theirs(*inputs: Tensor) -> Tensor:
-        return PORTABLE.selective_scan(*inputs, False)
+        return PORTABLE.selective_scan(ScanInputs(*inputs), False)
 
     for i in range(7):
         compare(ours, theirs, x, [i])
