@@ -89,8 +89,7 @@ class Infill(Request):
 def infill_sequence(tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int) -> tuple[Request, int]:
     """The request for `n` designs of [start, end) in a sequence, and the position in the sequence at which its window begins.
 
-    Raises:
-        ValueError: for an interval that is empty, not in the sequence, or longer than `length`.
+    An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
     start, end = integer("start", start, 0), integer("end", end)
     if not 0 <= start < end <= len(sequence):

@@ -61,11 +61,7 @@ class Motif(NamedTuple):
     start: int
 
     def first(self, length: int) -> int:
-        """Its first position in a sequence of `length` bases.
-
-        Raises:
-            ValueError: if the motif exceeds the sequence.
-        """
+        """Its first position in a sequence of `length` bases; a ValueError if it exceeds the sequence."""
         first = self.start + length if self.start < 0 else self.start
         if first < 0 or first + len(self.codes) > length:
             raise ValueError(
@@ -76,11 +72,7 @@ class Motif(NamedTuple):
 
 
 def codes_of(text: str, what: str) -> NDArray[np.uint8]:
-    """The codes (L,) of IUPAC letters in either case.
-
-    Raises:
-        ValueError: naming `what` and the first character that is not an IUPAC letter, with its 1-based position.
-    """
+    """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and the first one's 1-based position."""
     codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if len(wrong := np.flatnonzero(codes == 0)):
         raise ValueError(f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; allowed are {', '.join(CODES)}")
@@ -136,8 +128,16 @@ def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Se
     return _with_codes(tokenizer, codes, letters)
 
 
+def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
+    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]` for others."""
+    if tokenizer.vocab.complement is not None:
+        return dna_pattern(tokenizer, len(text), text, motifs)
+    if motifs:
+        raise ValueError("motif is for models of DNA; for text write the words into the template")
+    return text_pattern(tokenizer, text)
+
+
 def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
-    """The pattern of `codes (L,)`, with the case of `letters` where they name one base."""
     fixed = _BASES_IN[codes] == 1
     bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
     ids = np.where(fixed, dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64), tokenizer.vocab.mask_id)
@@ -179,11 +179,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
 
 
 def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
-    """The tokenizer, if it is one of DNA.
-
-    Raises:
-        ValueError: if it is one of text.
-    """
+    """The tokenizer, if it is one of DNA; a ValueError if it is one of text."""
     if not isinstance(tokenizer, DNATokenizer):
         raise ValueError(f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}")
     return tokenizer

@@ -122,11 +122,7 @@ class Sampler(Configurable, ABC):
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
-        """Refuse a model of the other kind.
-
-        Raises:
-            ValueError: naming the samplers that fit.
-        """
+        """Raise a ValueError for a model of the other kind; it names the samplers that fit."""
         name = type(self).__name__
         if denoiser.causal and not self.causal:
             raise ValueError(f"{name} unmasks in any order, and an autoregressive model goes from left to right; set sampler=ar")
@@ -200,17 +196,16 @@ class Sampler(Configurable, ABC):
         """
 
 
-def time_at(fraction: Tensor, process: AbsorbingProcess) -> Tensor:
-    """The time at which this fraction of the positions is masked, relative to what is masked at t = 1; float32."""
+def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked, relative to what is masked at t = 1; float32.
+
+    Positions outside `valid` are not counted.
+    """
+    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
+    fraction = (count / length).clamp(max=1)
     local = (fraction.cpu() if fraction.device.type == "mps" else fraction).double()
     one = torch.ones(1, dtype=local.dtype, device=local.device)
     return process.noise.inverse(1 - local * (1 - process.noise.alpha(one))).float().to(fraction.device)
-
-
-def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked; positions outside `valid` are not counted."""
-    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
-    return time_at((count / length).clamp(max=1), process)
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:

@@ -25,9 +25,8 @@ class EntropyBounded(AdaptiveSampler):
         temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own distributions.
 
     Example:
-        >>> EntropyBounded(bound=0.5).num_steps_for(length=512)  # the upper limit of network calls
+        >>> EntropyBounded(bound=0.5).num_steps_for(length=512)
         512
-        >>> model.sample(10, length=512, sampler=EntropyBounded(bound=0.5))  # doctest: +SKIP
     """
 
     bound: float = 0.1

@@ -21,12 +21,10 @@ class Threshold(TokensFirstSampler):
 
     Args:
         threshold: a probability.
-        temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> Threshold(threshold=0.8).num_steps_for(length=512)  # the upper limit of network calls
+        >>> Threshold(threshold=0.8).num_steps_for(length=512)
         512
-        >>> model.sample(10, length=512, sampler=Threshold(threshold=0.8))  # doctest: +SKIP
     """
 
     threshold: float = 0.9
