@@ -168,10 +168,7 @@ class Denoiser(NetworkDenoiser):
         parameterization: defaults to SUBS.
         noise: the schedule that turns t into sigma; needed for time conditioning and `log_score`.
         time_conditioning: condition the network on the noise level. Off by default: SUBS does not need it, and without it the
-            prediction for a sequence that did not change stays valid.
-
-    Raises:
-        ValueError: if the backbone is causal, or has no time input but needs one.
+            prediction for a sequence that did not change stays valid. The backbone must have a time input.
 
     Example:
         >>> import torch

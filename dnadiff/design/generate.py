@@ -64,9 +64,7 @@ class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
     Args:
-        denoiser: the model, with or without guidance.
-        process: its absorbing process.
-        tokenizer: its tokenizer.
+        denoiser: the model, with or without guidance; `process` and `tokenizer` are the model's.
         sampler: fitted to the model.
         labels: (1, C) labels that the samples are conditioned on, or None.
         tilt: log-odds added to G and C.

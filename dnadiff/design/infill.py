@@ -31,13 +31,10 @@ class Infill(Request):
 
     Args:
         genome: the genome.
-        regions: the intervals.
+        regions: the intervals; one that is longer than `length` is a ValueError.
         each: designs for each interval.
         length: bases that the network reads.
         whole: write whole windows; False writes only the designed part.
-
-    Raises:
-        ValueError: if an interval is longer than `length`.
     """
 
     def __init__(self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dnadiff.likelihood.stored_curve import StoredCurve
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
-LEAVES_MASKS = "none"
 log = logging.getLogger("dnadiff")
 
 
@@ -187,7 +186,7 @@ def resolved_sampler(settings: Config, model: SamplingModel, length: int, shorte
 def check_settings(settings: Config) -> None:
     """Check the settings of a sampler before a model is loaded; raises ValueError naming the setting."""
     nested = settings.get("sampler") or {}
-    if LEAVES_MASKS in (settings.get("noise_removal"), nested.get("noise_removal")):
+    if "none" in (settings.get("noise_removal"), nested.get("noise_removal")):
         raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot represent; choose sample or argmax")
     build(without_sizes(settings), trust=None)
 

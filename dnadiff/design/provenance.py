@@ -90,17 +90,9 @@ def _weight(line: bytes) -> float | None:
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
     """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights; the file is written atomically.
 
-    A record that is drawn twice is written twice. Names are numbered again; the original number of a record is its `proposal`.
-
-    Args:
-        source: FASTA with log weights in its headers, compressed if `output` is.
-        output: replaced if it exists.
-        each: proposals for each target; the proposals of a target are consecutive.
-        keep: records written for each target.
-        seed: of the one random number per target.
-
-    Returns:
-        The number of G and C in the designed parts of the records written, and of known bases.
+    The source has log weights in its headers, and is compressed if `output` is. A record that is drawn twice is written twice. Names are
+    numbered again; the original number of a record is its `proposal`. Returns the number of G and C in the designed parts of the records
+    written, and of known bases.
     """
     compressed = is_compressed(output)
     log_weight = weights(source, compressed)
@@ -128,6 +120,7 @@ def is_compressed(output: Path) -> bool:
 
 
 def _gc(header: bytes, body: bytes) -> tuple[int, int]:
+    # In the part that the header calls `designed`, or in the whole record.
     letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
     letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
     gc = letters.count(b"G") + letters.count(b"C")

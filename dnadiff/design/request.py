@@ -68,7 +68,6 @@ class Free(Request):
     """Sequences of one length, or of lengths drawn uniformly from a range, with motifs and a prompt.
 
     Args:
-        tokenizer: the model's tokenizer.
         num_samples: number of sequences.
         length: tokens, or the (shortest, longest) length.
         seed: the length of sample i depends on (seed, i).

@@ -80,13 +80,10 @@ def codes_of(text: str, what: str) -> NDArray[np.uint8]:
 
 
 def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
-    """Motifs written `MOTIF@start` or `MOTIF@start:strand`.
+    """Motifs written `MOTIF@start` or `MOTIF@start:strand`; others are a ValueError.
 
     The start is the leftmost position on the forward strand, 0-based; negative counts from the end. On strand "-" the sequence has the
     reverse complement of the motif there.
-
-    Raises:
-        ValueError: if a motif cannot be parsed.
     """
     if motif is None:
         return []
@@ -105,8 +102,7 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
 def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
     """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters `what`.
 
-    Raises:
-        ValueError: for a character that is not an IUPAC letter, a motif outside of the sequence, or contradictory constraints.
+    A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory constraints are a ValueError.
     """
     if len(letters) > length:
         raise ValueError(f"prompt has {len(letters)} letters and length is {length}; set length to more than that")
@@ -151,13 +147,8 @@ def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) ->
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
     """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
-    Args:
-        tokenizer: of a text model.
-        text: the beginning of the sequence.
-        length: total number of tokens, masked after the text; None ends with the text.
-
-    Raises:
-        ValueError: for characters that are not in the vocabulary, a text longer than `length`, or too many masks.
+    It continues with masks up to `length` tokens; None ends with the text. Characters that are not in the vocabulary, a text longer than
+    `length`, and too many masks are a ValueError.
     """
     mask_id, at = tokenizer.vocab.mask_id, 0
     parts: list[NDArray] = []

@@ -113,12 +113,9 @@ class MaskedObjective(Objective):
 
     Args:
         process: the absorbing process.
-        masking: how xt is drawn.
+        masking: how xt is drawn; it must fit the noise schedule.
         protocol: `count`: only counted tokens are masked, and the network knows which positions are padding. `mdlm`, for text: padding
             is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
-
-    Raises:
-        ValueError: if the protocol is unknown or does not fit the vocabulary, or the masking does not fit the noise schedule.
     """
 
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:

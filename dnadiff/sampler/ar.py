@@ -30,10 +30,6 @@ class Autoregressive(Sampler):
     has_weights = True
 
     @override
-    def num_steps_for(self, length: int) -> int:
-        return length
-
-    @override
     def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         if not masked.any():
             return x

@@ -40,10 +40,6 @@ class EntropyBounded(AdaptiveSampler):
             raise ValueError(f"sampler.bound {self.bound} must be 0 or more nats")
 
     @override
-    def num_steps_for(self, length: int) -> int:
-        return length  # at worst one position per call
-
-    @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
         return -entropy(log_probs.double() if log_probs.device.type != "mps" else log_probs)
 

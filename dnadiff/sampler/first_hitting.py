@@ -26,10 +26,6 @@ class FirstHitting(PlannedSampler):
     has_weights = True
 
     @override
-    def num_steps_for(self, length: int) -> int:
-        return length
-
-    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         u = u.masked_fill(~masked.to(u.device), -1.0)

@@ -35,9 +35,5 @@ class Threshold(TokensFirstSampler):
             raise ValueError(f"sampler.threshold {self.threshold} must be a probability in (0, 1]")
 
     @override
-    def num_steps_for(self, length: int) -> int:
-        return length  # at worst one position per call
-
-    @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         return (rank == 0) | (values >= math.log(self.threshold))
