@@ -131,11 +131,7 @@ class ResumableOutput:
 
 
 def read_journal(output: Path) -> dict[str, Json]:
-    """The journal of an unfinished file.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """The journal of an unfinished file; a ValueError if it is damaged."""
     try:
         return json.loads(temporary_path(output, "journal").read_text(encoding="utf-8"))
     except ValueError:

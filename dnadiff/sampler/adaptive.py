@@ -46,16 +46,6 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def check_order(order: str) -> None:
-    """Refuse the name of an unknown order.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
-    if not isinstance(order, str) or order not in ORDERS:
-        raise ValueError(f"sampler.order {order!r} is not known; choose {', '.join(ORDERS)}")
-
-
 class AdaptiveSampler(Sampler):
     """A sampler that unmasks the positions with the highest scores; equal scores in random order.
 
@@ -122,7 +112,6 @@ class StepsSampler(AdaptiveSampler):
 
     Args:
         num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
-        temperature, top_k, nucleus: see `Sampler`.
     """
 
     num_steps: int | None = None
