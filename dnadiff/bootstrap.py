@@ -47,7 +47,6 @@ def ratio(
         numerator: (S,), for example the nats of each window, or the difference of two models' nats.
         denominator: (S,), for example the number of tokens of each window.
         block: (S,) block number of each item; None makes each item a block of its own.
-        num_resamples: number of bootstrap replicates.
         seed: of the resampling; the same seed and blocks give the same replicates in every call.
 
     Returns:
@@ -55,11 +54,6 @@ def ratio(
 
     Raises:
         ValueError: if the denominator sums to zero.
-
-    Example:
-        >>> found = ratio(np.array([1.0, 2.0, 3.0, 2.0, 2.0]), np.ones(5))
-        >>> found.value, found.low < 2 < found.high
-        (2.0, True)
     """
     numerator, denominator = np.asarray(numerator, float), np.asarray(denominator, float)
     if denominator.sum() <= 0:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from dnadiff import checks, commands
 from dnadiff.config import Config
 from dnadiff.progress import Progress, table
 
 
-class Sizes(TypedDict):
-    """Number of coded bases, and sizes in bits: the ideal code length, the code, the .dnd file, and the FASTA text."""
-
-    bases: int
-    code_length: float
-    code: int
-    file: int
-    text: int
-
-
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Sizes:
-    """Compress, and return the sizes."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, float]:
+    """Compress, and return the number of coded bases and sizes in bits: of the ideal code, the code, the .dnd file, and the text."""
     import numpy as np
     import torch
 
@@ -35,18 +24,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Sizes:
     output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
     if output.suffix == ".gz":
         raise ValueError(f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz")
-    options = {key: checks.integer(key, config[key], least) for key, least in (("num_groups", 1), ("seed", 0), ("batch_size", 1))}
+    options = {key: checks.integer(key, config[key], low) for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()}
     threads = checks.optional_integer("threads", config["threads"])
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)
-    coding.check_not_causal(loaded)
+    denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
     text = container.read_text(config["input"])
     layout, letters = container.parse(text, config["input"])
     if container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks")
-
-    denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
     ids = [torch.from_numpy(loaded.tokenizer.encode(x).astype(np.int64)) for x in letters]
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
@@ -67,32 +54,23 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Sizes:
     content = container.pack(header, layout, encoder.words())
     with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
-    bases = sum(int(emitted[x].sum()) for x in ids)
-    sizes: Sizes = {
-        "bases": bases,
-        "code_length": encoder.bits,
-        "code": 32 * len(encoder.words()),
-        "file": 8 * len(content),
-        "text": 8 * len(text),
-    }
+    bits = {"code_length": encoder.bits, "code": 32 * len(encoder.words()), "file": 8 * len(content), "text": 8 * len(text)}
+    sizes = {"bases": sum(int(emitted[x].sum()) for x in ids), **bits}
     show(sizes)
     print(f"files are in {output}")
     return sizes
 
 
-def show(sizes: Sizes) -> None:
+def show(sizes: Mapping[str, float]) -> None:
     """Print the sizes."""
-    per_base = max(sizes["bases"], 1)
-    rows: list[tuple[str, ...]] = [
-        (name, f"{bits / 8:,.0f}", f"{bits / per_base:.4f}")
-        for name, bits in (
-            ("code length of the model", sizes["code_length"]),
-            ("code", sizes["code"]),
-            ("file, with side information", sizes["file"]),
-            ("text", sizes["text"]),
-            ("2 bits per base", 2 * sizes["bases"]),
-        )
-    ]
+    bits = {
+        "code length of the model": sizes["code_length"],
+        "code": sizes["code"],
+        "file, with side information": sizes["file"],
+        "text": sizes["text"],
+        "2 bits per base": 2 * sizes["bases"],
+    }
+    rows = [(name, f"{size / 8:,.0f}", f"{size / max(sizes['bases'], 1):.4f}") for name, size in bits.items()]
     print(table(rows, ("", "bytes", "bits per coded base")))
 
 

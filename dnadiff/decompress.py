@@ -40,26 +40,23 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         )
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    coding.check_not_causal(loaded)
-    denoiser = loaded.denoiser.to(commands.pick_device(config["accelerator"]))
+    denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
     with coding.threads(header["machine"]["threads"]):
         check_match(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
     known = container.skeletons(layout)
-    ids = [
-        torch.from_numpy(tokenizer.encode(np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes()).astype(np.int64)) for row in known
-    ]
+    letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
+    ids = [torch.from_numpy(tokenizer.encode(x).astype(np.int64)) for x in letters]
     cuts = pieces.cut([len(x) for x in ids], header["window"])
     masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
     parts = [torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)]
     bar = Progress(len(parts), "decompress")
-    options = {key: header[key] for key in ("num_groups", "seed", "batch_size")}
-    decoder = coding.Decoder(words)
+    settings = {key: header[key] for key in ("num_groups", "seed", "batch_size")} | {
+        "progress": lambda n: bar.update(n, n * header["window"])
+    }
     with coding.threads(header["machine"]["threads"]):
-        found = coding.code(
-            denoiser, loaded.process, parts, masked, decoder, **options, progress=lambda n: bar.update(n, n * header["window"])
-        )
+        found = coding.code(denoiser, loaded.process, parts, masked, coding.Decoder(words), **settings)
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
@@ -73,11 +70,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
 
 def check_match(path: str, header: Mapping[str, Json], model: str, machine: Mapping[str, Json]) -> None:
-    """Check that this model and this machine can read a file.
-
-    Raises:
-        ValueError: naming the first difference and the remedy.
-    """
+    """Raise ValueError if this model or this machine cannot read a file, with the first difference and the remedy."""
     if header["model"] != model:
         raise ValueError(f"{path} was compressed with another model ({header['model'][:12]}, this is {model[:12]}); give its checkpoint")
     for key, remedy in REMEDY.items():

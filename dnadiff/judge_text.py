@@ -33,9 +33,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.model import Model
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
-    config |= {
-        key: checks.integer(key, config[key], least) for key, least in (("num_samples", 1), ("words", 1), ("batch_size", 1), ("seed", 0))
-    }
+    minimum = {"num_samples": 1, "words": 1, "batch_size": 1, "seed": 0}
+    config |= {key: checks.integer(key, config[key], low) for key, low in minimum.items()}
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
     device = commands.pick_device(config["accelerator"])
@@ -105,11 +104,7 @@ def ids_of_texts(config: Config, judge: JudgeModel, model: Model | None, drawn: 
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between blank lines of a .txt; plain or gzip.
-
-    Raises:
-        ValueError: if there is no text, or the file is of another kind.
-    """
+    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between blank lines of a .txt; plain or gzip."""
     from dnadiff.data.files import open_text
 
     with open_text(path) as file:
@@ -134,11 +129,7 @@ def _json_lines(path: str | Path, content: str) -> list[str]:
     return [line["text"] for line in lines]
 
 
-def _paragraphs(path: str | Path, content: str) -> list[str]:
-    return content.split("\n\n")
-
-
-_READERS: dict[str, Callable[[str | Path, str], list[str]]] = {".jsonl": _json_lines, ".txt": _paragraphs}
+_READERS: dict[str, Callable[[str | Path, str], list[str]]] = {".jsonl": _json_lines, ".txt": lambda path, content: content.split("\n\n")}
 
 
 def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> list[np.ndarray]:

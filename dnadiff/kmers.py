@@ -20,11 +20,7 @@ _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in additi
 
 
 def check_bases(bases: np.ndarray) -> None:
-    """Check that `bases` is a sequence of bases.
-
-    Raises:
-        ValueError: if it is not a one-dimensional uint8 array of 0..4.
-    """
+    """Raise ValueError if `bases` is not a one-dimensional uint8 array of 0..4."""
     if not isinstance(bases, np.ndarray) or bases.dtype != np.uint8 or bases.ndim != 1:
         got = f"{bases.dtype} {bases.shape}" if isinstance(bases, np.ndarray) else type(bases).__name__
         raise ValueError(f"bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got {got}")
@@ -33,11 +29,7 @@ def check_bases(bases: np.ndarray) -> None:
 
 
 def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """The sequences as a list, after checking each one.
-
-    Raises:
-        ValueError: as `check_bases`, or for a single array instead of several.
-    """
+    """The sequences as a list, after `check_bases` of each; raises ValueError for a single array."""
     if isinstance(sequences, np.ndarray):
         raise ValueError("sequences is a single array; put it into a list: [bases]")
     sequences = list(sequences)
@@ -47,11 +39,7 @@ def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
 
 
 def reverse_complement(bases: np.ndarray) -> np.ndarray:
-    """Reverse complement of `bases (L,)`; unknown bases stay unknown.
-
-    >>> reverse_complement(np.array([0, 0, 1, 4], np.uint8)).tolist()  # AACN -> NGTT
-    [4, 2, 3, 3]
-    """
+    """Reverse complement of `bases (L,)`; unknown bases stay unknown."""
     return np.where(bases > 3, np.uint8(UNKNOWN), 3 - bases)[::-1]
 
 
@@ -60,9 +48,6 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the k-mer contains an unknown base (its value is then meaningless).
-
-    Raises:
-        ValueError: if k is outside 1..31, or `bases` is not a one-dimensional uint8 array.
     """
     integer("k", k, 1, MAX_K)
     check_bases(bases)
@@ -76,7 +61,8 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         if bit == "1":
             values = values[:-1] << np.uint64(2) | digits[width:]
             width += 1
-    return values, _windows_without(bases > 3, k)
+    num_unknown = np.concatenate([[0], np.cumsum(bases > 3)])
+    return values, num_unknown[k:] == num_unknown[:-k]
 
 
 def canonical(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,9 +83,7 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
     """Number of occurrences of each of the 4^k k-mers: counts (4**k,) int64, indexed by code.
 
     With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse complement have equal counts.
-
-    Raises:
-        ValueError: if k is outside 1..12.
+    k is 1..12.
     """
     integer("k", k, 1, MAX_SPECTRUM_K)
     counts = np.zeros(4**k, np.int64)
@@ -115,11 +99,12 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
 class KmerSet:
     """The k-mers that occur in some sequences, on either strand. A base covered by one of them is *repeated*, others are *novel*.
 
-    Memory: 8 bytes per distinct k-mer, twice that during construction.
+    Memory: 8 bytes per distinct k-mer, twice that during construction. k is 1..31.
 
-    Args:
-        sequences: arrays of bases.
-        k: 1..31.
+    Example:
+        >>> found = KmerSet([np.array([0, 0, 1, 3], np.uint8)], k=3)  # AACT
+        >>> found.hits(np.array([2, 3, 3, 0], np.uint8)).tolist()  # GTTA: GTT is the reverse complement of AAC
+        [True, False]
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24):
@@ -156,7 +141,7 @@ class KmerSet:
         return found
 
     def contains_any(self, bases: np.ndarray) -> bool:
-        """Whether any k-mer of the sequence is in the set."""
+        """Whether any k-mer of `bases (L,)` is in the set."""
         return bool(self.hits(bases).any())
 
     def covered(self, bases: np.ndarray) -> np.ndarray:
@@ -166,12 +151,6 @@ class KmerSet:
         change[: len(hits)] += hits
         change[self.k : self.k + len(hits)] -= hits
         return np.cumsum(change[:-1]) > 0
-
-
-def _windows_without(marked: np.ndarray, k: int) -> np.ndarray:
-    """Whether each window of k positions is free of marked positions: (L-k+1,) bool."""
-    total = np.concatenate([[0], np.cumsum(marked)])
-    return total[k:] == total[:-k]
 
 
 def _blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:

@@ -56,7 +56,7 @@ def test_blocks_shrink_until_there_are_twenty():
 
 @pytest.mark.parametrize("degrees_of_freedom", [4, 5, 9, 40, 1000])
 def test_student_t_is_the_exact_quantile(degrees_of_freedom):
-    """The expansion used before (Abramowitz and Stegun 26.7.5) was within 0.5 % of it."""
+    """The expansion of Abramowitz and Stegun 26.7.5 is within 0.5 % of it."""
     z, f = 1.959964, degrees_of_freedom
     expansion = z + (z**3 + z) / 4 / f + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / f**2
     expansion += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / f**3

@@ -71,7 +71,7 @@ def test_the_file_records_the_number_of_threads(cli, trained, small, tmp_path):
 def test_an_autoregressive_model_is_rejected():
     loaded = SimpleNamespace(path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)))
     with pytest.raises(ValueError, match="run is autoregressive; compress needs a diffusion model"):
-        coding.check_not_causal(loaded)
+        coding.diffusion_denoiser(loaded)
 
 
 def test_files_depend_only_on_the_seed(cli, small, tmp_path):

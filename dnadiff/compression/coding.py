@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from dnadiff.backbone.blocks import MambaBackbone
 from dnadiff.data.genome import pieces
+from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
@@ -33,7 +34,6 @@ from dnadiff.sampler.grouped import Grouped
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.config import Config, Json
-    from dnadiff.denoiser import Denoiser
 
 OTHER_PROBABILITIES = "the probabilities computed here differ from those of the machine that compressed; decompress there"
 PRECISION = 22  # bits of a probability; the coder works with 24
@@ -44,23 +44,16 @@ class Coder(ABC):
 
     @abstractmethod
     def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
-        """Encode or decode symbols.
+        """Encode or decode M symbols, each in 0..n-1, and return them.
 
         Args:
             frequencies: (M, n) integer probabilities that add up to 2^22.
-            symbols: (M,) the symbols to encode, each in 0..n-1; ignored by a decoder.
-
-        Returns:
-            The symbols (M,), encoded or decoded.
+            symbols: (M,) what to encode; ignored by a decoder.
         """
 
 
 class Encoder(Coder):
-    """Appends symbols to a string of 32-bit words.
-
-    Attributes:
-        bits: code length of the encoded symbols, -sum log2 of their probabilities.
-    """
+    """Encodes symbols. `bits` is their code length, -sum log2 of their probabilities."""
 
     def __init__(self) -> None:
         self._stream = library().stream
@@ -96,11 +89,7 @@ class Decoder(Coder):
 
 
 def library() -> ModuleType:
-    """The package `constriction`.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """The package `constriction`; raises ValueError if it is not installed."""
     try:
         return importlib.import_module("constriction")
     except ImportError as error:
@@ -131,21 +120,16 @@ def code(
     batch_size: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[Tensor]:
-    """Encode or decode the maskable tokens of all sequences.
+    """Encode or decode the maskable tokens of all sequences, and return the complete sequences.
 
     Args:
         denoiser: a masked-diffusion model, not conditioned on labels.
-        process: the absorbing process.
         sequences: (L_i,) int64 token ids; a decoder ignores the maskable ones.
         maskable: (L_i,) bool; the other tokens are known to both sides and visible to the network.
-        coder: an `Encoder` or a `Decoder`.
         num_groups: K, network calls per batch; sequences with fewer maskable tokens take one call per token.
         seed: of the order.
         batch_size: sequences per batch; the code depends on it.
         progress: called with the number of sequences that are finished.
-
-    Returns:
-        The complete sequences.
     """
     vocab, device = process.vocab, next(denoiser.parameters()).device
     emitted = torch.tensor(vocab.emitted, device=device)
@@ -183,14 +167,11 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_not_causal(loaded: Loaded) -> None:
-    """Check that the model is a masked-diffusion model, whose order of positions can be drawn.
-
-    Raises:
-        ValueError: for an autoregressive model.
-    """
-    if loaded.denoiser.causal:
+def diffusion_denoiser(loaded: Loaded) -> Denoiser:
+    """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order of positions is fixed."""
+    if not isinstance(loaded.denoiser, Denoiser):
         raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
+    return loaded.denoiser
 
 
 def machine(denoiser: Denoiser) -> dict[str, Json]:
@@ -216,9 +197,8 @@ def fingerprint(denoiser: Denoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any name."""
     digest = hashlib.blake2b(digest_size=16)
     parts = {key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")}
-    parts["backbone"] = {
-        key: value for key, value in dict(parts["backbone"] or {}).items() if key not in ("scan", "activation_checkpointing")
-    }
+    same_weights = ("scan", "activation_checkpointing")
+    parts["backbone"] = {key: value for key, value in dict(parts["backbone"] or {}).items() if key not in same_weights}
     digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in sorted(denoiser.state_dict().items()):
         data = tensor.detach().cpu().contiguous()

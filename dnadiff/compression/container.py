@@ -38,11 +38,9 @@ class ContainerLayout:
     """Everything in a FASTA text except A, C, G and T. The model codes none of it.
 
     Attributes:
-        headers: header lines without `>`.
         lines: for each record, run lengths of its line lengths: [60, 3, 12, 1] is three lines of 60 letters and one of 12.
         lower: for each record, alternating lengths of runs in upper and lower case.
         others: for each record, runs of letters other than A, C, G and T: distance from the end of the previous run, length, letter.
-        newline: the line break, LF or CRLF.
         ended: whether the last line ends with a line break.
         leading: number of empty lines before the first header.
         marked: whether the text begins with a byte order mark.
@@ -59,12 +57,7 @@ class ContainerLayout:
 
 
 def read_text(path: str | Path) -> bytes:
-    """The content of a FASTA file, decompressed if it is gzip.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is empty or damaged.
-    """
+    """The content of a FASTA file, decompressed if it is gzip; raises ValueError if it is empty or damaged."""
     content = resolve(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
@@ -155,7 +148,6 @@ def unpack(path: str | Path) -> tuple[dict[str, Json], ContainerLayout, np.ndarr
     """Header, layout and code of a .dnd file.
 
     Raises:
-        FileNotFoundError: if there is no such file.
         ValueError: if it is not a .dnd file, or damaged.
     """
     content = resolve(path).read_bytes()
@@ -173,7 +165,6 @@ def unpack(path: str | Path) -> tuple[dict[str, Json], ContainerLayout, np.ndarr
 
 
 def _positions(others: list[int | str]) -> Iterator[tuple[int, int, str]]:
-    """Start, end and letter of each run in `ContainerLayout.others`."""
     end = 0
     for gap, length, letter in zip(others[::3], others[1::3], others[2::3]):
         start = end + int(gap)
@@ -202,7 +193,6 @@ def _case_runs(letters: bytes) -> list[int]:
 
 
 def _other_runs(letters: bytes) -> list[int | str]:
-    """`ContainerLayout.others` of a record."""
     values = np.frombuffer(letters, np.uint8)
     other = ~np.isin(values, np.frombuffer(b"ACGT", np.uint8))
     if not other.any():

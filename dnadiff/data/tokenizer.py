@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,8 +56,8 @@ class Tokenizer(Protocol):
         """How `decode` writes a masked position."""
         ...
 
-    def encode(self, sequence: str, /) -> TokenIds:
-        """Token ids `(L,)` of a string."""
+    def encode(self, sequence: Any, /) -> TokenIds:
+        """Token ids `(L,)` of a string; of DNA also of bytes and of Biopython's records."""
         ...
 
     def decode(self, ids: ArrayLike | Tensor, /) -> str:

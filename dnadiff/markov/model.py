@@ -28,15 +28,8 @@ class BackoffMarkov:
     """A fitted model: counts of every order up to `order`, with one strength per order.
 
     Attributes:
-        counts: the counts of the training sequences.
         order: number of bases in the longest context.
-        strengths: a_0 .. a_order.
         num_bases: number of known training bases, on one strand.
-
-    Example:
-        >>> model = BackoffMarkov.fit([np.array([0, 0, 1], np.uint8)], order=1, strength=[4, 2])  # AAC
-        >>> np.exp(model.log_probs(np.array([0, 2], np.uint8))).round(3).tolist()  # AG
-        [0.3, 0.1]
     """
 
     def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
@@ -85,9 +78,6 @@ class BackoffMarkov:
         """For each order, the same counts with the strengths tuned for that order. Raises the errors of `tuned`.
 
         Args:
-            valid: arrays of bases.
-            orders: orders to tune for.
-            grid: strengths to choose from.
             sweeps: maximum number of joint searches after the greedy one, on at most 2 million bases; they stop when nothing changes.
         """
         grid = [_checked_strengths(a, 0)[0] for a in grid]
@@ -112,19 +102,6 @@ class BackoffMarkov:
                 counts.append((n_x[::every].astype(np.float32), n[::every].astype(np.float32)))  # exact up to 2^24
         lower = {order: _coordinate_search(strengths[: order + 1], counts[: order + 1], grid, sweeps) for order in orders}
         return {order: self.with_strengths(chosen + strengths[order + 1 :]) for order, chosen in lower.items()}
-
-    def log_prob_rows(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
-        """log q_order(x | context) of all four bases x at each position: (L, 4), natural logarithms, also at unknown bases."""
-        check_bases(bases)
-        strengths = self.strengths[: self._checked(order) + 1]
-        rows = np.empty((len(bases), 4))
-        for here, segment in segments(bases, self.order):
-            q = np.full((len(segment.bases), 4), 0.25)
-            for k, a in enumerate(strengths):
-                n = self.counts.following(segment, k)
-                q = (n + a * q) / (n.sum(1, keepdims=True) + a)
-            rows[here] = np.log(q)
-        return rows
 
     def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
         """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural logarithms, NaN at unknown bases.
@@ -161,9 +138,7 @@ def _coordinate_search(
     strengths = list(strengths)
     for _ in range(sweeps):
         before = list(strengths)
-        above: list[tuple[np.ndarray, np.ndarray]] = [
-            (np.zeros(1, np.float32), np.ones(1, np.float32))
-        ]  # (rest, factor) of the orders above k, the highest order first
+        above = [(np.zeros(1, np.float32), np.ones(1, np.float32))]  # (rest, factor) of the orders above k, the highest order first
         for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
             rest, factor = above[-1]
             above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))
@@ -185,8 +160,7 @@ def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
-    if strength is None:
-        strength = DEFAULT_STRENGTH
+    strength = DEFAULT_STRENGTH if strength is None else strength
     strengths = (float(strength),) * (order + 1) if isinstance(strength, (int, float, np.number)) else tuple(map(float, strength))
     if len(strengths) != order + 1:
         raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}")

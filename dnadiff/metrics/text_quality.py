@@ -22,7 +22,7 @@ from dnadiff.denoiser import CausalDenoiser, next_nll
 
 if TYPE_CHECKING:
     from dnadiff.config import Config, Json
-    from dnadiff.data.tokenizer import TextTokenizer
+    from dnadiff.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,6 @@ class JudgeModel:
     """A causal model of text.
 
     Attributes:
-        denoiser: the model.
-        tokenizer: its tokenizer.
         length: maximum number of tokens that it reads at once.
         path: where it was loaded from.
         step: number of optimizer steps; None for GPT-2.
@@ -39,7 +37,7 @@ class JudgeModel:
     """
 
     denoiser: CausalDenoiser
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     length: int
     path: Path
     step: int | None = None
@@ -47,11 +45,7 @@ class JudgeModel:
 
     @classmethod
     def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
-        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer.
-
-        Raises:
-            ValueError: if it is not a causal model of text.
-        """
+        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError for anything else."""
         from dnadiff import checkpoint
         from dnadiff.published import model
 
@@ -71,20 +65,20 @@ class JudgeModel:
         return cls(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
 
 
-def decoded_documents(ids: np.ndarray, tokenizer: TextTokenizer) -> list[str]:
+def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
     """The documents in `ids (L,)`, decoded: special tokens separate them and are dropped."""
     special = np.isin(ids, tokenizer.special_ids)
     runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
     return [tokenizer.decode(run) for run in runs if run[0] not in tokenizer.special_ids]
 
 
-def split_documents(text: str, tokenizer: TextTokenizer) -> list[str]:
+def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
     """The documents in a text, separated by the written-out tokens with which the tokenizer begins or ends a text."""
     separators = {tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None}
     return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
 
 
-def encode_with_separators(texts: Sequence[str], tokenizer: TextTokenizer) -> np.ndarray:
+def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text token if it has one.
 
     Encoding the joined text instead would read written-out special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
@@ -126,28 +120,18 @@ def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
 
 
 def entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of tokens.
-
-    >>> entropy(np.array([1, 1, 2, 2])) == np.log(2)
-    True
-    """
+    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of tokens."""
     fraction = np.unique(tokens, return_counts=True)[1] / len(tokens)
     return float(-(fraction * np.log(fraction)).sum())
 
 
 def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
-    """Whether the n-gram at each position occurred before in the text: (L - n + 1,) bool.
-
-    >>> repeated(np.array([5, 6, 7, 5, 6, 8]), 2)
-    array([False, False, False,  True, False])
-    """
-    count = len(tokens) - n + 1
-    if count < 1:
+    """Whether the n-gram at each position occurred before in the text: (L - n + 1,) bool."""
+    if len(tokens) < n:
         return np.zeros(0, dtype=bool)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
-    first = np.unique(windows, axis=0, return_index=True)[1]
-    result = np.ones(count, dtype=bool)
-    result[first] = False
+    result = np.ones(len(windows), dtype=bool)
+    result[np.unique(windows, axis=0, return_index=True)[1]] = False
     return result
 
 
@@ -166,7 +150,6 @@ def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarr
     Args:
         texts: (S, L) ids.
         starts: first positions of the segments, ascending; the first is 0.
-        n: tokens in an n-gram.
         nats: (S, L) of each token.
     """
     again, rows = np.stack([repeated(x, n) for x in texts]), []
@@ -192,8 +175,7 @@ def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batc
     for number, ids, valid in pieces.batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)
-        valid = None if valid is None else valid.to(device)
-        nll[counted] = next_nll(judge, ids.to(device), None, counted.to(device), valid).float().cpu()
+        nll[counted] = next_nll(judge, ids.to(device), None, counted.to(device), None if valid is None else valid.to(device)).float().cpu()
         for row, i in enumerate(number):
             p = cuts[i]
             found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()

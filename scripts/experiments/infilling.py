@@ -37,6 +37,7 @@ from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import hash64
 from dnadiff.kmers import UNKNOWN, reverse_complement
 from dnadiff.likelihood.held_out import fit_markov, without_download
+from dnadiff.markov.counts import segments
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.sampler.grouped import Grouped
 
@@ -79,16 +80,28 @@ def half_masks(pattern: str, num: int, length: int) -> np.ndarray:
     return masks
 
 
+def log_prob_rows(model: BackoffMarkov, bases: np.ndarray) -> np.ndarray:
+    """log q(x | context) of all four bases x at each position: (L, 4), natural logarithms, also at unknown bases."""
+    rows = np.empty((len(bases), 4))
+    for here, segment in segments(bases, model.order):
+        q = np.full((len(segment.bases), 4), 0.25)
+        for k, a in enumerate(model.strengths):
+            n = model.counts.following(segment, k)
+            q = (n + a * q) / (n.sum(1, keepdims=True) + a)
+        rows[here] = np.log(q)
+    return rows
+
+
 def one_sided(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
     """q(b | known bases to the left) at each position: (S, L, 4); code 4 is unknown."""
-    return np.stack([np.exp(model.log_prob_rows(bases)) for bases in windows])
+    return np.stack([np.exp(log_prob_rows(model, bases)) for bases in windows])
 
 
 def neighbors(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
     """Left times right over the composition, normalized: (S, L, 4)."""
     left = one_sided(model, windows)
     right = one_sided(model, np.stack([reverse_complement(bases) for bases in windows]))[:, ::-1, ::-1]
-    both = left * right / np.exp(model.log_prob_rows(np.full(1, UNKNOWN, np.uint8)))[0]
+    both = left * right / np.exp(log_prob_rows(model, np.full(1, UNKNOWN, np.uint8)))[0]
     return both / both.sum(-1, keepdims=True)
 
 
@@ -123,7 +136,7 @@ def _last_rows(model: BackoffMarkov, context: np.ndarray) -> np.ndarray:
     """log q of the last position of each row of `context (R, K)`: one text, with an unknown base before each row."""
     gap = np.full((len(context), 1), UNKNOWN, np.uint8)
     text = np.concatenate([gap, context], 1)
-    return model.log_prob_rows(text.reshape(-1)).reshape(*text.shape, 4)[:, -1]
+    return log_prob_rows(model, text.reshape(-1)).reshape(*text.shape, 4)[:, -1]
 
 
 def _full_conditionals(model: BackoffMarkov, x: np.ndarray, phase: int) -> np.ndarray:
@@ -228,7 +241,7 @@ class Study:
             return two_sided(self.markov_of(genome), windows, masks, self.size["sweeps"], self.size["burn"])
         if method == "one_sided":
             return one_sided(self.markov_of(genome), seen)
-        order0 = np.exp(self.markov_of(genome).log_prob_rows(np.full(1, UNKNOWN, np.uint8)))[0]
+        order0 = np.exp(log_prob_rows(self.markov_of(genome), np.full(1, UNKNOWN, np.uint8)))[0]
         return np.broadcast_to(order0, (*windows.shape, 4))
 
     def piece(self, genome: str, pattern: str, method: str) -> dict[str, Any]:

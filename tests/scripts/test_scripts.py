@@ -275,10 +275,14 @@ def test_two_sided_predictions_are_posteriors_of_the_markov_chain():
     np.testing.assert_allclose(found[:, mask].mean(0), expected, atol=0.03)
     seen = np.where(mask, 4, window).astype(np.uint8)[None]
     left = infilling.one_sided(model, seen)[0]
-    np.testing.assert_allclose(left[2], np.exp(model.log_prob_rows(window))[2])
+    np.testing.assert_allclose(left[2], np.exp(infilling.log_prob_rows(model, window))[2])
     both = infilling.neighbors(model, seen)[0, 5]
-    other = np.exp(model.log_prob_rows(np.array([1, 1, 4], np.uint8)))[2][::-1]  # GG to the right is CC to the left on the reverse strand
-    expected = np.exp(model.log_prob_rows(seen[0]))[5] * other / np.exp(model.log_prob_rows(np.array([4], np.uint8)))[0]
+    other = np.exp(infilling.log_prob_rows(model, np.array([1, 1, 4], np.uint8)))[2][
+        ::-1
+    ]  # GG to the right is CC to the left on the reverse strand
+    expected = (
+        np.exp(infilling.log_prob_rows(model, seen[0]))[5] * other / np.exp(infilling.log_prob_rows(model, np.array([4], np.uint8)))[0]
+    )
     np.testing.assert_allclose(both, expected / expected.sum())
 
 

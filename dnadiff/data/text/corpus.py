@@ -1,7 +1,6 @@
 """Which documents are for training, validation and test, before anything is tokenized.
 
-A *source* is where the documents of a part come from: one of train, valid and test with files or a Hub split of its own, or `all`
-for a single path that a split divides into parts.
+A *source* has the documents of a part, train, valid or test, or of all parts (`all`: a single path that a split divides).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing_extensions import override
 from dnadiff.checks import integer, optional_integer
 from dnadiff.data.splits import PARTS
 from dnadiff.data.text.documents import Documents, Files, Paths
-from dnadiff.data.text.hub import Hub
+from dnadiff.data.text.hub import Hub, HubPart
 
 if TYPE_CHECKING:
     from dnadiff.config import Json
@@ -27,9 +26,7 @@ class Corpus:
     """The documents of each part.
 
     Args:
-        name: name of the data in reports.
         path: files, which are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None: see `hub`.
-        hub: dataset of the Hugging Face Hub.
         documents, column: see `Files`.
         path_is: the part that a single path contains: all, train or test.
         valid_documents: use the last documents of the training part, this many, for validation.
@@ -87,11 +84,7 @@ class Corpus:
         return [part for part in PARTS if part in available]
 
     def source_of(self, part: str) -> str:
-        """The name of the source that contains a part.
-
-        Raises:
-            ValueError: if there is no such part, naming the available ones.
-        """
+        """The name of the source that contains a part; raises ValueError if there is no such part."""
         if part not in PARTS:
             raise ValueError(f"split is {part!r}; expected one of {', '.join(PARTS)}")
         if part not in self.parts:
@@ -99,16 +92,8 @@ class Corpus:
             raise ValueError(f"{self.name} has no {part} part; set {remedy}data.path={{{part}: FILE}}")
         return "all" if self.is_divided else part if part in self.sources else "train"
 
-    def is_shared(self, source: str) -> bool:
-        """Whether several parts come from a source."""
-        return sum(self.source_of(part) == source for part in self.parts) > 1
-
     def check_trainable(self) -> None:
-        """Check that there are a training and a validation part.
-
-        Raises:
-            ValueError: if one is missing, naming the available parts.
-        """
+        """Raise ValueError if there is no training or validation part."""
         missing = [part for part in PARTS[:2] if part not in self.parts]
         if missing:
             cut = ", or data.valid_documents=N for the last N documents of train" if missing == ["valid"] else ""
@@ -120,17 +105,13 @@ class Corpus:
     def documents_in(self, source: str, keep_line_ends: bool = False) -> Documents:
         """The documents of a source. Raises FileNotFoundError if a file does not exist."""
         if self.hub is not None:
-            return self.hub.part(source, self.name, self.streaming)
+            return HubPart(self.hub, source, self.name, self.streaming)
         paths = self._paths[source]
         assert paths is not None  # `sources` leaves those out
         return Files(paths, self.documents, self.column, keep_line_ends)
 
     def first_valid_document(self, number: int) -> int:
-        """The first document of the validation part, of `number` in the training part.
-
-        Raises:
-            ValueError: if none would be left for training.
-        """
+        """The first document of the validation part, of `number` in the training part; raises ValueError if training has none."""
         valid_documents = integer("data.valid_documents", self.valid_documents)
         if valid_documents >= number:
             raise ValueError(

@@ -1,8 +1,4 @@
-"""The Lightning data module for text: documents of local files or the Hugging Face Hub, tokenized once, in windows of one length.
-
-Documents are read by `documents` and `hub`, divided into parts by `corpus`, tokenized into the cache by `tokenized`, and cut into
-windows by `packing`.
-"""
+"""The Lightning data module for text: documents of local files or the Hugging Face Hub, tokenized once, in windows of one length."""
 
 from __future__ import annotations
 
@@ -43,17 +39,15 @@ class TextDataModule(SequenceDataModule):
     Args:
         path: a file, several files, or patterns, which are the part `path_is`; or `{train: ..., valid: ..., test: ...}`. None: see `hub`.
         length: tokens in a window, those at its ends included.
-        batch_size, seed, num_workers, epoch_size, max_valid_windows, name, start_method: see `SequenceDataModule`.
         split: divides a single path into parts: documents if there are 100 or more or they are padded, otherwise tokens.
         tokenizer: a tokenizer, or a source to load it from; None: the characters of the text. A trained model's own replaces it.
-        hub, documents, column: see `Corpus`.
         detokenizer: rules that undo the word tokenization of a corpus: wikitext, ptb, lm1b, lambada, scientific_papers.
         wrap: concatenate documents and cut them into blocks; false: each document is a window, padded or truncated.
-        insert_eos, insert_valid_eos, insert_special_tokens: see `SpecialTokens`.
         windows: of wrapped training text: `uniform` over all starts, or consecutive `blocks`, each once per epoch, as published.
-        path_is, valid_documents, num_documents: see `Corpus`.
         streaming: tokenize training text during training, in its own order and without a cache; see `StreamLoader`.
         num_proc: number of tokenizing processes; None: the number of processor cores.
+
+    The other arguments are those of `SequenceDataModule`, `Corpus` and `SpecialTokens`.
 
     Raises:
         ValueError: for settings that contradict each other.
@@ -92,7 +86,9 @@ class TextDataModule(SequenceDataModule):
     ) -> None:
         shown = f"Hugging Face Hub: {hub.id if hub else None}" if path is None else path
         split = split or FractionSplit()
-        super().__init__(shown, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, False, name, start_method)
+        super().__init__(
+            shown, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, False, name or "", start_method
+        )  # the base class replaces an empty name
         self.path, self.streaming = path, boolean("data.streaming", streaming)
         self.corpus = Corpus(self.name, path, hub, documents, column, path_is, valid_documents, num_documents, streaming)
         if windows not in WINDOWS:
@@ -153,12 +149,11 @@ class TextDataModule(SequenceDataModule):
 
     @override
     def expect(self, tokenizer: Tokenizer) -> None:
-        # The model's tokenizer replaces that of the data.
         if isinstance(tokenizer, DNATokenizer):
             raise ValueError(
                 f"the model was trained on {tokenizer.name}, but these data are text ({self.name}); choose data or a model of the same vocabulary"
             )
-        self._given = tokenizer
+        self._given = tokenizer  # type: ignore[assignment]  # all others are tokenizers of text
 
     @property
     def tokenized(self) -> TokenizedParts:
@@ -169,18 +164,16 @@ class TextDataModule(SequenceDataModule):
     @property
     def ends(self) -> Ends:
         """The tokens at the ends of every window."""
-        return self.special_tokens.ends(self.tokenizer)
+        return self.special_tokens.ends(self.tokenized.tokenizer)
 
     @property
     @override
     def records(self) -> list[np.ndarray]:
-        """Token ids of what has been read so far: arrays `(length,)`."""
         return [tokens.tokens for tokens in self.tokenized.opened.values()]
 
     @property
     @override
     def intervals(self) -> dict[str, list[Interval]]:
-        """For each available part, intervals of its token ids; reads all parts."""
         return {part: self._part(part) for part in self.parts}
 
     @override
@@ -194,7 +187,6 @@ class TextDataModule(SequenceDataModule):
     @property
     @override
     def digest(self) -> str:
-        """SHA-256 of the token ids of training and validation."""
         return self.tokenized.digest()
 
     @override
@@ -225,16 +217,15 @@ class TextDataModule(SequenceDataModule):
     def train_dataloader(self) -> TrainLoader | StreamLoader:  # type: ignore[override]  # has the same state_dict methods
         if not self.streaming:
             return super().train_dataloader()
-        loader = self._stream_loader()
+        self._loader = loader = self._stream_loader()  # type: ignore[assignment]  # its state is saved by the base class
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
-        self._loader = loader  # type: ignore[assignment]  # its state is saved by the base class
         return loader
 
     def _stream_loader(self) -> StreamLoader:
         *_, documents = self.tokenized.documents(TRAIN)
-        encode = partial(encode_documents, self._tokenizer, self.detokenizer, self.tokenized.eos_of(TRAIN))
+        encode = partial(encode_documents, self.tokenized.tokenizer, self.detokenizer, self.tokenized.eos_of(TRAIN))
         return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.rank_and_progress())
 
     def _padded(self, part: str, length: int, size: int | None = None) -> PaddedDocuments:
@@ -250,8 +241,7 @@ class TextDataModule(SequenceDataModule):
     @override
     def describe(self) -> dict[str, Json]:
         # Only what has been read is counted.
-        opened = [part for part in self.parts if self.tokenized.is_opened(part)]
-        once = self.tokenized.counted_once()
+        opened, once = [part for part in self.parts if self.tokenized.is_opened(part)], self.tokenized.counted_once()
         cut = {} if self.wrap else {"cut_documents": {part: self._padded(part, self.length).num_cut for part in opened}}
         return {
             "name": self.name,
@@ -271,4 +261,4 @@ class TextDataModule(SequenceDataModule):
 
     def layout(self, length: int | None = None) -> str:
         """How documents become windows of `length` tokens (None: the module's length). Numbers of different layouts are not comparable."""
-        return self.special_tokens.layout(self.tokenizer, self.length if length is None else length, self.parts)
+        return self.special_tokens.layout(self.tokenized.tokenizer, self.length if length is None else length, self.parts)

@@ -1,7 +1,4 @@
-"""The documents of local files, one after the other: .txt, .jsonl, .csv and .parquet, plain or gzip-compressed.
-
-Readers yield plain strings in the order of the files. How a file stores its documents does not matter after this module.
-"""
+"""The documents of local files, one after the other: .txt, .jsonl, .csv and .parquet, plain or gzip-compressed."""
 
 from __future__ import annotations
 
@@ -117,10 +114,9 @@ class Files(Documents):
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}: line {number} is not JSON ({error.msg}); expected one object per line") from error
-            except RecursionError as error:
-                raise ValueError(f"{path}: line {number} is not JSON (nested too deeply); expected one object per line") from error
+            except (json.JSONDecodeError, RecursionError) as error:
+                why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                raise ValueError(f"{path}: line {number} is not JSON ({why}); expected one object per line") from error
             if not isinstance(row, dict):
                 raise ValueError(
                     f'{path}: line {number} is a {type(row).__name__}; expected one object per line, such as {{"text": "..."}}'
@@ -152,11 +148,7 @@ class Files(Documents):
 
 
 def columns_of(column: str | Sequence[str]) -> list[str]:
-    """Names of the columns that make up a document.
-
-    Raises:
-        ValueError: for anything but a name or a list of names.
-    """
+    """The names in a name or a list of names; raises ValueError for anything else."""
     columns = [column] if isinstance(column, str) else column
     if not isinstance(columns, (list, tuple)) or not columns or not all(isinstance(name, str) for name in columns):
         raise ValueError(f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a list of names")

@@ -42,10 +42,8 @@ class Hub:
     """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or arrow, with `data_files`).
 
     Args:
-        id: repository, `owner/name`.
         splits: names of the parts in the dataset: `{train: train, valid: validation, test: test}`.
         subset: name of the configuration, for repositories with several.
-        revision: commit, branch or tag.
         column: name of the text column. Several columns are joined by a space.
         data_files: files of the repository (patterns) for each of its splits; None: the repository's own choice.
     """
@@ -67,33 +65,21 @@ class Hub:
         self.columns = columns_of(column)
         self.data_files = None if data_files is None else {split: [f] if isinstance(f, str) else list(f) for split, f in data_files.items()}
 
-    def part(self, part: str, name: str, streaming: bool = False) -> HubPart:
-        """The documents of one part.
-
-        Args:
-            part: train, valid or test.
-            name: name of the data in messages.
-            streaming: read without storing.
-        """
-        return HubPart(self, part, name, streaming)
-
 
 class HubPart(Documents):
-    """The documents of one part, in order."""
+    """The documents of one part, in order; `streaming` reads without storing. `name` is that of the data in messages."""
 
     def __init__(self, hub: Hub, part: str, name: str, streaming: bool) -> None:
         self.hub, self.part, self.name, self.streaming = hub, part, name, streaming
 
     @override
     def key(self) -> dict[str, Json]:
-        # Local files are identified by their content, repositories by their revision.
-        hub, files = self.hub, self._local_files()
-        content = {"files": [[Path(f).name, content_hash(Path(f))] for f in files]} if files else {}
+        hub = self.hub
+        content = [[Path(f).name, content_hash(Path(f))] for f in self._local_files()]  # repositories are identified by their revision
         named = {"hub": hub.id, "subset": hub.subset, "revision": hub.revision, "split": hub.splits[self.part]}
-        return {**named, "columns": hub.columns, "data_files": hub.data_files, **content}
+        return {**named, "columns": hub.columns, "data_files": hub.data_files, **({"files": content} if content else {})}
 
     def _local_files(self) -> list[str]:
-        """Files on this machine that the documents come from, patterns expanded; none for a repository."""
         hub = self.hub
         if hub.id not in _LOCAL and Path(hub.id).is_dir():
             return sorted(str(path) for path in Path(hub.id).rglob("*") if path.is_file())

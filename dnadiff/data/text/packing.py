@@ -73,14 +73,7 @@ class TokenStream(Sequence[np.ndarray]):
 
 
 class BlockCutter(Cutter):
-    """Blocks of streams of tokens, with the tokens at their ends.
-
-    Args:
-        records: streams of token ids.
-        length: tokens in a block, ends included.
-        vocab: the vocabulary.
-        ends: tokens at the ends of every block.
-    """
+    """Blocks of `length` tokens of streams of token ids, `ends` included."""
 
     def __init__(self, records: Sequence[np.ndarray], length: int, vocab: Vocab, ends: Ends) -> None:
         super().__init__(records, length - ends.size, vocab)
@@ -90,22 +83,13 @@ class BlockCutter(Cutter):
     def __call__(
         self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and weights `(B, length)` of the blocks whose text begins at `start (B,)`."""
         ids, weight = super().__call__(record, start)
         ones = Ends(None if self.ends.bos is None else 1, None if self.ends.eos is None else 1)  # tokens at the ends are counted
         return self.ends.around(ids, self.block_length), ones.around(weight, self.block_length)
 
 
 class TiledBlocks(TiledWindows):
-    """Consecutive blocks in which every token counts once. Items are those of `TiledWindows`.
-
-    Args:
-        records: streams of token ids.
-        intervals: what to cover.
-        length: tokens in a block, ends included.
-        vocab: the vocabulary.
-        ends: tokens at the ends of every block.
-    """
+    """Consecutive blocks of `length` tokens, `ends` included, in which every token counts once. Items are those of `TiledWindows`."""
 
     def __init__(self, records: Sequence[np.ndarray], intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends) -> None:
         super().__init__(records, intervals, length - ends.size, vocab)
@@ -121,10 +105,7 @@ class PaddedDocuments:
     Args:
         tokens: the documents, without end-of-text tokens.
         documents: numbers of those to use, ascending.
-        length: tokens in a window, ends included.
-        vocab: the vocabulary.
-        ends: tokens at the ends of every document; a long document is truncated to make room for them.
-        seed: of the order.
+        length: tokens in a window, ends included; a longer document is truncated.
         size: windows in an epoch; None: the number of documents.
 
     Raises:

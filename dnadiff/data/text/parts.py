@@ -21,16 +21,7 @@ _MANY = 100  # from this number of documents on, a split divides documents, not 
 
 
 class TokenizedParts:
-    """Token ids of each part of a corpus.
-
-    Args:
-        corpus: the documents.
-        split: divides a single path into parts.
-        tokenizer: text to ids.
-        special_tokens: which tokens follow documents.
-        detokenizer: name of the rules applied first, or None.
-        num_proc: number of tokenizing processes; None: the number of processor cores.
-    """
+    """Token ids of each part of a corpus. For the arguments see `TextDataModule`."""
 
     def __init__(
         self,
@@ -128,15 +119,11 @@ class TokenizedParts:
         for source in self.corpus.sources:
             documents = self._documents_in(source)
             ends = {self.eos_of(TRAIN if self.corpus.is_divided else source): None}
-            if self.corpus.is_shared(source):
+            if sum(self.corpus.source_of(part) == source for part in self.corpus.parts) > 1:
                 ends[self.eos_of(VALID)] = None
             hashed[source] = "".join(cache_key(documents, self.tokenizer, self.detokenizer, end) for end in ends)
-        how = [
-            self.describe_split(),
-            self.special_tokens.wrap,
-            list(self.special_tokens.ends(self.tokenizer)),
-            sorted(hashed.items()),
-        ]
+        ends_of_windows = list(self.special_tokens.ends(self.tokenizer))
+        how = [self.describe_split(), self.special_tokens.wrap, ends_of_windows, sorted(hashed.items())]
         return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
 
 

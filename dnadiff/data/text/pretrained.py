@@ -1,7 +1,4 @@
-"""Sources of tokenizers: a `tokenizer.json`, vocabulary files, a folder, the Hugging Face Hub, or the characters of a text.
-
-Nothing is read before `load`, so that evaluating a checkpoint, which contains its tokenizer, needs no tokenizer files.
-"""
+"""Sources of tokenizers. Nothing is read before `load`: evaluating a checkpoint, which contains its tokenizer, needs no files."""
 
 from __future__ import annotations
 
@@ -45,8 +42,6 @@ ROLES_OF_KEYS = {  # keys of tokenizer_config.json and special_tokens_map.json, 
     "sep_token": "eos",
     "unk_token": "unk",
 }
-
-
 Texts = Callable[[], Iterable[str]]
 
 
@@ -55,11 +50,7 @@ class TokenizerSource(ABC):
 
     @abstractmethod
     def load(self, texts: Texts) -> TextTokenizer:
-        """The tokenizer.
-
-        Args:
-            texts: returns all documents; called only if the vocabulary depends on them.
-        """
+        """The tokenizer. `texts` returns all documents and is called only if the vocabulary depends on them."""
 
 
 class Characters(TokenizerSource):
@@ -92,7 +83,6 @@ class Pretrained(TokenizerSource):
     Args:
         source: a `tokenizer.json`; a `vocab.txt` (WordPiece); two files `vocab.json` and `merges.txt` (or GPT-2's `encoder.json` and
             `vocab.bpe`) in a list; a folder with any of these; or the id of a repository of the Hub. Files may be gzip-compressed.
-        revision: commit of the repository.
         name: name of the tokenizer in reports; None: the source.
         mask, pad, bos, eos, unk: special tokens. `auto`: as in the tokenizer's own configuration, or else the first usual token in its
             vocabulary; null: it has none, and mask and padding become new tokens.
@@ -119,11 +109,6 @@ class Pretrained(TokenizerSource):
 
     @override
     def load(self, texts: Texts | None = None) -> SubwordTokenizer:
-        """The tokenizer; `texts` is not read.
-
-        Raises:
-            ValueError, FileNotFoundError: if there is none, naming the missing file and where it belongs.
-        """
         content, configured = self._read()
         rules = parse(content, self.name)
         chosen: dict[str, str | None] = {}
@@ -136,7 +121,6 @@ class Pretrained(TokenizerSource):
         return SubwordTokenizer(content, self.name, **chosen)
 
     def _read(self) -> tuple[str, dict[str, str]]:
-        """The content of a tokenizer.json, and the configured special tokens."""
         if not isinstance(self.source, (str, Path)):
             return from_files([Path(s).expanduser() for s in self.source]), {}
         path = Path(self.source).expanduser()
@@ -144,7 +128,9 @@ class Pretrained(TokenizerSource):
             return from_folder(path), configured_special_tokens(path)
         if path.is_file():
             return from_files([path]), configured_special_tokens(path.parent) if path.name.startswith(TOKENIZER_JSON) else {}
-        if _looks_like_a_file(path) or str(self.source).startswith((".", "/", "~")) or str(self.source).count("/") > 1:
+        # Ids of the Hub may contain dots too, as in `pythia-1.4b`.
+        is_file = path.suffix in (".json", ".txt", ".bpe", ".model", ".gz")
+        if is_file or str(self.source).startswith((".", "/", "~")) or str(self.source).count("/") > 1:
             raise FileNotFoundError(
                 f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a vocab.txt, or a folder with one"
             )
@@ -185,11 +171,7 @@ def _fetched(fetch: Callable[[str], str]) -> list[Path]:
 
 
 def from_folder(folder: Path) -> str:
-    """The tokenizer in a folder, as the content of a tokenizer.json.
-
-    Raises:
-        FileNotFoundError: naming the expected files.
-    """
+    """The tokenizer in a folder, as the content of a tokenizer.json; raises FileNotFoundError if there is none."""
     for names in FILE_SETS:
         choices = [[path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in names]
         if all(choices):
@@ -206,11 +188,12 @@ def from_files(paths: Sequence[Path]) -> str:
         ValueError, FileNotFoundError: if they are missing or do not define a tokenizer.
     """
     texts = [_text(path) for path in paths]
-    if len(paths) == 1 and _plain(paths[0]).endswith(".json"):
+    suffix = Path(paths[0].name.removesuffix(".gz")).suffix if paths else ""
+    if (len(paths), suffix) == (1, ".json"):
         return texts[0]
-    if len(paths) == 1 and _plain(paths[0]).endswith(".txt"):
+    if (len(paths), suffix) == (1, ".txt"):
         return word_piece(lines_of(texts[0]))
-    if len(paths) == 2 and _plain(paths[0]).endswith(".json"):
+    if (len(paths), suffix) == (2, ".json"):
         return byte_pairs(_table(texts[0], paths[0]), lines_of(texts[1]))
     raise ValueError(
         f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
@@ -257,25 +240,14 @@ def byte_pairs(vocab: dict[str, int], merges: Sequence[str]) -> str:
 def configured_special_tokens(folder: Path) -> dict[str, str]:
     """Special tokens in `tokenizer_config.json` and `special_tokens_map.json` of a folder, by role."""
     found: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if not (folder / name).is_file():
-            continue
-        content = _table(_text(folder / name), folder / name)
+    for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        content = _table(_text(path), path) if path.is_file() else {}
         for key, role in ROLES_OF_KEYS.items():
             value = content.get(key)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
                 found.setdefault(role, value)
     return found
-
-
-def _looks_like_a_file(path: Path) -> bool:
-    """Whether a name has the suffix of a tokenizer file; ids of the Hub may contain dots too, as in `pythia-1.4b`."""
-    return path.suffix in (".json", ".txt", ".bpe", ".model", ".gz")
-
-
-def _plain(path: Path) -> str:
-    return path.name.removesuffix(".gz")
 
 
 def _text(path: Path) -> str:

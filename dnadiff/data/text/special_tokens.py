@@ -21,26 +21,21 @@ class SpecialTokens:
         insert_eos: insert the end-of-text token after each document; None: if the tokenizer has one.
         insert_valid_eos: the same for validation and test; None: as `insert_eos`.
         insert_special_tokens: begin and end every window with the tokens for that; None: if the tokenizer has both.
-
-    Raises:
-        ValueError: for anything but true, false and, except for `wrap`, null.
     """
 
     def __init__(self, wrap: bool, insert_eos: bool | None, insert_valid_eos: bool | None, insert_special_tokens: bool | None) -> None:
         self.wrap = boolean("data.wrap", wrap)
-        self.insert_eos = _optional_boolean("data.insert_eos", insert_eos)
-        self.insert_valid_eos = _optional_boolean("data.insert_valid_eos", insert_valid_eos)
-        self.insert_special_tokens = _optional_boolean("data.insert_special_tokens", insert_special_tokens)
+        options = {"insert_eos": insert_eos, "insert_valid_eos": insert_valid_eos, "insert_special_tokens": insert_special_tokens}
+        for key, value in options.items():
+            if value is not None:
+                boolean(f"data.{key}", value)
+        self.insert_eos, self.insert_valid_eos, self.insert_special_tokens = insert_eos, insert_valid_eos, insert_special_tokens
         train, *held_out = PARTS
         held_out_eos = insert_eos if insert_valid_eos is None else insert_valid_eos
         self._insert_eos = {train: insert_eos, **dict.fromkeys(held_out, held_out_eos)}
 
     def check(self, tokenizer: TextTokenizer) -> None:
-        """Check that the tokenizer has the requested special tokens.
-
-        Raises:
-            ValueError: naming the key.
-        """
+        """Raise ValueError if the tokenizer does not have the requested special tokens."""
         has = f"the tokenizer {tokenizer.name} has no token that"
         if (self.insert_eos or self.insert_valid_eos) and self.wrap and tokenizer.eos_id is None:
             key = "insert_eos" if self.insert_eos else "insert_valid_eos"
@@ -62,15 +57,13 @@ class SpecialTokens:
 
     def layout(self, tokenizer: TextTokenizer, length: int, parts: Sequence[str]) -> str:
         """Describe how documents become windows. Likelihoods under different layouts are not comparable."""
-        ends, after = self.ends(tokenizer), {part: self.after(tokenizer, part) for part in parts}
-        around = f", {tokenizer.decode([ends.bos])} and {tokenizer.decode([ends.eos])} at the ends" if ends.size else ""
+        begin, end = self.ends(tokenizer)
+        around = "" if begin is None or end is None else f", {tokenizer.decode([begin])} and {tokenizer.decode([end])} at the ends"
         if not self.wrap:
             return f"padded: each document a window of {length} tokens, padded or cut{around}"
-        without = [part for part, end in after.items() if end is None]
-        between = f", {tokenizer.decode([tokenizer.eos_id])} after each document" if len(without) < len(parts) else ""
-        between += f" (not in {' and '.join(without)})" if between and without else ""
+        without = [part for part in parts if self.after(tokenizer, part) is None]
+        between = ""
+        if tokenizer.eos_id is not None and len(without) < len(parts):
+            exception = f" (not in {' and '.join(without)})" if without else ""
+            between = f", {tokenizer.decode([tokenizer.eos_id])} after each document{exception}"
         return f"wrapped: documents one after the other in windows of {length} tokens{around}{between}"
-
-
-def _optional_boolean(key: str, value: bool | None) -> bool | None:
-    return None if value is None else boolean(key, value)

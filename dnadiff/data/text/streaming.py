@@ -29,13 +29,9 @@ class StreamLoader:
     Args:
         since: documents from a given number on, in order.
         encode: token ids of documents, end-of-text tokens included.
-        length: tokens in a block, ends included.
+        length: tokens in a block, `ends` included.
         batch_size: blocks in a batch, on this process.
-        vocab: the vocabulary.
-        ends: tokens at the ends of every block.
-        rank: number of this process.
-        world_size: number of processes.
-        progress: see `TrainLoader`.
+        rank, world_size, progress: see `TrainLoader`.
 
     Raises:
         ValueError: during iteration, if the documents do not fill a single batch.
@@ -78,9 +74,8 @@ class StreamLoader:
             self._places.clear()
             self._places.append((0, (0, 0)))
         self._resumed, self._complete = False, False
-        together, first = self.batch_size * self.world_size, self._handed_out
+        together, number = self.batch_size * self.world_size, self._handed_out
         blocks: list[np.ndarray] = []
-        number = first
         for block, after in self._blocks(self._places[-1][1]):
             blocks.append(block)
             if len(blocks) == together:
@@ -94,7 +89,6 @@ class StreamLoader:
         self._complete = True
 
     def _blocks(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
-        """The tokens of each block from a place on, and the place where the next block begins."""
         size = self.length - self.ends.size
         document, token = place
         held: deque[np.ndarray] = deque()

@@ -1,7 +1,6 @@
 """Subword tokenizers: text to token ids and back by the rules of a `tokenizer.json`, the format of BERT, GPT-2 and others.
 
-The `tokenizers` package does the work; it is imported when first needed. `pretrained` loads tokenizers from files, folders and the
-Hugging Face Hub. A checkpoint stores the complete `tokenizer.json`, so it does not depend on those.
+The package `tokenizers` is imported when first needed. A checkpoint stores the complete `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
+from dnadiff.data.tokenizer import one_sequence
 from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ class SubwordTokenizer:
     Args:
         json: the content of a `tokenizer.json`.
         name: name of the tokenizer in reports.
-        mask: the mask token; None: a new token `[MASK]`.
-        pad: the padding token; None: a new token `[PAD]`.
-        bos: the token that begins a text; None: there is none.
-        eos: the token that ends a text; None: there is none.
-        unk: the unknown token; None: there is none.
+        mask, pad: these tokens; None: new tokens `[MASK]` and `[PAD]`.
+        bos, eos, unk: tokens that begin and end a text, and the unknown token; None: there is none.
 
     Raises:
         ValueError: if the content is not a tokenizer, or does not contain one of the tokens.
@@ -70,7 +67,7 @@ class SubwordTokenizer:
         rules.encode_special_tokens = True
         rules.no_padding()
         rules.no_truncation()
-        ids: dict[str | None, int] = rules.get_vocab(with_added_tokens=True)
+        ids: dict[str | None, int] = {**rules.get_vocab(with_added_tokens=True)}
         mask_id, pad_id = ids[self.mask], ids[self.pad]
         self.bos_id, self.eos_id = ids.get(bos), ids.get(eos)
         roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]
@@ -102,18 +99,16 @@ class SubwordTokenizer:
         encoded = self._rules.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(each.ids, dtype=self.dtype) for each in encoded]
 
-    def decode(self, ids: ArrayLike) -> str:
+    def decode(self, ids: ArrayLike | Tensor) -> str:
         """Text of `ids (L,)`; special tokens, including the mask, are written out.
 
         Raises:
             ValueError: if an id is outside the vocabulary.
         """
-        ids = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids).astype(np.int64)
-        if ids.ndim != 1:
-            raise ValueError(f"ids has shape {ids.shape}; decode takes one sequence (L,) at a time")
-        if len(wrong := np.flatnonzero((ids < 0) | (ids >= self.vocab.size))):
-            raise ValueError(f"id {ids[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}")
-        return self._rules.decode(ids.tolist(), skip_special_tokens=False)
+        array = one_sequence(ids)
+        if len(wrong := np.flatnonzero((array < 0) | (array >= self.vocab.size))):
+            raise ValueError(f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}")
+        return self._rules.decode(array.tolist(), skip_special_tokens=False)
 
     def config(self) -> dict[str, Json]:
         """A configuration from which the tokenizer can be built again, without its file."""
@@ -169,7 +164,6 @@ def _from_config(config: dict[str, Json]) -> SubwordTokenizer:
 
 
 def _unused(rules: Tokenizer, token: str) -> str:
-    """A token that is not in the vocabulary yet."""
     while rules.token_to_id(token) is not None:
         token = f"[{token}]"
     return token

@@ -1,8 +1,7 @@
 """Documents tokenized once into the cache: all token ids concatenated in a memory-mapped file, and the end of each document.
 
-The name of the cache folder is a hash of everything that determines the ids: the documents (contents of files, or a dataset with
-revision and split), the tokenizer, the detokenizer, the end-of-text token, and the versions of the format and of the rules. How ids
-become windows (length, wrapping, tokens at the ends of a block) is decided when they are read and is not part of the hash.
+The name of the cache folder is a hash of everything that determines the ids (see `cache_key`). How ids become windows (length,
+wrapping, tokens at the ends of a block) is decided when they are read.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import hashlib
 import itertools
 import json
 import logging
-import multiprocessing
 import os
 import sys
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +44,15 @@ log = logging.getLogger("dnadiff")
 Chunk = tuple[np.ndarray, NDArray[np.int64]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_work: Callable[[Any], Any]  # of a worker process
 
 
 class TokenizedDocuments:
     """Tokenized documents in the cache. Pickles as its path.
 
     Attributes:
-        folder: the cache folder.
         tokens: all ids, `(num_tokens,)`, memory-mapped and read-only.
         ends: end of each document in `tokens`, `(num_documents,)` int64.
-        digest: checksum of the contents.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -84,15 +83,9 @@ def tokenize(
     """The token ids of documents, computed if they are not in the cache.
 
     Args:
-        documents: what to tokenize.
-        tokenizer: text to ids.
         detokenizer: name of the rules applied first, or None.
         eos_id: written after each document; None: nothing is written.
-        name: name of the data, for messages.
-        num_proc: number of processes; None: the number of processor cores. The result does not depend on it.
-
-    Raises:
-        ValueError, OSError: from reading and tokenizing.
+        num_proc: number of processes, which does not change the result; None: the number of processor cores.
     """
     folder = cache_dir("texts") / cache_key(documents, tokenizer, detokenizer, eos_id)
 
@@ -171,86 +164,51 @@ def _joined(tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | Non
     return np.concatenate(ids), np.array([len(each) for each in ids], dtype=np.int64)
 
 
-def num_cores() -> int:
-    """Number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
-
-
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc: int | None = None) -> Iterator[Result]:
     """`map(work, items)` in several processes, results in the order of the items; a few items are processed in this process."""
-    num_proc = min(num_cores(), _MAX_PROCESSES) if num_proc is None else num_proc
+    if num_proc is None:
+        num_cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+        num_proc = min(num_cores, _MAX_PROCESSES)
     items = iter(items)
     first = list(itertools.islice(items, _FEW + 1)) if num_proc > 1 else []
     items = itertools.chain(first, items)
     if len(first) <= _FEW:
         yield from map(work, items)
         return
-    workers = [_Worker(work) for _ in range(num_proc)]
-    try:
-        waiting: list[_Worker[Item, Result]] = []  # each has one item
-        for number, item in enumerate(items):
-            worker = workers[number % num_proc]
-            if number >= num_proc:
-                waiting.pop(0)
-                yield worker.receive()
-            worker.send(item)
-            waiting.append(worker)
-        for worker in waiting:
-            yield worker.receive()
-    finally:
-        for worker in workers:
-            worker.stop()
+    with ProcessPoolExecutor(num_proc, initializer=_start_worker, initargs=(work, os.getpid())) as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                if len(waiting) == num_proc:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(_run_item, item))
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise OSError("a tokenizing process ended early (out of memory?); set data.num_proc to less") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-class _Worker(Generic[Item, Result]):
-    """A process that works on one item at a time and ends with its parent."""
-
-    def __init__(self, work: Callable[[Item], Result]) -> None:
-        self.pipe, other = multiprocessing.Pipe()
-        self.process = multiprocessing.Process(target=_serve, args=(other, work, os.getpid()), daemon=True)
-        self.process.start()
-        other.close()
-
-    def send(self, item: Item) -> None:
-        self.pipe.send(item)
-
-    def receive(self) -> Result:
-        while not self.pipe.poll(_POLL):
-            if not self.process.is_alive() and not self.pipe.poll():
-                raise OSError("a tokenizing process ended early (out of memory?); set data.num_proc to less")
-        result, error = self.pipe.recv()
-        if error is not None:
-            raise error
-        return result
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.join()
-        self.pipe.close()
-
-
-def _serve(pipe: Connection, work: Callable[[Item], Result], parent: int) -> None:
+def _start_worker(work: Callable[[Item], Result], parent: int) -> None:
+    global _work
+    _work = work  # set once: to pickle a tokenizer with each item would be slow
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process; threads do not survive a fork
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def _run_item(item: Item) -> Result:
     try:
-        while True:
-            item = pipe.recv()
-            try:
-                pipe.send((work(item), None))
-            except (ValueError, OSError) as error:
-                pipe.send((None, error))
-            except Exception as error:  # exceptions of other libraries may not pickle
-                pipe.send((None, RuntimeError(f"{type(error).__name__}: {error}")))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return
+        return _work(item)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # exceptions of other libraries may not pickle
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _exit_with(parent: int) -> None:
-    """Exit once the parent process has been killed.
-
-    The pipes do not reveal that: a forked process inherits both ends of its own pipe and would wait forever, holding the inherited lock
-    of the cache.
-    """
+    # The queues do not reveal that the parent process was killed: a forked process inherits both ends of each and would wait forever,
+    # holding the inherited lock of the cache.
     while os.getppid() == parent:
         time.sleep(_POLL)
     os._exit(1)
