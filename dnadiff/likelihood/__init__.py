@@ -16,7 +16,6 @@ from dnadiff.likelihood.monte_carlo import (
     estimate,
     estimate_to,
     one_draw,
-    stratified_counts,
 )
 from dnadiff.likelihood.record import Curve, Likelihood
 from dnadiff.likelihood.strand import Conjoined, OtherStrand, ReverseComplemented, both_strands
@@ -39,5 +38,4 @@ __all__ = [
     "exact_curve",
     "exact_nelbo",
     "one_draw",
-    "stratified_counts",
 ]
