@@ -191,11 +191,7 @@ class Model:
         return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, labels)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
-        """The sampler fitted to this model (its window), checked before anything is computed.
-
-        Raises:
-            ValueError: for a sampler of another kind of model, or a length that the network or the sampler does not support.
-        """
+        """The sampler fitted to this model (its window); raises ValueError for one that does not fit the kind of model or the length."""
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser.max_length)
         longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
@@ -252,9 +248,6 @@ def load(run: str | os.PathLike[str], device: torch.device | str | None = None, 
         run: a run folder, a .ckpt file, or `latest`.
         device: None uses a CUDA device if there is one, else the CPU.
         trust: packages besides dnadiff whose classes its configuration may name.
-
-    Returns:
-        The model in evaluation mode.
 
     Raises:
         FileNotFoundError: if the run does not exist.

@@ -12,7 +12,7 @@ from dnadiff import likelihood
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
-from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.monte_carlo import Batches, check_one_draw
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -105,7 +105,7 @@ class OneDraw(Estimator):
     @classmethod
     @override
     def check_noise(cls, noise: NoiseSchedule) -> None:
-        likelihood.check_one_draw(noise)
+        check_one_draw(noise)
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:

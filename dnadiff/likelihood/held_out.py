@@ -138,11 +138,7 @@ class Scores:
             return cls(content["windows"], nats, tokens, int(content["block_size"]), str(content["data"]))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
-        """This model minus the other, nats per token, windows paired.
-
-        Raises:
-            ValueError: if the scores are of different windows.
-        """
+        """This model minus the other, nats per token, windows paired; raises ValueError if the scores are of different windows."""
         if self.data != other.data or not np.array_equal(self.windows, other.windows):
             raise ValueError("these are scores of different windows: evaluate both models on the same data, part and length")
         return ratio(self.nats[group] - other.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))

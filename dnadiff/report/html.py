@@ -108,6 +108,6 @@ def _shown(value: Json, key: str = "") -> str:
 
 def write(path: str | os.PathLike[str], title: str, sections: Iterable[str]) -> Path:
     """Write a page of sections atomically and return its path; empty sections are left out."""
-    with atomic_write(path, overwrite=True) as file:
+    with atomic_write(Path(path), overwrite=True) as file:
         file.write(_document(title, "\n".join(filter(None, sections))).encode())
     return Path(path)

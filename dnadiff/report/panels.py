@@ -161,7 +161,7 @@ def accuracy_differences(axes: Axes, finetune: Results) -> None:
     axes.set(title="Paired differences", xlabel="percentage points (above 0: first is better)")
 
 
-def _forest(axes: Axes, rows: Sequence[tuple[str, Json, Json, Json]], form: str, better: int) -> None:
+def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
     """Differences with intervals: blue if the first is better, orange if it is worse, gray if the interval contains 0."""
     axes.axvline(0, color=REAL, lw=1)
     for y, (_, value, low, high) in enumerate(rows):
