@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dnadiff import commands
 from dnadiff.config import Config, Json
 from dnadiff.progress import table
-
-if TYPE_CHECKING:
-    from dnadiff.likelihood.code_length import CodeLengthRow
-    from dnadiff.likelihood.strand import BothStrands
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
@@ -46,7 +41,15 @@ def show(content: Json) -> None:
     if content["se_total_note"]:
         print(content["se_total_note"])
     if content["both_strands"]:
-        rows = [strand_row(name, g) for name, g in content["both_strands"].items()]
+        rows = [
+            (
+                name,
+                *(f"{g[key] / bit:.4f}" for key in ("forward", "reverse", "mean")),
+                f"{g['gap'] / bit:+.4f}",
+                f"[{g['gap_low'] / bit:+.4f}, {g['gap_high'] / bit:+.4f}]",
+            )
+            for name, g in content["both_strands"].items()
+        ]
         print("\n" + table(rows, ("bits", "forward", "reverse", "mean", "gap", "95 % interval")))
     if content["markov"]:
         rows = [
@@ -63,25 +66,14 @@ def show(content: Json) -> None:
         fitted_on = f"fitted on {content['markov'][0]['trained_on']} (train)"
         print("\n" + table(rows, (fitted_on, unit, "model minus it", "95 % interval", "the model is")))
     if content["code_length"]:
-        rows = [code_length_row(row) for row in content["code_length"]["rows"]]
+        rows = []
+        for row in content["code_length"]["rows"]:
+            costs = row["uniform"], row["optimal"]
+            lost = ["n/a" if c["lost_structure"] is None else f"{100 * c['lost_structure']:.1f} %" for c in costs]
+            bits = [f"{c['bits']:.4f}" for c in costs]
+            se = "n/a" if costs[0]["se"] is None else f"{costs[0]['se']:.4f}"
+            rows.append((f"{row['groups']}", bits[0], lost[0], bits[1], lost[1], se))
         print("\n" + table(rows, ("network calls", unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
-
-
-def strand_row(name: str, g: BothStrands) -> tuple[str, ...]:
-    """The likelihoods of both strands for one group of tokens, in bits."""
-    bit = math.log(2)
-    values = (g["forward"], g["reverse"], g["mean"])
-    interval = f"[{g['gap_low'] / bit:+.4f}, {g['gap_high'] / bit:+.4f}]"
-    return (name, *(f"{value / bit:.4f}" for value in values), f"{g['gap'] / bit:+.4f}", interval)
-
-
-def code_length_row(row: CodeLengthRow) -> tuple[str, ...]:
-    """The cost of K calls with groups of equal and of optimal sizes."""
-    cells = []
-    for each in (row["uniform"], row["optimal"]):
-        lost = "n/a" if each["lost_structure"] is None else f"{100 * each['lost_structure']:.1f} %"
-        cells += [f"{each['bits']:.4f}", lost]
-    return (f"{row['groups']}", *cells, "n/a" if row["uniform"]["se"] is None else f"{row['uniform']['se']:.4f}")
 
 
 def main() -> None:

@@ -27,7 +27,9 @@ log = logging.getLogger("dnadiff")
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Compare samples with real windows, and return the content of the JSON file."""
+    from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
+    from dnadiff.metrics import memorization
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
@@ -39,8 +41,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, or real=y.fa")
     samples = read_bases(config["samples"])
     length = common_length(samples, config["samples"])
-    data = None if config["checkpoint"] is None else checkpoint_data(config)
-    real, source = real_windows(config, data, length)
+    data = None
+    if config["checkpoint"] is not None:
+        data = memorization.dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
+    if config["real"] is not None or data is None:
+        real, source = cut(read_bases(config["real"]), length), str(config["real"])
+    else:
+        real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
     training = None if data is None else training_index(data)
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     stranded = checks.boolean("stranded", (data is not None and data.stranded) if config["stranded"] is None else config["stranded"])
@@ -68,11 +75,7 @@ def read_bases(path: str | Path) -> list[np.ndarray]:
 
 
 def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
-    """The length of all samples.
-
-    Raises:
-        ValueError: if their lengths differ.
-    """
+    """The length of all samples; raises ValueError if their lengths differ."""
     lengths = sorted({len(bases) for bases in samples})
     if len(lengths) > 1:
         raise ValueError(
@@ -81,28 +84,9 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     return lengths[0]
 
 
-def checkpoint_data(config: Config) -> GenomeDataModule:
-    """The data that the model was trained on."""
-    from dnadiff import checkpoint
-    from dnadiff.metrics.memorization import dna_data
-
-    return dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
-
-
-def real_windows(config: Config, data: GenomeDataModule | None, length: int) -> tuple[list[np.ndarray], str]:
-    """Real windows, of the file `real` if there is one or else of the held-out part, and where they come from."""
-    if config["real"] is not None or data is None:
-        return cut(read_bases(config["real"]), length), str(config["real"])
-    return held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
-
-
 def held_out_windows(data: GenomeDataModule, part: str, length: int) -> list[np.ndarray]:
-    """The windows of a held-out part as bases; they do not overlap.
-
-    Raises:
-        ValueError: if the part is not held out, or too short.
-    """
-    from dnadiff.metrics.memorization import dna_tokenizer
+    """The windows of a held-out part as bases, without overlap; raises ValueError if the part is not held out, or too short."""
+    from dnadiff.likelihood.held_out import bases_of
 
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
@@ -110,16 +94,12 @@ def held_out_windows(data: GenomeDataModule, part: str, length: int) -> list[np.
     if longest < length:
         problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
         raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
-    tiles, tokenizer = data.test_windows(part, length), dna_tokenizer(data)
-    return [tokenizer.bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+    tiles, to_bases = data.test_windows(part, length), bases_of(data)
+    return [to_bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
 
 
 def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
-    """Consecutive windows of the records, without those that have many unknown bases.
-
-    Raises:
-        ValueError: if there is no window.
-    """
+    """Consecutive windows of the records, without those that have many unknown bases; raises ValueError if there is none."""
     found = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
     found = [bases for bases in found if (bases == UNKNOWN).mean() <= MAX_UNKNOWN]
     if not found:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dnadiff import checkpoint
 from dnadiff.checks import integer
+from dnadiff.data.nucleotides import plain
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
 from dnadiff.design.generate import ConditionalSampler, Design
@@ -27,15 +28,11 @@ from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import DNASequence
+    from dnadiff.data.nucleotides import DNASequence
 
 
 class Model:
-    """A trained model.
-
-    Args:
-        loaded: from `dnadiff.checkpoint.load`.
-        device: where to compute.
+    """A trained model, from `load`.
 
     Attributes:
         denoiser: the network behind its interface, in evaluation mode.
@@ -138,7 +135,7 @@ class Model:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
         if isinstance(sequence, (Seq, SeqRecord)):
-            sequence = str(sequence.seq if isinstance(sequence, SeqRecord) else sequence)
+            sequence = _letters(sequence)
         if not isinstance(sequence, str):
             raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
         n, length = check_request(None, n, self.length if length is None else length)
@@ -152,11 +149,7 @@ class Model:
         ]
 
     def check_infill(self) -> None:
-        """Check that the model can fill an interval from both flanks.
-
-        Raises:
-            ValueError: for a text model or an autoregressive model.
-        """
+        """Raise ValueError for a text model or an autoregressive model, which cannot fill an interval from both flanks."""
         if self.tokenizer.vocab.complement is None:
             raise ValueError(f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead")
         if self.denoiser.causal:
@@ -191,22 +184,14 @@ class Model:
         return generator.designs(request, seed, batch_size, num_draws)
 
     def conditional_sampler(self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0) -> ConditionalSampler:
-        """The generator that fills a request with this model.
-
-        Raises:
-            ValueError: as `check_sampler` and `conditioned`.
-        """
+        """The generator that fills a request with this model; raises ValueError as `check_sampler` and `conditioned`."""
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
         denoiser, labels = self.conditioned(label, guidance)
         return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, labels)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
-        """The sampler fitted to this model (its window), checked before anything is computed.
-
-        Raises:
-            ValueError: for a sampler of another kind of model, or a length that the network or the sampler does not support.
-        """
+        """The sampler fitted to this model (its window); raises ValueError for one that does not fit the kind of model or the length."""
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser.max_length)
         longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
@@ -225,44 +210,35 @@ class Model:
     def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
         """Upper bound on -log p of each sequence, in nats per token: `(S,)`.
 
-        The NELBO in count form, averaged over `num_draws` stratified masks. N and other letters that the model does not generate
+        The NELBO in count form, averaged over `num_draws` (even) stratified masks. N and other letters that the model does not generate
         are read but not counted; a sequence without a countable letter gets NaN.
-
-        Args:
-            sequences: strings or Biopython records.
-            num_draws: network calls per sequence, even.
-            seed: of the masks.
-            batch_size: sequences of equal length per batch.
         """
         return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
 
     @torch.no_grad()
     def embed(self, sequences: Sequence[DNASequence], batch_size: int = 32) -> np.ndarray:
-        """Mean of the network's features over each sequence: `(S, D)` float32.
-
-        Args:
-            sequences: strings or Biopython records.
-            batch_size: sequences of equal length per batch.
-        """
+        """Mean of the network's features over each sequence: `(S, D)` float32."""
         encoded = self._encoded(sequences)
-        result = np.zeros((len(encoded), 0), dtype=np.float32)
+        pooled: dict[int, np.ndarray] = {}
         for chosen, ids in by_length(encoded, batch_size, self.device):
-            pooled = self.denoiser.backbone.features(ids).float().mean(1).cpu().numpy()
-            if result.shape[1] == 0:
-                result = np.zeros((len(encoded), pooled.shape[1]), dtype=np.float32)
-            result[chosen] = pooled
-        return result
+            pooled |= zip(chosen, self.denoiser.backbone.features(ids).float().mean(1).cpu().numpy())
+        return np.stack([pooled[i] for i in range(len(encoded))]) if pooled else np.zeros((0, 0), np.float32)
 
     def _encoded(self, sequences: Sequence[DNASequence]) -> list[Tensor]:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        encoded = [torch.from_numpy(self.tokenizer.encode(sequence).astype(np.int64)) for sequence in sequences]
+        encoded = [torch.from_numpy(self.tokenizer.encode(_letters(sequence)).astype(np.int64)) for sequence in sequences]
         for ids in encoded:
             check_request(self.denoiser.max_length, 1, len(ids))
         return encoded
 
     def __repr__(self) -> str:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
+
+
+def _letters(sequence: DNASequence) -> str:
+    found = plain(sequence)
+    return found if isinstance(found, str) else found.decode("latin-1")
 
 
 def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model:
@@ -272,9 +248,6 @@ def load(run: str | os.PathLike[str], device: torch.device | str | None = None, 
         run: a run folder, a .ckpt file, or `latest`.
         device: None uses a CUDA device if there is one, else the CPU.
         trust: packages besides dnadiff whose classes its configuration may name.
-
-    Returns:
-        The model in evaluation mode.
 
     Raises:
         FileNotFoundError: if the run does not exist.

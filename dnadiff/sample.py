@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,8 +18,8 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dnadiff.data.base import SequenceDataModule
-    from dnadiff.design.generate import ConditionalSampler, SampleBatch
+    from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
     from dnadiff.model import Model
@@ -129,15 +129,18 @@ def generate(
     try:
         for batch in generator.batches(request, config["seed"], config["batch_size"], stream.done):
             tokens = sum(len(x) for x in batch.tokens)
-            totals["nfe"], totals["rows"], totals["tokens"] = (
-                totals["nfe"] + batch.nfe,
-                totals["rows"] + batch.rows,
-                totals["tokens"] + tokens,
-            )
+            for key, number in (("nfe", batch.nfe), ("rows", batch.rows), ("tokens", tokens)):
+                totals[key] += number
             if config["gc"] is not None:
                 totals["gc"] = [a + b for a, b in zip(totals["gc"], generator.gc(batch))]
             totals["seconds"] = before + time.monotonic() - start
-            stream.append(b"".join(records(batch, generator, write, header, weighted)), len(batch.targets), **totals)
+            content = b""
+            for i, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
+                about = {**header, "calls": batch.nfe, **target.about}
+                if weighted and batch.log_weight is not None:
+                    about["log_weight"] = f"{batch.log_weight[i]:.6f}"
+                content += write(target.name, generator.text(target, sequence), about)
+            stream.append(content, len(batch.targets), **totals)
             rate = (stream.done - bar.initial) / max(time.monotonic() - start, 1e-9)
             bar.update(len(batch.targets), tokens, **{"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"})
     finally:
@@ -154,17 +157,6 @@ def with_calibrated_tilt(config: Config, request: Request, generator: Conditiona
         totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
         log.info(f"gc: the pilot reaches {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
     return generator.with_tilt(totals["tilt"]["log_odds"])
-
-
-def records(
-    batch: SampleBatch, generator: ConditionalSampler, write: Writer, header: Mapping[str, Json], weighted: bool
-) -> Iterator[bytes]:
-    """The bytes of each record of a batch."""
-    for i, (target, tokens) in enumerate(zip(batch.targets, batch.tokens)):
-        about = {**header, "calls": batch.nfe, **target.about}
-        if weighted and batch.log_weight is not None:
-            about["log_weight"] = f"{batch.log_weight[i]:.6f}"
-        yield write(target.name, generator.text(target, tokens), about)
 
 
 def fasta_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
@@ -193,7 +185,7 @@ def writer_of(output: Path) -> Writer:
 
 
 def finish(
-    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, training: SequenceDataModule | None
+    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, training: GenomeDataModule | None
 ) -> None:
     """Resample if requested, give the file its name, write the JSON file next to it, and print the closing table."""
     from dnadiff.design import provenance
@@ -267,22 +259,14 @@ def header_of(sampler: Sampler, config: Config) -> dict[str, Json]:
     from dnadiff.design.provenance import header_settings, sampler_name
 
     label = ",".join(map(str, config["label"])) if isinstance(config["label"], list) else config["label"]
-    settings, defaults = {"label": label, "guidance": config["guidance"], "gc": config["gc"]}, {"label": None, "guidance": 1, "gc": None}
-    return {
-        "sampler": sampler_name(sampler),
-        "calls": 0,  # of the batch, known afterwards
-        **header_settings(sampler),
-        **{name: value for name, value in settings.items() if value != defaults[name]},
-        "seed": config["seed"],
-    }
+    settings = {"label": (label, None), "guidance": (config["guidance"], 1), "gc": (config["gc"], None)}  # value and default
+    changed = {name: value for name, (value, default) in settings.items() if value != default}
+    # The calls are those of the batch, known afterwards.
+    return {"sampler": sampler_name(sampler), "calls": 0, **header_settings(sampler), **changed, "seed": config["seed"]}
 
 
 def check_suffix(output: Path, is_dna: bool) -> None:
-    """DNA is written to FASTA, text to .txt or .jsonl.
-
-    Raises:
-        ValueError: for another suffix.
-    """
+    """Raise ValueError unless DNA is written to FASTA, or text to .txt or .jsonl."""
     allowed = [end + compressed for compressed in ("", ".gz") for end in (FASTA if is_dna else TEXT)]
     if not output.name.endswith(tuple(allowed)):
         raise ValueError(f"output {output} is the name of another kind of file; this model writes {', '.join(allowed)}")

@@ -31,6 +31,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff import checkpoint, likelihood
     from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome.fasta import read_fasta
+    from dnadiff.design.template import dna_tokenizer
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"])
     batch_size, seed = integer("batch_size", config["batch_size"]), integer("seed", config["seed"], 0)
@@ -39,7 +40,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     model.denoiser.to(commands.pick_device(config["accelerator"]))
     window = commands.check_window(config["window"], model)
     records = read_fasta(config["input"])
-    ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
+    encode = dna_tokenizer(model.tokenizer).encode
+    ids = [torch.from_numpy(encode(r.sequence)) for r in records]
     nats, variance, counted = score(model, ids, window, batch_size, num_draws, seed)
     with np.errstate(invalid="ignore"):  # nan for a record without a countable base
         per_base, se = nats / counted, np.sqrt(variance) / counted
@@ -65,13 +67,8 @@ def score(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Nats, their Monte Carlo variance and the counted bases of each record, three arrays (R,).
 
-    Args:
-        model: the model, on its device.
-        ids: token ids of each record.
-        window: records are cut into windows of at most this many bases.
-        batch_size: windows per network call.
-        num_draws: network calls per window; an autoregressive model needs one.
-        seed: of the masks.
+    Records are cut into windows of at most `window` bases, and there are `num_draws` network calls per window; an autoregressive model
+    needs one.
     """
     import numpy as np
     import torch

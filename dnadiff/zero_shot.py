@@ -56,11 +56,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
 
 
 def check(config: Config) -> None:
-    """Check sets, protocols and paths before anything is read.
-
-    Raises:
-        ValueError: naming the value and the choices.
-    """
+    """Check sets, protocols and paths before anything is read; raises ValueError, naming the value and the choices."""
     from dnadiff.likelihood.estimators import PROTOCOLS
 
     for key, example in (("sets", "ptb,lambada"), ("protocols", "count")):

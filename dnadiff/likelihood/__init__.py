@@ -6,25 +6,12 @@ report of `dnadiff.evaluate` together.
 """
 
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo
-from dnadiff.likelihood.monte_carlo import (
-    Batches,
-    WindowBatch,
-    all_masked,
-    chain_rule,
-    check_num_draws,
-    check_one_draw,
-    estimate,
-    estimate_to,
-    one_draw,
-    stratified_counts,
-)
-from dnadiff.likelihood.record import Curve, Likelihood
+from dnadiff.likelihood.monte_carlo import WindowBatch, all_masked, chain_rule, check_num_draws, estimate, estimate_to, one_draw
+from dnadiff.likelihood.record import Likelihood
 from dnadiff.likelihood.strand import Conjoined, OtherStrand, ReverseComplemented, both_strands
 
 __all__ = [
-    "Batches",
     "Conjoined",
-    "Curve",
     "Likelihood",
     "OtherStrand",
     "ReverseComplemented",
@@ -33,11 +20,9 @@ __all__ = [
     "both_strands",
     "chain_rule",
     "check_num_draws",
-    "check_one_draw",
     "estimate",
     "estimate_to",
     "exact_curve",
     "exact_nelbo",
     "one_draw",
-    "stratified_counts",
 ]

@@ -11,49 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TypedDict
 
 import numpy as np
 
+from dnadiff.config import Json
+
 _CANDIDATES = 1024  # group boundaries that the dynamic program considers
 MAX_LOST = 0.02  # fraction of the structure that samples may lose when the number of groups is chosen automatically
-
-
-class StoredPoints(TypedDict):
-    """h at some n, as stored in JSON: bits per token and their standard errors."""
-
-    visible: list[int]
-    bits: list[float]
-    se: list[float | None]
-
-
-class GroupCost(TypedDict, total=False):
-    """The cost of K groups, as stored in JSON; `sizes` is there for the optimal ones."""
-
-    bits: float
-    se: float | None
-    lost_structure: float | None
-    lost_se: float | None
-    sizes: list[int]
-
-
-class CodeLengthRow(TypedDict):
-    """The cost of K groups of equal and of optimal sizes."""
-
-    groups: int
-    uniform: GroupCost
-    optimal: GroupCost
-
-
-class CodeLengthTable(TypedDict):
-    """What `evaluate` stores: see `dnadiff.likelihood.curve.code_length_table`."""
-
-    length: int
-    applies_to: str
-    nelbo_bits: float
-    h0_bits: float
-    h: StoredPoints
-    rows: list[CodeLengthRow]
 
 
 def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
@@ -68,7 +32,12 @@ def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
 
 
 def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
-    """Sizes of K groups that minimize the code length under `h (L,)`: `(K,)` in unmasking order, their sum is L.
+    """`optimal_sizes_for` a single number of groups."""
+    return optimal_sizes_for(h, [num_groups])[num_groups]
+
+
+def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, np.ndarray]:
+    """Sizes of K groups that minimize the code length under `h (L,)`, for each K: `(K,)` in unmasking order, their sum is L.
 
     Dynamic programming over boundaries: best(k, m) = min_j best(k - 1, j) + (m - j) h(j). For more than 1,024 tokens,
     boundaries are multiples of about L/1024.
@@ -76,11 +45,6 @@ def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
     Raises:
         ValueError: if there are more groups than tokens, or none.
     """
-    return optimal_sizes_for(h, [num_groups])[num_groups]
-
-
-def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, np.ndarray]:
-    """`optimal_sizes` for several numbers of groups, with one dynamic program."""
     length, largest = len(h), max(group_counts)
     for num_groups in group_counts:
         _check_groups(length, num_groups)
@@ -108,7 +72,7 @@ def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
 
     Args:
         h: (L,) cross-entropy of a masked token when n = 0 .. L-1 others are visible.
-        sizes: (K,) positive group sizes in unmasking order, their sum is L.
+        sizes: (K,) in unmasking order.
 
     Raises:
         ValueError: if the sizes are not positive or do not add up to L.
@@ -152,13 +116,7 @@ def lost_structure(h: np.ndarray, nats: float) -> float:
 
 
 def fewest_groups(h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False) -> np.ndarray | None:
-    """Sizes of the fewest groups with at most `max_lost` lost structure: `(K,)`; None if there is no structure to lose.
-
-    Args:
-        h: (L,) as in `code_length`.
-        max_lost: a fraction.
-        optimal: use optimal sizes; False uses equal sizes.
-    """
+    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure: `(K,)`; None without structure to lose."""
     if math.isnan(lost_structure(h, 0.0)):
         return None
 
@@ -172,7 +130,7 @@ def fewest_groups(h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = Fal
     return next((best[k] for k in sorted(best) if enough(best[k])), equal)
 
 
-def curve_from(content: CodeLengthTable, length: int) -> np.ndarray:
+def curve_from(content: Json, length: int) -> np.ndarray:
     """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal fractions of visible tokens.
 
     At the length of the table this is the measured h. At other lengths it assumes that h depends on n/L only.
@@ -185,7 +143,7 @@ def curve_from(content: CodeLengthTable, length: int) -> np.ndarray:
     return np.minimum.accumulate(bits) * math.log(2)
 
 
-def optimal_sizes_help(content: CodeLengthTable, num_groups: int) -> bool:
+def optimal_sizes_help(content: Json, num_groups: int) -> bool:
     """Whether optimal sizes cost less than equal ones on windows not used to choose them, at the nearest K of a `code_length_table`."""
     rows = [row for row in content.get("rows", ()) if row["groups"] > 1]
     nearest = min(rows, key=lambda row: abs(math.log(row["groups"] / num_groups)), default=None)

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dnadiff.bootstrap import MIN_BLOCKS, blocks
-from dnadiff.likelihood.code_length import (
-    CodeLengthRow,
-    CodeLengthTable,
-    GroupCost,
-    code_length,
-    lost_structure,
-    optimal_sizes_for,
-    uniform_sizes,
-)
+from dnadiff.config import Json
+from dnadiff.likelihood.code_length import code_length, lost_structure, optimal_sizes_for, uniform_sizes
 from dnadiff.likelihood.record import Likelihood
 
 NUM_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -160,21 +153,15 @@ def _without_noise_increases(values: np.ndarray, weights: np.ndarray, variances:
     return result
 
 
-def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GROUPS) -> CodeLengthTable:
-    """The code length for each number of groups, of equal and of optimal sizes, in bits per token with standard errors.
-
-    Args:
-        samples: measurements of h.
-        length: L, tokens in a sequence.
-        num_groups: values of K; those above L are left out.
-    """
+def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[int] = NUM_GROUPS) -> Json:
+    """The code length of K equal and of K optimal groups, for each K up to `length`, in bits per token with standard errors."""
     h, coarse, replicates = samples.fit(length), samples.fit(length, coarse=True), samples.bootstrap_replicates(length)
     group_counts = [k for k in num_groups if k <= length]
     optimal, gains = optimal_sizes_for(h, group_counts), samples.optimal_gains(length, group_counts)
     bit = length * math.log(2)
 
-    def cost(sizes: np.ndarray, nats: float | None = None) -> GroupCost:
-        """The cost of groups of these sizes; `nats` replaces their code length under h."""
+    def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
+        """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of twice the size err four times as much."""
         totals = np.array([code_length(w, sizes) for w in replicates])
         lost = np.array([lost_structure(w, t) for w, t in zip(replicates, totals)])
         fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)
@@ -182,14 +169,12 @@ def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[i
         nats, found = (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats))
         return {
             "bits": nats / bit,
-            "se": samples.standard_error(
-                totals / bit, (fine_nats - coarse_nats) / bit / 3
-            ),  # bins of twice the size err four times as much
+            "se": samples.standard_error(totals / bit, (fine_nats - coarse_nats) / bit / 3),
             "lost_structure": None if math.isnan(found) else found,
             "lost_se": samples.standard_error(lost, (fine_lost - coarse_lost) / 3),
         }
 
-    rows: list[CodeLengthRow] = []
+    rows = []
     for k in group_counts:
         equal = uniform_sizes(length, k)
         best = optimal[k] if gains[k] < 0 else equal

@@ -12,7 +12,7 @@ from dnadiff import likelihood
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
-from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.monte_carlo import Batches, check_one_draw
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -45,20 +45,13 @@ class Estimator(ABC):
         """Raises ValueError if the estimate is not valid for this schedule."""
 
     def run(self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None) -> Likelihood:
-        """The likelihood of the windows.
-
-        Args:
-            denoiser: in evaluation mode.
-            batches: replaces the windows, for example by their reverse complements.
-            same_draws_as: an earlier result; use its number of draws instead of `target_se`.
-        """
+        """The likelihood of the windows, or of `batches`; `same_draws_as` is an earlier result whose number of draws replaces `target_se`."""
         self.bar, self.calls = Progress(len(self.windows), "evaluate"), 1
         result = self.estimate(denoiser, self.windows if batches is None else batches, same_draws_as)
         self.bar.close()
         return result
 
-    def progress(self, num_windows: int) -> None:
-        """Advance the progress bar."""
+    def _progress(self, num_windows: int) -> None:
         self.bar.update(num_windows, num_windows * self.windows.tiles.length * self.calls)
 
     @abstractmethod
@@ -87,7 +80,7 @@ class CountForm(Estimator):
             target_se, settings["min_draws"] = None, same_draws_as.num_draws
         self.calls = settings["num_draws"]
         result = likelihood.estimate_to(
-            denoiser, self.process, batches, target_se, progress=self.progress, on_doubling=self._on_doubling, **settings
+            denoiser, self.process, batches, target_se, progress=self._progress, on_doubling=self._on_doubling, **settings
         )
         if target_se is not None and result.se_mc() > target_se:
             most = settings["max_draws"]
@@ -112,12 +105,12 @@ class OneDraw(Estimator):
     @classmethod
     @override
     def check_noise(cls, noise: NoiseSchedule) -> None:
-        likelihood.check_one_draw(noise)
+        check_one_draw(noise)
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
         seed, block_size, is_text = self.config["seed"], self.config["block_size"], self.process.vocab.complement is None
-        return likelihood.one_draw(denoiser, self.process, batches, seed, block_size, self.progress, mask_everything=is_text)
+        return likelihood.one_draw(denoiser, self.process, batches, seed, block_size, self._progress, mask_everything=is_text)
 
     @override
     def describe(self, result: Likelihood, bootstrap: str) -> str:
@@ -130,7 +123,7 @@ class ChainRule(Estimator):
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
-        return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self.progress)
+        return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self._progress)
 
     @override
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:

@@ -6,56 +6,34 @@ import logging
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
 from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.data.files import check_output, write_json
-from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.curve import CurveSamples, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
-from dnadiff.likelihood.held_out import MAX_KMERS, Scores, Windows, fit_markov, markov_rows, token_groups, without_download
+from dnadiff.likelihood.held_out import (
+    MAX_KMERS,
+    Scores,
+    Windows,
+    fit_markov,
+    markov_rows,
+    token_groups,
+    window_positions,
+    without_download,
+)
 from dnadiff.likelihood.record import Likelihood
-from dnadiff.process import AbsorbingProcess
 
 if TYPE_CHECKING:
+    from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.data.windows import TiledWindows
 
 PARTS = ("test", "valid", "train")
 log = logging.getLogger("dnadiff")
-
-
-class TrainedModel(Protocol):
-    """What an evaluation needs of a model: see `dnadiff.checkpoint.Loaded`."""
-
-    @property
-    def denoiser(self) -> BaseDenoiser:
-        """In evaluation mode."""
-
-    @property
-    def process(self) -> AbsorbingProcess:
-        """Its absorbing process."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Letters to ids and back."""
-
-    @property
-    def config(self) -> Config:
-        """The resolved configuration of its training run."""
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint file."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken."""
 
 
 def check_options(config: Config) -> Config:
@@ -91,11 +69,7 @@ def check_options(config: Config) -> Config:
 
 
 def check_strands(config: Config, causal: bool, is_dna: bool) -> None:
-    """Check that the model can evaluate the other strand as the options request.
-
-    Raises:
-        ValueError: if it cannot, naming the key.
-    """
+    """Raise ValueError, naming the key, if the model cannot evaluate the other strand as the options request."""
     for key in ("both_strands", "conjoin"):
         if boolean(key, config[key]) and not is_dna:
             raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
@@ -107,11 +81,11 @@ def check_strands(config: Config, causal: bool, is_dna: bool) -> None:
         )
 
 
-def evaluate(model: TrainedModel, config: Config, device: str) -> Json:
+def evaluate(model: Loaded, config: Config, device: str) -> Json:
     """Evaluate a model on held-out windows, write the JSON file, and the scores of each window if `windows` names a file.
 
     Args:
-        model: from `dnadiff.checkpoint.load`.
+        model: the model.
         config: as `check_options` returns it; `data` replaces the data of the training run.
         device: where to compute.
 
@@ -136,12 +110,24 @@ def evaluate(model: TrainedModel, config: Config, device: str) -> Json:
     estimator = protocol(config, model.process, windows)
     evaluated = likelihood.Conjoined(denoiser, model.tokenizer.vocab) if config["conjoin"] else denoiser
     result = estimator.run(evaluated)
-    curves = curve_and_code_length(result, likelihood.all_masked(evaluated, model.process, windows), tiles) if estimator.has_curve else {}
+    curve, costs = None, None
+    if estimator.has_curve:
+        points, bit = result.curve(), math.log(2)
+        curve = {"visible": points.visible.tolist(), "bits": (points.nats / bit).tolist(), "se": (points.se / bit).tolist()}
+        start = likelihood.all_masked(evaluated, model.process, windows)
+        costs = code_length_table(CurveSamples.from_estimates(result, start), tiles.length)
     reverse = estimator.other_strand(evaluated, result) if config["both_strands"] else None
     named = [name for name in result.tokens if result.tokens[name].sum()]
-    about = describe_data(data, tiles.length)
+    layout = data.layout(tiles.length)
+    about = {**data.describe(), "window": tiles.length, **({} if layout is None else {"layout": layout})}
     content = {
-        "model": describe_model(model, config["conjoin"]),
+        "model": {
+            "checkpoint": str(model.path),
+            "backbone": type(model.denoiser.backbone).__name__,
+            "parameters": sum(p.numel() for p in model.denoiser.parameters()),
+            "step": model.step,
+            "conjoined": config["conjoin"],
+        },
         "data": about,
         "part": config["part"],
         "num_draws": result.num_draws,
@@ -154,27 +140,21 @@ def evaluate(model: TrainedModel, config: Config, device: str) -> Json:
         "groups": {name: result.summary(name) for name in named},
         "both_strands": {} if reverse is None else {name: likelihood.both_strands(result, reverse, name) for name in named},
         "markov": markov_rows(data, tiles, groups, result, markov, config["part"]),
-        "curve": None,
-        "code_length": None,
-        **curves,
+        "curve": curve,
+        "code_length": costs,
     }
     if config["windows"]:
-        Scores.from_result(result, data, tiles).save(config["windows"])
+        nats = {name: result.per_sequence(name) for name in result.tokens}
+        Scores(window_positions(tiles), nats, result.tokens, result.block_size, about["split_hash"]).save(config["windows"])
     write_json(config["output"], content)
     return content | {"is_dna": is_dna}
 
 
-def data_of(model: TrainedModel, config: Config) -> tuple[SequenceDataModule, bool]:
-    """The data to evaluate on, prepared, and whether it is the data of the training run.
-
-    Raises:
-        ValueError: if it does not fit the model.
-    """
+def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
+    """The data to evaluate on, prepared, and whether it is the data of the training run; raises ValueError if it does not fit the model."""
     own = not config.get("data")
-    if own:
-        data = build(without_download(model.config["data"]), trust=(PACKAGE, *config["trust"]))
-    else:
-        data = build(config["data"], trust=None)
+    trust = (PACKAGE, *config["trust"]) if own else None
+    data = build(without_download(model.config["data"]) if own else config["data"], trust=trust)
     data.expect(model.tokenizer)
     length, longest = config["length"] or data.length, model.denoiser.max_length
     if longest is not None and length > longest:
@@ -185,13 +165,10 @@ def data_of(model: TrainedModel, config: Config) -> tuple[SequenceDataModule, bo
     return data, own
 
 
-def training_data(model: TrainedModel, own: SequenceDataModule | None, trust: Sequence[str]) -> SequenceDataModule | None:
-    """The data that the model was trained on, to distinguish novel from repeated bases; None, with a message, if it is not available.
+def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]) -> SequenceDataModule | None:
+    """The data that the model was trained on (`own`, if it is evaluated anyway), to distinguish novel from repeated bases.
 
-    Args:
-        model: the model.
-        own: the same data, if it is evaluated anyway.
-        trust: further packages whose classes its configuration may name.
+    None, with a message, if it is not available.
     """
     data = own
     if data is None:
@@ -206,23 +183,6 @@ def training_data(model: TrainedModel, own: SequenceDataModule | None, trust: Se
         log.info(f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory")
         return None
     return data
-
-
-def describe_model(model: TrainedModel, conjoined: bool) -> Json:
-    """The network, for the JSON file."""
-    return {
-        "checkpoint": str(model.path),
-        "backbone": type(model.denoiser.backbone).__name__,
-        "parameters": sum(p.numel() for p in model.denoiser.parameters()),
-        "step": model.step,
-        "conjoined": conjoined,
-    }
-
-
-def describe_data(data: SequenceDataModule, length: int) -> Json:
-    """The data, in windows of `length` tokens, for the JSON file."""
-    layout = data.layout(length)
-    return {**data.describe(), "window": length, **({} if layout is None else {"layout": layout})}
 
 
 def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, about: Json) -> str:
@@ -240,12 +200,3 @@ def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
     if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
     return "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); evaluate more of them"
-
-
-def curve_and_code_length(result: Likelihood, start: Likelihood, tiles: TiledWindows) -> Json:
-    """h(n) and the code length of K network calls, for the JSON file; `start` is the likelihood with everything masked."""
-    curve, bit = result.curve(), math.log(2)
-    return {
-        "curve": {"visible": curve.visible.tolist(), "bits": (curve.nats / bit).tolist(), "se": (curve.se / bit).tolist()},
-        "code_length": code_length_table(CurveSamples.from_estimates(result, start), tiles.length),
-    }

@@ -6,8 +6,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,31 +30,10 @@ NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, 
 MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
 
 
-class MarkovGroup(TypedDict):
-    """One group of tokens under a Markov model, and the network minus it with a 95 % interval: bits per token."""
-
-    bits: float
-    perplexity: float
-    difference_bits: float
-    low: float
-    high: float
-
-
-class MarkovRow(TypedDict):
-    """A Markov model compared with the network."""
-
-    order: int
-    trained_on: str
-    strength: float
-    strengths: Sequence[float]
-    groups: dict[str, MarkovGroup]
-
-
 def without_download(data: Config) -> Config:
     """The data configuration of a run without permission to download: loading a checkpoint must not fetch anything.
 
-    Raises:
-        ValueError: if the run used downloaded data only.
+    Raises ValueError if the run used downloaded data only.
     """
     fetched = [key for key in ("download", "hub") if data.get(key)]
     if fetched and not data.get("path"):
@@ -84,11 +64,7 @@ def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: Sequ
 
 
 def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
-    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown).
-
-    Raises:
-        ValueError: for data that is not DNA.
-    """
+    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises ValueError for other data."""
     if not isinstance(data.tokenizer, DNATokenizer):
         raise ValueError(f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only")
     return data.tokenizer.bases
@@ -136,8 +112,7 @@ class Scores:
 
     Attributes:
         windows: (S, 3) record, start and length.
-        nats: for each group of tokens, (S,).
-        tokens: for each group, (S,) number of counted tokens.
+        nats, tokens: nats and number of counted tokens of each window, (S,), for each group of tokens.
         block_size: windows per block of the bootstrap.
         data: `split_hash` of the data, which identifies records and split.
     """
@@ -148,16 +123,9 @@ class Scores:
     block_size: int
     data: str
 
-    @classmethod
-    def from_result(cls, result: Likelihood, data: SequenceDataModule, tiles: TiledWindows) -> Scores:
-        """The scores of an evaluated network."""
-        nats = {name: result.per_sequence(name) for name in result.tokens}
-        return cls(window_positions(tiles), nats, result.tokens, result.block_size, data.describe()["split_hash"])
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
-        arrays: dict[str, Json] = {f"nats/{name}": nats for name, nats in self.nats.items()}
-        arrays |= {f"tokens/{name}": self.tokens[name] for name in self.nats}
+        arrays: Json = {f"{kind}/{name}": of[name] for kind, of in (("nats", self.nats), ("tokens", self.tokens)) for name in self.nats}
         with atomic_write(Path(path), overwrite=True) as file:
             np.savez_compressed(file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays)
 
@@ -170,11 +138,7 @@ class Scores:
             return cls(content["windows"], nats, tokens, int(content["block_size"]), str(content["data"]))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
-        """This model minus the other, nats per token, windows paired.
-
-        Raises:
-            ValueError: if the scores are of different windows.
-        """
+        """This model minus the other, nats per token, windows paired; raises ValueError if the scores are of different windows."""
         if self.data != other.data or not np.array_equal(self.windows, other.windows):
             raise ValueError("these are scores of different windows: evaluate both models on the same data, part and length")
         return ratio(self.nats[group] - other.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
@@ -207,11 +171,8 @@ def markov_nats(
 ) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
     """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S, L); 0 for unknown bases."""
     for order, model in tuned.items():
-
-        def nats(bases: np.ndarray, model: BackoffMarkov = model, order: int = order) -> np.ndarray:
-            return -np.nan_to_num(model.log_probs(bases, order))
-
-        yield order, model, windows_of(per_position(data, part, nats, fill=0.0), tiles)
+        log_probs = per_position(data, part, partial(model.log_probs, order=order), fill=0.0)
+        yield order, model, -np.nan_to_num(windows_of(log_probs, tiles))
 
 
 def markov_rows(
@@ -221,17 +182,12 @@ def markov_rows(
     result: Likelihood,
     tuned: Mapping[int, BackoffMarkov],
     part: str,
-) -> list[MarkovRow]:
+) -> list[Json]:
     """`markov_nats` as rows for JSON, each with the paired difference between the network (`result`) and the Markov model."""
     rows, bit = [], math.log(2)
     for order, model, nats in markov_nats(data, tiles, tuned, part):
-        row: MarkovRow = {
-            "order": order,
-            "trained_on": str(data.name),
-            "strength": model.strengths[order],
-            "strengths": model.strengths[: order + 1],
-            "groups": {},
-        }
+        strengths = model.strengths[: order + 1]
+        row: Json = {"order": order, "trained_on": str(data.name), "strength": strengths[-1], "strengths": strengths, "groups": {}}
         for name, mask in groups.items():
             if not mask.any():
                 continue

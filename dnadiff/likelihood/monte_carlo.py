@@ -46,11 +46,7 @@ _Draw: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
 
 def check_num_draws(num_draws: int) -> int:
-    """The number of draws, if it is even and at least 2.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """The number of draws; raises ValueError unless it is even and at least 2."""
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the Monte Carlo error")
     return num_draws
@@ -58,10 +54,8 @@ def check_num_draws(num_draws: int) -> int:
 
 def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws) -> Tensor:
     """Number of masked tokens in draw number `draw`: `(B,)`, uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i."""
-    strata = num_draws // 2
-    u = (draws.uniform("count") + draw // 2) / strata
-    count = (u.to(available.device) * available).floor().long() + 1
-    return torch.minimum(count, available)
+    u = (draws.uniform("count") + draw // 2) / (num_draws // 2)
+    return torch.minimum((u.to(available.device) * available).floor().long() + 1, available)
 
 
 def estimate(
@@ -78,7 +72,7 @@ def estimate(
 
     Args:
         denoiser: in evaluation mode.
-        process: the absorbing process.
+        process: corrupts the sequences.
         batches: positions outside the group `all` are neither masked nor counted.
         num_draws: network calls per sequence, even and at least 2.
         seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also depends on `num_draws`.
@@ -121,15 +115,10 @@ def estimate_to(
     Nothing is computed twice: each doubling adds new draws, stratified among themselves, to the existing ones.
 
     Args:
-        denoiser: see `estimate`.
-        process: see `estimate`.
         batches: iterated once per doubling: a list, or another object that can be iterated repeatedly.
         target_se: None makes `num_draws` draws.
         num_draws: initial number of draws.
         max_draws: maximum number of draws.
-        seed: see `estimate`.
-        block_size: see `estimate`.
-        progress: see `estimate`.
         on_doubling: called before each doubling with the number of new draws and the current error.
         min_draws: double at least until this many draws: the draws of an earlier result, to evaluate another network with the same noise.
     """
@@ -166,12 +155,6 @@ def one_draw(
     unbiased for each sequence. A single draw has no estimate of its Monte Carlo error.
 
     Args:
-        denoiser: see `estimate`.
-        process: see `estimate`.
-        batches: see `estimate`.
-        seed: see `estimate`.
-        block_size: see `estimate`.
-        progress: see `estimate`.
         mask_everything: also corrupt positions that are not counted (padding), as MDLM does for text.
 
     Raises:
@@ -195,11 +178,7 @@ def one_draw(
 
 
 def check_one_draw(noise: NoiseSchedule) -> None:
-    """Check that MDLM's protocol gives a bound: the schedule masks little before t = 1e-3, and everything at t = 1.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Raise ValueError unless MDLM's protocol gives a bound: the schedule masks little before t = 1e-3, and everything at t = 1."""
     refuse_cut(noise, noise.mask_probability(T_MIN), noise.mask_probability(1.0), f"t_min {T_MIN} of protocol=mdlm", "set protocol=count")
 
 

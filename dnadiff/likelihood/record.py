@@ -99,11 +99,7 @@ class Likelihood:
         return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
 
     def curve(self, bins: int = 16) -> Curve:
-        """h(n) in `bins` equal ranges of n, over all counted tokens.
-
-        Raises:
-            ValueError: unless masks have exact counts (the count form).
-        """
+        """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError unless masks have exact counts (the count form)."""
         if self.protocol != COUNT:
             raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
         nats = self.cross_entropy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,14 +17,10 @@ from dnadiff.process import AbsorbingProcess
 
 def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) -> Iterator[tuple[list[int], Tensor]]:
     """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not every network supports."""
-    batch: list[int] = []
-    for i in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
-        if batch and (len(batch) == batch_size or len(encoded[i]) != len(encoded[batch[0]])):
-            yield batch, torch.stack([encoded[j] for j in batch]).to(device)
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch, torch.stack([encoded[j] for j in batch]).to(device)
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    for _, same in itertools.groupby(order, key=lambda i: len(encoded[i])):
+        while batch := list(itertools.islice(same, batch_size)):
+            yield batch, torch.stack([encoded[i] for i in batch]).to(device)
 
 
 def nll_per_token(
@@ -31,15 +28,8 @@ def nll_per_token(
 ) -> np.ndarray:
     """The NELBO of each sequence in nats per emitted token: `(S,)`; NaN without such a token.
 
-    The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences.
-
-    Args:
-        denoiser: in evaluation mode.
-        process: the absorbing process.
-        encoded: token ids of each sequence, (L_i,).
-        num_draws: network calls per sequence, even.
-        seed: of the masks.
-        batch_size: sequences of equal length per batch.
+    The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences. `encoded` holds the token ids
+    (L_i,) of each sequence; see `dnadiff.likelihood.estimate`.
     """
     result = np.full(len(encoded), np.nan)
     for chosen, ids in by_length(encoded, batch_size, next(denoiser.parameters()).device):

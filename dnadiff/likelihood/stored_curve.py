@@ -6,23 +6,16 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
 from dnadiff.checks import optional_integer
+from dnadiff.config import Json
 from dnadiff.likelihood import code_length
 
 FILE_NAME = "evaluate.json"
 OPTIMAL = "optimal"
 log = logging.getLogger("dnadiff")
-
-
-class Groups(TypedDict):
-    """Arguments of `dnadiff.sampler.grouped.Grouped`."""
-
-    num_groups: int | None
-    sizes: Sequence[int] | None
 
 
 class StoredCurve:
@@ -36,15 +29,15 @@ class StoredCurve:
     def __init__(self, path: Path, step: int) -> None:
         self.path, self.step = path, step
 
-    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> Groups:
-        """`num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
+    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> Json:
+        """The arguments `num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
 
         If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is the smallest number of equal groups
         that loses at most 2 % of the structure (`dnadiff.likelihood.code_length`).
 
         Args:
             length: L.
-            num_groups: K, if it is already chosen.
+            num_groups: None chooses it.
             sizes: `optimal` for the sizes of minimum cost under h(n), if they also help on other windows; numbers of tokens; or None for
                 equal groups.
 
@@ -86,7 +79,7 @@ class StoredCurve:
         """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve` assumes a function of n/L."""
         return None if self.curve(1) is None else int(self._stored()["length"])
 
-    def _stored(self) -> code_length.CodeLengthTable:
+    def _stored(self) -> Json:
         """The code length in the run's `evaluate.json`; any error means that this checkpoint has none."""
         folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,27 +20,10 @@ from dnadiff.likelihood.record import Likelihood
 from dnadiff.vocab import Vocab
 
 
-class BothStrands(TypedDict):
-    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
-
-    forward: float
-    reverse: float
-    mean: float
-    mean_se: float
-    gap: float
-    gap_se: float
-    gap_low: float
-    gap_high: float
-
-
 class OtherStrand(BaseDenoiser):
     """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
 
     Using the same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
-
-    Args:
-        denoiser: predicts masked tokens.
-        vocab: its alphabet.
 
     Raises:
         ValueError: if the vocabulary has no complement.
@@ -73,10 +55,6 @@ class Conjoined(BaseDenoiser):
 
     Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave. The published Caduceus-Ph uses the
     same post-hoc conjoining for classification (arXiv 2403.03234, section 4.2).
-
-    Args:
-        denoiser: predicts masked tokens.
-        vocab: its alphabet.
 
     Raises:
         ValueError: if the vocabulary has no complement.
@@ -110,8 +88,8 @@ class ReverseComplemented:
             yield batch._replace(ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid)
 
 
-def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> BothStrands:
-    """The likelihoods of both strands of the same windows compared, for one group of tokens."""
+def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
+    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
     gap, mean = forward.difference(reverse.per_sequence(group), group), forward.mean_with(reverse, group)
     return {
         "forward": forward.interval(group).value,

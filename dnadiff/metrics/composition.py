@@ -16,8 +16,10 @@ from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
 
 Statistic = Callable[[np.ndarray, np.ndarray], float]  # of two sets, arrays with one row for each sequence
-_LETTERS = "ACGT"
 _NOT_A_BASE = 255
+_BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
+_BASE_OF_CHARACTER[list(b"NRYKMSWBDHVnrykmswbdhv")] = UNKNOWN
+_BASE_OF_CHARACTER[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _MIN_FOR_QUANTILES = 40  # the 2.5 % quantile of 20 values has 4 to 5 % below it
 
 
@@ -53,13 +55,11 @@ class Composition:
     """k-mer frequencies and GC content of samples and of real windows.
 
     Attributes:
-        k: length of the k-mers.
         kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as `AAC/GTT`.
         sample_frequency, real_frequency: (W,) of each k-mer; with a shared label, the frequency of one of the two.
         kmer_low, kmer_high: (W,) range of 95 % of random sets of real windows.
         sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
         num_compared: real windows in each random set.
-        length: bases in each sequence.
         kmer_distance: total variation distance between the frequencies, 0 to 1.
         gc_distance: Wasserstein-1 distance between the distributions of GC fraction.
         gc_sets: (num_splits, num_compared) GC fractions of the random sets of real windows.
@@ -98,20 +98,11 @@ def compare(
     Args:
         samples: sequences as strings, or as uint8 arrays (0 A, 1 C, 2 G, 3 T, 4 unknown).
         real: windows of the genome of the samples' length: at least four, preferably many more than samples.
-        k: length of the k-mers.
         both_strands: count each k-mer on both strands; False for strand-oriented data.
         num_splits: random splits of the real windows for the baseline.
-        seed: seed of the splits.
 
     Raises:
         ValueError: if there are too few sequences, their lengths differ, one has no known base, or a character is not a nucleotide code.
-
-    Example:
-        >>> composition = compare(["ACGTAC", "ACGTTT"], ["ACGTAA", "TTGTAC", "ACGGGC", "CCGTAC"], k=1)
-        >>> composition.kmers
-        ('A/T', 'C/G')
-        >>> [round(float(frequency), 3) for frequency in composition.sample_frequency]
-        [0.292, 0.208]
     """
     sample_bases, real_bases = ([as_bases(sequence) for sequence in sequences] for sequences in (samples, real))
     length = common_length(sample_bases, real_bases)
@@ -142,37 +133,23 @@ def compare(
 
 
 def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
-    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code. An array is checked and returned as it is.
+    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises ValueError for another character.
 
-    Raises:
-        ValueError: if a character is not a nucleotide code.
+    An array is checked and returned as it is.
     """
     if isinstance(sequence, np.ndarray):
         check_bases(sequence)
         return sequence
     raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
-    bases = _base_of_character()[np.frombuffer(raw, np.uint8)]
+    bases = _BASE_OF_CHARACTER[np.frombuffer(raw, np.uint8)]
     if (bases == _NOT_A_BASE).any():
         position = int(np.argmax(bases == _NOT_A_BASE))
         raise ValueError(f"the sequence has {sequence[position : position + 1]!r} at position {position}, which is not a nucleotide code")
     return bases
 
 
-def _base_of_character() -> np.ndarray:
-    table = np.full(256, _NOT_A_BASE, np.uint8)
-    for letters in (b"NRYKMSWBDHV", b"nrykmswbdhv"):
-        table[list(letters)] = UNKNOWN
-    for letters in (b"ACGTU", b"acgtu"):
-        table[list(letters)] = [0, 1, 2, 3, 3]
-    return table
-
-
 def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
-    """The length of all sequences.
-
-    Raises:
-        ValueError: if there are too few sequences, or their lengths differ.
-    """
+    """The length of all sequences; raises ValueError if there are too few, or their lengths differ."""
     if len(samples) < 2 or len(real) < 4:
         raise ValueError(f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4")
     lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
@@ -195,11 +172,7 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
 
 
 def gc_content(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """GC fraction of each sequence, (S,).
-
-    Raises:
-        ValueError: if a sequence has no known base.
-    """
+    """GC fraction of each sequence, (S,); raises ValueError if one has no known base."""
     known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
     if (known == 0).any():
         raise ValueError(f"sequence {int(np.argmin(known))} of {name} has no A, C, G or T")
@@ -216,7 +189,7 @@ def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _kmer(code: int, k: int) -> str:
-    return "".join(_LETTERS[code >> 2 * place & 3] for place in reversed(range(k)))
+    return "".join("ACGT"[code >> 2 * place & 3] for place in reversed(range(k)))
 
 
 def distance(
@@ -226,14 +199,10 @@ def distance(
     sample_sets: Sequence[np.ndarray],
     real_sets: Sequence[Sequence[np.ndarray]],
 ) -> Distance:
-    """A statistic of samples and real windows, with its real-vs-real baseline.
+    """A statistic of samples `(S, ...)` and real windows `(R, ...)`, with its real-vs-real baseline.
 
-    Args:
-        statistic: of two sets, arrays with one row for each sequence.
-        samples: (S, ...) rows of all samples.
-        real: (R, ...) rows of all real windows.
-        sample_sets: indices of the samples that each split takes.
-        real_sets: for each split, indices of the real windows that take the samples' place, and of those that both are compared with.
+    For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the real windows that take their place and
+    of those that both are compared with.
     """
     ours = [statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)]
     baseline = [statistic(real[chosen], real[rest]) for chosen, rest in real_sets]

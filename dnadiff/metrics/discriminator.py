@@ -13,15 +13,8 @@ _FOLDS = 5
 def cross_validated_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
-    Five folds. Features are the square roots of k-mer frequencies, each scaled to unit variance.
-
-    Args:
-        samples: (S, W) k-mer counts of the samples.
-        real: (R, W) k-mer counts of the real windows.
-        seed: seed of the folds.
-
-    Returns:
-        scores (S + R,) float and labels (S + R,) bool, True for samples.
+    Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)` and `real (R, W)`, each scaled to unit
+    variance. Returns scores (S + R,) float and labels (S + R,) bool, True for samples.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold

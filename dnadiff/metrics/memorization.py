@@ -11,14 +11,14 @@ import numpy as np
 
 from dnadiff.config import Json, build
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
-from dnadiff.likelihood.held_out import MAX_KMERS, without_download
+from dnadiff.likelihood.held_out import MAX_KMERS, bases_of, without_download
 from dnadiff.metrics.composition import as_bases
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.model import Model
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
@@ -35,12 +35,6 @@ class TrainingIndex:
 
     Raises:
         ValueError: if there is no known base.
-
-    Example:
-        >>> from dnadiff.metrics.composition import as_bases
-        >>> index = TrainingIndex([as_bases("ACGTTGCAACGGT")], k=4)
-        >>> index.longest_match([as_bases("CCCGTTGCATT"), as_bases("ACCGTTGC")]).tolist()  # on the reverse strand
-        [8, 8]
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
@@ -95,7 +89,6 @@ class Match(NamedTuple):
     """What a record shares with the training part.
 
     Attributes:
-        name: of the record.
         length: bases that were searched.
         longest: bases in the longest exact match.
         seen: fraction of its 24-mers that occur in the training part; NaN if it has none.
@@ -107,12 +100,8 @@ class Match(NamedTuple):
     seen: float
 
 
-def dna_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
-    """The data that a model was trained on, prepared.
-
-    Raises:
-        ValueError: if the model was trained on text.
-    """
+def dna_data(model: Loaded | Model, trust: Sequence[str] = ()) -> GenomeDataModule:
+    """The data that a model was trained on, prepared; raises ValueError for text."""
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
     data = build(without_download(model.config["data"]), trust=("dnadiff", *trust))
@@ -130,12 +119,8 @@ def fits_in_memory(data: GenomeDataModule) -> bool:
     return num_training_bases(data) <= MAX_KMERS // 4
 
 
-def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
-    """The data that a model was trained on, if its training part can be searched.
-
-    Raises:
-        ValueError: if the model was trained on text, or its training part does not fit into memory.
-    """
+def training_data(model: Loaded | Model, trust: Sequence[str] = ()) -> GenomeDataModule:
+    """The data that a model was trained on; raises ValueError for text, or if the index of the training part does not fit into memory."""
     data = dna_data(model, trust)
     if not fits_in_memory(data):
         raise ValueError(
@@ -144,16 +129,10 @@ def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     return data
 
 
-def dna_tokenizer(data: GenomeDataModule) -> DNATokenizer:
-    """The tokenizer of a genome, which gives bases for ids."""
-    assert isinstance(data.tokenizer, DNATokenizer)
-    return data.tokenizer
-
-
 def indexed(data: GenomeDataModule) -> TrainingIndex:
     """The index of the training part of a data module."""
-    tokenizer = dna_tokenizer(data)
-    return TrainingIndex([tokenizer.bases(ids) for ids in data.sequences("train")])
+    to_bases = bases_of(data)
+    return TrainingIndex([to_bases(ids) for ids in data.sequences("train")])
 
 
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:

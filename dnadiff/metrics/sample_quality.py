@@ -43,10 +43,7 @@ class QualityMetric:
 
     Attributes:
         key: its key in JSON.
-        name: its name in tables.
-        unit: of all its values.
         is_distance: whether it compares two sets (small is similar), or describes one.
-        distance: the values.
     """
 
     key: str
@@ -58,10 +55,11 @@ class QualityMetric:
     @property
     def verdict(self) -> str:
         """The samples compared with the baseline, in words."""
-        above, below = (
-            ("farther than real windows", TOO_SIMILAR) if self.is_distance else ("higher than real windows", "lower than real windows")
-        )
-        return above if self.distance.above_baseline else below if self.distance.below_baseline else "as real windows"
+        if self.distance.above_baseline:
+            return "farther than real windows" if self.is_distance else "higher than real windows"
+        if self.distance.below_baseline:
+            return TOO_SIMILAR if self.is_distance else "lower than real windows"
+        return "as real windows"
 
     @property
     def warns(self) -> bool:
@@ -122,13 +120,8 @@ class SampleQuality:
         }
         ours, (low, high) = self.information
         curve = {"samples": ours.tolist(), "real_low": low.tolist(), "real_high": high.tolist()}
-        return {
-            "num_compared": self.num_compared,
-            "length": self.length,
-            "findings": rows,
-            "mutual_information": curve,
-            "warnings": self.warnings(),
-        }
+        sizes = {"num_compared": self.num_compared, "length": self.length}
+        return sizes | {"findings": rows, "mutual_information": curve, "warnings": self.warnings()}
 
 
 class SampleQualityEvaluator:
@@ -139,9 +132,8 @@ class SampleQualityEvaluator:
         real: held-out windows of that length, preferably more than twice as many.
         training: index of the training part, to search for copies; None skips the search.
         both_strands: count k-mers on both strands; False for strand-oriented data.
-        order: order of the Markov models that are trained on samples and on real windows.
+        order: of the Markov models that are trained on the samples.
         num_splits: random sets of real windows.
-        seed: seed of the sets and of the bootstrap.
 
     Raises:
         ValueError: if there are too few sequences, or they are too short or of several lengths.
@@ -205,7 +197,6 @@ class SampleQualityEvaluator:
         return QualityMetric(key, name, unit, is_distance, replace(found, interval=interval))
 
     def _value(self, key: str, name: str, unit: str, of: Callable[[np.ndarray], float], data: Sequence[np.ndarray]) -> QualityMetric:
-        """A statistic of one set."""
         found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
         return replace(found, distance=self._of_an_independent_set(found.distance))
 
@@ -252,9 +243,8 @@ class SampleQualityEvaluator:
 
         yield self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen)
         yield self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, match)
-        longest = distance(
-            lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets
-        )  # a maximum has no useful standard error
+        # A maximum has no useful standard error.
+        longest = distance(lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets)
         yield QualityMetric("longest_match", "longest match with training, maximum", "bases", False, self._of_an_independent_set(longest))
 
     def _trained_models(self) -> Iterator[QualityMetric]:

@@ -25,40 +25,14 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
 
 _METADATA: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None}}  # None: left out
-_SETTINGS: dict[str, Json] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#6B7075",
-    "axes.grid": True,
-    "axes.labelcolor": "#24292E",
-    "axes.labelsize": 9,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "figure.facecolor": "white",
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the layout is the same everywhere
-    "font.size": 9,
-    "grid.color": "#E6E8EB",
-    "grid.linewidth": 0.7,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a name may hold a $
-    "svg.hashsalt": "dnadiff",
-    "xtick.color": "#4A4F55",
-    "ytick.color": "#4A4F55",
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-}
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """A context with matplotlib's defaults and the settings of these pictures."""
+    """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
     import matplotlib
 
-    settings: Json = dict(matplotlib.rcParamsDefault) | _SETTINGS
+    settings: Json = dict(matplotlib.rc_params_from_file(Path(__file__).with_name("figures.mplstyle")))
     del settings["backend"]  # the user's
     with matplotlib.rc_context(settings):
         yield
@@ -88,11 +62,7 @@ def group_panels(draw: Callable[[Axes, Results, str, str], None], evaluation: Re
 
 
 def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
-    """A figure with up to three panels in a row.
-
-    Raises:
-        ValueError: if there is no panel.
-    """
+    """A figure with up to three panels in a row; raises ValueError if there is no panel."""
     from matplotlib.figure import Figure
 
     if not panels:
@@ -111,11 +81,7 @@ def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Path:
-    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically.
-
-    Raises:
-        ValueError: if the name has another suffix.
-    """
+    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically; raises ValueError if the name has another suffix."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:

@@ -73,15 +73,14 @@ def listed(items: Sequence[Json]) -> str:
 
 def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None) -> Headline:
     values = evaluation["groups"][group]
+    uniform = "." if uniform_bits is None else f"; uniform guessing costs {uniform_bits:g}. Lower is better."
     reading = {
-        "all": f"Mean cost of a held-out {unit}"
-        + ("." if uniform_bits is None else f"; uniform guessing costs {uniform_bits:g}. Lower is better."),
+        "all": f"Mean cost of a held-out {unit}{uniform}",
         "novel": f"Only {unit}s that are in no 24-mer of the training part, on either strand: they cannot be copied.",
         "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
     }.get(group, "")
-    errors = [
-        f"{label} {values[key] / BIT:.4f}" for key, label in (("se_mc", "Monte Carlo"), ("se_total", "total")) if is_number(values.get(key))
-    ]
+    labels = {"se_mc": "Monte Carlo", "se_total": "total"}
+    errors = [f"{label} {values[key] / BIT:.4f}" for key, label in labels.items() if is_number(values.get(key))]
     reading += f" Perplexity {values['perplexity']:.3f}." if is_number(values.get("perplexity")) else ""
     reading += f" Standard error: {', '.join(errors)}." if errors else ""
     name = f"Bits per {unit}, {GROUPS.get(group, group).lower()}"
@@ -91,20 +90,14 @@ def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None
 def _markov(markov: Results, unit: str) -> Headline:
     values, order, form = markov["groups"]["all"], markov["order"], "{:+.4f}"
     low, high = values.get("low"), values.get("high")
-    said = verdict(
-        low,
-        high,
-        f"The model is worse than order {order}.",
-        f"The model is better than order {order}.",
-        f"Not distinguishable from order {order}.",
-    )
-    reading = f"{said[0].upper()}{said[1:].rstrip('.')}. Order {order} itself: {number(values.get('bits'))}."
+    said = verdict(low, high, "The model is worse than", "The model is better than", "Not distinguishable from")
+    said = f"{said} order {order}" if said != UNDECIDED else f"{said[0].upper()}{said[1:]}"
+    reading = f"{said}. Order {order} itself: {number(values.get('bits'))}."
     name = f"Model minus Markov order {order}, bits per {unit}"
     return Headline(name, number(values.get("difference_bits"), form), interval(low, high, form), reading)
 
 
 def _markov_verdicts(evaluation: Results) -> list[str]:
-    """Such as ["better than order 0 and 3", "not distinguishable from order 6"]."""
     orders: dict[str, list[int]] = {"better than": [], "not distinguishable from": [], "worse than": []}
     for markov in markov_models(evaluation):
         values = markov["groups"]["all"]
@@ -145,19 +138,17 @@ def _accuracy(name: str, result: Results, finetune: Results) -> Headline:
 
 def _difference(difference: Results) -> Headline:
     low, high, form = difference.get("low"), difference.get("high"), "{:+.1f}"
-    said = verdict(
-        low,
-        high,
+    better, worse, neither = (
         "Better: the interval is above 0.",
         "Worse: the interval is below 0.",
         "Not distinguishable: the interval contains 0.",
     )
+    said = verdict(low, high, better, worse, neither)
     name = f"{difference['a']} minus {difference['b']}, points"
     return Headline(name, number(percent(difference["difference"]), form), interval(percent(low), percent(high), form), said)
 
 
 def _accuracy_verdicts(finetune: Results) -> list[str]:
-    """Such as ["fine-tuned is better than from scratch"]."""
     differences = finetune.get("differences") or ()
     said = [verdict(d.get("low"), d.get("high"), "is better than", "is worse than", "is not distinguishable from") for d in differences]
     return [f"{d['a']} {words} {d['b']}" for d, words in zip(differences, said) if words != UNDECIDED]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LABELS = {"n_policy": "N policy", "num_draws": "Draws", "path": "File", "scan": "Scan kernel", "step": "Steps"}
 
 
-def document(title: str, body: str) -> str:
+def _document(title: str, body: str) -> str:
     """A complete HTML document. Its content security policy forbids loading anything from elsewhere."""
     style = resources.files("dnadiff.report").joinpath("style.css").read_text(encoding="utf-8")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -83,14 +83,10 @@ def facts(heading: str, values: Mapping[str, Json]) -> str:
     """Names and values in two columns; empty without values."""
     if not values:
         return ""
-    rows = "".join(
-        f'<tr><th scope="row">{escape(_label(key))}</th><td>{escape(_shown(value, key))}</td></tr>' for key, value in values.items()
-    )
+    names = [_LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ") for key in values]
+    shown = [_shown(value, key) for key, value in values.items()]
+    rows = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in zip(names, shown))
     return f'<h3>{escape(heading)}</h3><table class="facts"><tbody>{rows}</tbody></table>'
-
-
-def _label(key: str) -> str:
-    return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
 
 
 def _shown(value: Json, key: str = "") -> str:
@@ -110,8 +106,8 @@ def _shown(value: Json, key: str = "") -> str:
     return str(value)
 
 
-def write(path: Path, text: str) -> Path:
-    """Write a page atomically and return its path."""
-    with atomic_write(path, overwrite=True) as file:
-        file.write(text.encode())
-    return path
+def write(path: str | os.PathLike[str], title: str, sections: Iterable[str]) -> Path:
+    """Write a page of sections atomically and return its path; empty sections are left out."""
+    with atomic_write(Path(path), overwrite=True) as file:
+        file.write(_document(title, "\n".join(filter(None, sections))).encode())
+    return Path(path)

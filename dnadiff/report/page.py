@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.report import figures, panels, sections
-from dnadiff.report.html import document, write
+from dnadiff.report.html import write
 from dnadiff.report.results import Results, RunResults, has_loss, markov_models
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ def write_report(
     details: Results | None = None,
     commands: Sequence[str] = (),
 ) -> Path:
-    """Write the report page of a run; an existing file is replaced atomically.
+    """Write the report page of a run.
 
     Args:
-        path: path of the page.
+        path: an existing file is replaced atomically.
         results: the results to show.
-        title: title of the page; by default it has the name of the data.
+        title: by default it has the name of the data.
         details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
         commands: command lines that produced the results.
 
@@ -52,7 +52,7 @@ def write_report(
         sections.downstream(finetune) if finetune else "",
         sections.footer(commands),
     ]
-    return write(Path(path), document(title, "\n".join(part for part in body if part)))
+    return write(path, title, body)
 
 
 def save_overview(path: str | os.PathLike[str], results: RunResults, pixels: int = 1200) -> Path:

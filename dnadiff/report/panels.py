@@ -92,16 +92,9 @@ def kmer_frequencies(axes: Axes, composition: Composition) -> None:
     axes.vlines(100 * c.real_frequency, 100 * c.kmer_low, 100 * c.kmer_high, color=FAINT, lw=3, label="real windows, 95 %")
     for rows, color, marker, text in ((~outside, MODEL, "o", "samples, within"), (outside, OTHER, "D", "samples, outside")):
         if rows.any():
-            axes.plot(
-                100 * c.real_frequency[rows], 100 * c.sample_frequency[rows], marker, color=color, ms=3.6, label=f"{text} ({rows.sum()})"
-            )
-    axes.set(
-        title=f"{c.k}-mers",
-        xlabel="frequency in the genome, %",
-        ylabel="frequency in the samples, %",
-        xlim=limits,
-        ylim=limits,
-    )
+            x, y = 100 * c.real_frequency[rows], 100 * c.sample_frequency[rows]
+            axes.plot(x, y, marker, color=color, ms=3.6, label=f"{text} ({rows.sum()})")
+    axes.set(title=f"{c.k}-mers", xlabel="frequency in the genome, %", ylabel="frequency in the samples, %", xlim=limits, ylim=limits)
     _label_outliers(axes, c)
     legend_below(axes)
 
@@ -125,10 +118,9 @@ def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
     found = [quality[f"js_{k}"].distance for k in KMER_LENGTHS]
     samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
+    reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
     axes.fill_between(KMER_LENGTHS, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %")
-    axes.errorbar(
-        KMER_LENGTHS, samples, np.minimum(reach, [0.9 * samples, reach[1]]), color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples"
-    )
+    axes.errorbar(KMER_LENGTHS, samples, reach, color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples")
     axes.set(title="k-mers, distance from real windows", xlabel="k", ylabel="Jensen-Shannon divergence, bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     legend_below(axes)
@@ -164,15 +156,12 @@ def accuracies(axes: Axes, finetune: Results) -> None:
 
 def accuracy_differences(axes: Axes, finetune: Results) -> None:
     """Paired differences of accuracy in percentage points, with 95 % intervals."""
-    rows = [
-        (f"{d['a']}\n− {d['b']}", percent(d.get("difference")), percent(d.get("low")), percent(d.get("high")))
-        for d in finetune["differences"]
-    ]
+    rows = [(f"{d['a']}\n− {d['b']}", *(percent(d.get(key)) for key in ("difference", "low", "high"))) for d in finetune["differences"]]
     _forest(axes, rows, "{:+.1f}", better=1)
     axes.set(title="Paired differences", xlabel="percentage points (above 0: first is better)")
 
 
-def _forest(axes: Axes, rows: Sequence[tuple[str, Json, Json, Json]], form: str, better: int) -> None:
+def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
     """Differences with intervals: blue if the first is better, orange if it is worse, gray if the interval contains 0."""
     axes.axvline(0, color=REAL, lw=1)
     for y, (_, value, low, high) in enumerate(rows):
@@ -183,9 +172,8 @@ def _forest(axes: Axes, rows: Sequence[tuple[str, Json, Json, Json]], form: str,
             axes.plot([low, high], [y, y], color=color, lw=2)
         if is_number(value):
             axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
-    label_rows(
-        axes, [name for name, *_ in rows], [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows]
-    )
+    values = [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows]
+    label_rows(axes, [name for name, *_ in rows], values)
     axes.margins(x=0.08)
 
 
@@ -201,7 +189,6 @@ def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: i
 
 
 def _wrapped(text: str, width: int, max_lines: int = 3) -> str:
-    """A name in short lines."""
     lines = [part for line in text.split("\n") for part in textwrap.wrap(line, width)]
     return "\n".join(lines[:max_lines] + ["…"] * (len(lines) > max_lines))
 
@@ -226,7 +213,6 @@ def _column(metrics: Columns, name: str) -> np.ndarray | None:
 
 
 def _label_outliers(axes: Axes, c: Composition, max_labels: int = 6) -> None:
-    """Label the k-mers that differ most from the genome, without labels that would overlap."""
     labelled: list[float] = []
     room = 0.07 * np.ptp(axes.get_ylim())
     excess = np.where(c.outside_baseline, np.abs(c.sample_frequency - c.real_frequency), 0)

@@ -34,8 +34,7 @@ _METHODS = (
 
 def default_title(evaluation: Results | None) -> str:
     """A title with the name of the data."""
-    name = _data_name(evaluation)
-    return f"Masked diffusion on {name}" if name else "A masked diffusion run"
+    return f"Masked diffusion on {name}" if (name := _data_name(evaluation)) else "A masked diffusion run"
 
 
 def _data_name(evaluation: Results | None) -> str | None:
@@ -118,10 +117,8 @@ def likelihood(evaluation: Results, unit: str) -> str:
 def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
     """The curve h(n)."""
     curve = evaluation["curve"]
-    rows = [
-        (number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se))
-        for n, bits, se in zip(curve["visible"], curve["bits"], curve["se"])
-    ]
+    points = zip(curve["visible"], curve["bits"], curve["se"])
+    rows = [(number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se)) for n, bits, se in points]
     drawn = picture(
         panel(partial(panels.visibility_curve, evaluation=evaluation, unit=unit, uniform_bits=uniform_bits)),
         "curve",
@@ -186,7 +183,6 @@ def footer(commands: Sequence[str]) -> str:
 
 
 def _responsible_use() -> str:
-    """RESPONSIBLE_USE.md, which is in the installed package, or in the root of a checkout."""
     package = Path(__file__).resolve().parents[1]
     found = [f for f in (package / "RESPONSIBLE_USE.md", package.parent / "RESPONSIBLE_USE.md") if f.is_file()]
     return found[0].read_text(encoding="utf-8")
@@ -211,10 +207,8 @@ def _bits_table(evaluation: Results, unit: str) -> str:
 def _kmers_table(c: Composition, num_rows: int = 6) -> str:
     order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
     form, scaled = "{:.3f}", [100 * values for values in (c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high)]
-    rows = []
-    for i in order:
-        ours, real, low, high = (values[i] for values in scaled)
-        rows.append((c.kmers[i], number(ours, form), number(real, form), interval(low, high, form)))
+    found = [(c.kmers[i], *(values[i] for values in scaled)) for i in order]
+    rows = [(name, number(ours, form), number(real, form), interval(low, high, form)) for name, ours, real, low, high in found]
     head = f"{c.k}-mer", "Samples, %", "Genome, %", "Real windows, 95 %"
     return table(head, rows, numbers=(1, 2, 3), caption=f"The {len(rows)} {c.k}-mers that differ most.")
 
@@ -224,9 +218,8 @@ def _gc_table(c: Composition) -> str:
         (name, f"{len(gc):,}", number(100 * gc.mean(), "{:.2f}"), number(100 * gc.std(ddof=1), "{:.2f}"))
         for name, gc in (("Samples", c.sample_gc), ("Real windows", c.real_gc))
     ]
-    return table(
-        ("GC content", "Sequences", "Mean, %", "SD, points"), rows, numbers=(1, 2, 3), caption="Mean and standard deviation over sequences."
-    )
+    head = "GC content", "Sequences", "Mean, %", "SD, points"
+    return table(head, rows, numbers=(1, 2, 3), caption="Mean and standard deviation over sequences.")
 
 
 def _version() -> str:

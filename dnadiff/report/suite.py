@@ -11,7 +11,7 @@ from pathlib import Path
 from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
-from dnadiff.report.html import document, facts, pair, picture, section, table, write
+from dnadiff.report.html import facts, pair, picture, section, table, write
 from dnadiff.report.results import Results
 from dnadiff.report.sections import footer
 
@@ -24,13 +24,7 @@ _PUBLISHED_NOTE = (
 
 
 def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], commands: Sequence[str] = (), title: str | None = None) -> Path:
-    """Write the page; an existing file is replaced atomically.
-
-    Args:
-        path: path of the page.
-        studies: results of `dnadiff.downstream.study.study`, one for each task.
-        commands: command lines that produced them.
-        title: by default the name of the task, or the number of tasks.
+    """Write the page of `studies`, results of `dnadiff.downstream.study.study`, and the `commands` that produced them.
 
     Raises:
         ValueError: if there is no study.
@@ -42,7 +36,7 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
     intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
     body = [f"<header><h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
     body += [_task(result, f"t{number}") for number, result in enumerate(studies)]
-    return write(Path(path), document(title, "\n".join([*body, footer(commands)])))
+    return write(path, title, [*body, footer(commands)])
 
 
 def _table(studies: Sequence[Results]) -> str:
@@ -53,7 +47,6 @@ def _table(studies: Sequence[Results]) -> str:
 
 
 def _task(result: Results, name: str) -> str:
-    """A task: pictures, differences and notes."""
     task, models = result["task"], classification.in_order(result)
     counterparts = {published_model_for(model, result.get("counterpart")) for model in models}
     known = [row for row in published_accuracies(task["name"]) if row.model in counterparts]
@@ -116,7 +109,6 @@ def _notes(result: Results) -> str:
 
 
 def _chosen(model: Results) -> str:
-    """The settings that were chosen on validation, without repeats over seeds and folds."""
     every = [one["chosen"] for of_seed in model.get("found", ()) for one in of_seed if "chosen" in one]
     said = [", ".join(f"{key} {value:g}" for key, value in one.items()) if isinstance(one, Mapping) else str(one) for one in every]
     return "; ".join(dict.fromkeys(said))

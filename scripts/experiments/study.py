@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,10 @@ class Kept:
         row.pop("of_study", None)
         return row
 
+    def collect(self, names: Iterable[str], path: Path) -> None:
+        """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables."""
+        write_json(path, {name: self[name] for name in names if name in self})
+
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads(self.path(name).read_text(encoding="utf-8"))
 
@@ -89,6 +93,7 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="list the pieces and which are finished")
     parser.add_argument("--table", action="store_true", help="print the table of finished pieces without running any")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="write all finished pieces to one JSON file, {piece: row}")
     parser.add_argument("--quick", action="store_true", help="small sizes, in OUTPUT/quick: only tests that the study runs")
     return parser
 
@@ -97,6 +102,8 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
     """Run the chosen pieces that are not finished, in the order of `--only`.
 
     Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables.
+
+    With `--collect FILE` all finished pieces are written to one JSON file at the end; add `--table` to collect without running any.
 
     Several processes can work in one folder: a piece that another process runs is skipped, and waited for at the end, because others may
     depend on it.
@@ -114,8 +121,13 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
     if options.list:
         for name in chosen:
             print(f"{'finished' if name in kept else '-':<10}{name}")
-    if options.list or options.table:
-        return
+    if not (options.list or options.table):
+        _run_all(chosen, pieces, kept)
+    if options.collect:
+        kept.collect(pieces, options.collect)
+
+
+def _run_all(chosen: Sequence[str], pieces: Mapping[str, Piece], kept: Kept) -> None:
     while left := [name for name in chosen if name not in kept]:
         made, held, needs = False, False, None
         for name in left:

@@ -27,6 +27,17 @@ def test_finished_pieces_are_skipped_and_pieces_can_be_chosen(tmp_path, options,
         kept["c"]
 
 
+def test_finished_pieces_are_collected_in_one_file(tmp_path, options):
+    kept, file = study.Kept(tmp_path / "kept", {"epochs": 10}), tmp_path / "table.json"
+    pieces = {"b": lambda: {"value": 1.5}, "a": lambda: {"value": float("nan")}, "c": lambda: {"value": 3}}
+    study.work(pieces, kept, options("--only", "a", "--only", "b", "--collect", str(file)))
+    rows = json.loads(file.read_text())
+    assert list(rows) == ["b", "a"] and rows["a"] == kept["a"] and rows["b"] == kept["b"]
+    assert rows["b"].keys() == {"value", "piece_seconds"} and rows["b"]["value"] == 1.5 and rows["a"]["value"] is None
+    study.work(pieces | {"c": None}, kept, options("--table", "--collect", str(file)))  # runs nothing
+    assert json.loads(file.read_text()) == rows
+
+
 def test_pieces_with_other_settings_are_listed(tmp_path, options, capsys):
     pieces = {name: lambda: {"value": 1} for name in ("a", "b", "c")}
     study.work(pieces, study.Kept(tmp_path, {"epochs": 10, "rates": (1, 2)}), options("--only", "a", "--only", "b"))
