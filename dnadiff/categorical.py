@@ -15,10 +15,8 @@ from torch import Tensor
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One id for each row: `log_probs (M, V)` (need not be normalized), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
 
-    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
-
-    Raises:
-        ValueError: for a row of NaN, or a row without any mass.
+    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU. A row of NaN, or without any mass,
+    is a ValueError.
     """
     device = log_probs.device
     if device.type == "mps":

@@ -1,4 +1,7 @@
-"""Checks of single values from users, with one wording: a message names the key, the value and what is expected."""
+"""Checks of single values from users. Each returns the value, or raises a ValueError that names the key, the value and what is expected.
+
+A key is written as the user sets it, as in `sampler.num_steps`.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,7 @@ def is_integer(value: object, minimum: float = -math.inf) -> TypeGuard[float]:
 
 
 def integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int:
-    """The value as an integer; 1e3 is one.
-
-    Args:
-        key: how the user sets it, as in `sampler.num_steps`.
-        value: what was given.
-        minimum: smallest value.
-        maximum: largest value; None is no limit.
-
-    Raises:
-        ValueError: if it is not an integer in this range.
-    """
+    """The value as an integer from `minimum` to `maximum` (None is no limit); 1e3 is one."""
     if not is_integer(value, minimum) or (maximum is not None and value > maximum):
         limit = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         raise ValueError(f"{key} {value!r} must be an integer {limit}")
@@ -41,44 +34,28 @@ def optional_integer(key: str, value: object, minimum: int = 1, maximum: int | N
 
 
 def number(key: str, value: object) -> float:
-    """The value unchanged, if it is a finite number.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """The value unchanged, if it is a finite number."""
     if not is_number(value):
         raise ValueError(f"{key} {value!r} must be a finite number")
     return value  # an int stays one, so that a configuration is written back as it was read
 
 
 def fraction(key: str, value: object, inclusive: bool = True) -> float:
-    """A number from 0 to 1; with `inclusive=False` neither 0 nor 1.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """A number from 0 to 1; with `inclusive=False` neither 0 nor 1."""
     if not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
         raise ValueError(f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}")
     return float(value)
 
 
 def boolean(key: str, value: object) -> bool:
-    """True or False. Strings are refused, because any non-empty string counts as true.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """True or False. Strings are refused, because any non-empty string counts as true."""
     if not isinstance(value, bool):
         raise ValueError(f"{key} {value!r} must be true or false")
     return value
 
 
 def name(key: str, value: object) -> str:
-    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as a number.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as a number."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise ValueError(f"{key} {value!r} must be a name")
     return str(value)

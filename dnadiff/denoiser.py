@@ -29,9 +29,6 @@ class BaseDenoiser(nn.Module):
     A subclass implements `log_probs` if it predicts masked tokens, or sets `causal = True` and implements `next_log_probs` and `step`
     if it is autoregressive. Methods that a denoiser does not support raise a ValueError.
 
-    Args:
-        vocab: the alphabet.
-
     Attributes:
         backbone: the network, for denoisers that have one.
         causal: whether it is autoregressive.
@@ -171,10 +168,7 @@ class Denoiser(NetworkDenoiser):
         parameterization: defaults to SUBS.
         noise: the schedule that turns t into sigma; needed for time conditioning and `log_score`.
         time_conditioning: condition the network on the noise level. Off by default: SUBS does not need it, and without it the
-            prediction for a sequence that did not change stays valid.
-
-    Raises:
-        ValueError: if the backbone is causal, or has no time input but needs one.
+            prediction for a sequence that did not change stays valid. The backbone must have a time input.
 
     Example:
         >>> import torch
@@ -244,10 +238,7 @@ class CausalDenoiser(NetworkDenoiser):
     """A causal backbone as an autoregressive model: the distribution of each token given those before it.
 
     The network reads a start token (the mask, which these models do not use otherwise) and all tokens but the last. So the first token is
-    predicted and counted too, and likelihoods compare with a NELBO token by token.
-
-    Args:
-        backbone: the network; must be causal.
+    predicted and counted too, and likelihoods compare with a NELBO token by token. A backbone that is not causal is a ValueError.
     """
 
     causal = True
@@ -255,8 +246,9 @@ class CausalDenoiser(NetworkDenoiser):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         if not backbone.causal:
-            name = type(backbone).__name__
-            raise ValueError(f"{name} sees both sides: next-token prediction needs a causal backbone such as transformer")
+            raise ValueError(
+                f"{type(backbone).__name__} sees both sides: next-token prediction needs a causal backbone such as transformer"
+            )
 
     @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:

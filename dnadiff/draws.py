@@ -7,6 +7,7 @@ key and a position. So a sample keeps its noise whatever the batch size, device 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -72,26 +73,16 @@ class Draws:
         """The same rows at another step."""
         return replace(self, step=step)
 
-    def select(self, keep: Tensor) -> Draws:
-        """Only the rows in `keep` (an index or a mask over B); their random numbers do not change."""
-        return replace(self, rows=self.rows[keep], num_rows=self.global_batch_size)
-
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.
 
         On a device without float64 (Apple GPUs) the result is on the CPU.
         """
         rows = self.rows if self.rows.device.type != "mps" else self.rows.cpu()
-        count = 1
-        for n in shape:
-            count *= n
+        count = math.prod(shape)
         key = _signed(hash64(self.seed, purpose, self.step))
         row_key = _mix(_mix(rows.long() + 1) ^ key)  # (B,)
         position = torch.arange(1, count + 1, device=rows.device) * _GOLDEN
         bits = _shift_right(_mix(row_key[:, None] + position), 12)
         # (k + 1/2) / 2^52 is exact in float64 and never 0 or 1.
         return ((bits.double() + 0.5) * 2.0**-52).view(len(rows), *shape)
-
-    def order(self, purpose: str, length: int) -> Tensor:
-        """A uniformly random permutation of 0..length-1 for each row: `(B, length)` int64."""
-        return self.uniform(purpose, length).argsort(dim=-1)

@@ -97,11 +97,6 @@ class Softmax(SUBS):
 
     `log_probs`, for samplers and likelihoods, is that of SUBS whatever is switched off: a sample contains no mask, and a visible
     token stays. For D3PM's posterior the latter changes nothing; the former redistributes the mass on the mask.
-
-    Args:
-        vocab: the alphabet.
-        zero_masking: ids that are never emitted have probability 0.
-        carry_over: a visible token is known.
     """
 
     def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:

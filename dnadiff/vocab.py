@@ -20,10 +20,7 @@ class Vocab:
         mask_id: the absorbing state of the diffusion.
         pad_id: pads sequences to a common length.
         never_emitted: ids that have probability 0 under SUBS; always includes `mask_id`.
-        complement: `complement[i]` pairs with `i` on the other strand; None if the alphabet has no strands.
-
-    Raises:
-        ValueError: for ids outside the vocabulary, or a complement that is not its own inverse.
+        complement: `complement[i]` pairs with `i` on the other strand; its own inverse. None if the alphabet has no strands.
     """
 
     size: int
@@ -60,11 +57,7 @@ class Vocab:
         return table
 
     def reverse_complement(self, ids: Tensor) -> Tensor:
-        """The reverse complement of `ids (..., L)`.
-
-        Raises:
-            ValueError: if the vocabulary has no complement.
-        """
+        """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no complement."""
         if self.complement is None:
             raise ValueError("this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA")
         return torch.tensor(self.complement, device=ids.device)[ids.flip(-1).long()]

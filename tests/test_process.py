@@ -1,3 +1,6 @@
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,26 +10,29 @@ from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
+TABLES = runpy.run_path(str(Path(__file__).parents[0] / "posteriors.py"))
+plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
+
 VOCAB = Vocab(4, 3, 3, (3,))
 UNIFORM = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=torch.float64).log()
 
 
-def posterior(process, t, s, remask=0.0, xt=((3, 1),)):
+def step(process, t, s, remask=0.0, xt=((3, 1),)):
     xt = torch.tensor(xt)
     times = [torch.tensor([v], dtype=torch.float64) for v in (t, s)]
-    return process.posterior(UNIFORM.expand(*xt.shape, -1), xt, *times, remask)[0]
+    return posterior(process, UNIFORM.expand(*xt.shape, -1), xt, *times, remask)[0]
 
 
 def test_a_masked_token_stays_with_one_half():
     # facts 13: t = 0.5 -> s = 0.25, eps = 0
-    masked, visible = posterior(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.25)
+    masked, visible = step(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.25)
     assert masked[3].item() == pytest.approx(0.5)
     assert visible.tolist() == [0, 1, 0, 0]
 
 
 def test_remasking_keeps_the_marginal():
     # facts 17: alpha_t = 0.5, alpha_s = 0.5 + 1/1024, r = 0.008
-    masked, visible = posterior(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.5 - 1 / 1024, 0.008)
+    masked, visible = step(AbsorbingProcess(VOCAB, LogLinear(0.0)), 0.5, 0.5 - 1 / 1024, 0.008)
     assert 1 - masked[3].item() == pytest.approx(0.00995313, abs=1e-8)
     assert 0.5 * (1 - masked[3].item()) + 0.5 * visible[1].item() == pytest.approx(0.5 + 1 / 1024)
 
@@ -34,7 +40,7 @@ def test_remasking_keeps_the_marginal():
 def test_remasking_is_clamped_so_that_rows_stay_probabilities():
     process = AbsorbingProcess(VOCAB, LogLinear(0.0))
     for t, s, r in ((0.9, 0.1, 1.0), (0.2, 0.1, 5.0), (1.0, 0.5, 0.3)):
-        rows = posterior(process, t, s, r)
+        rows = step(process, t, s, r)
         assert rows.min() >= 0
         torch.testing.assert_close(rows.sum(-1), torch.ones(2, dtype=torch.float64))
 
@@ -45,7 +51,7 @@ def test_ancestral_posterior_equals_the_published_one(parity, name, vocab):
     log_probs = SUBS(vocab).log_probs(file["raw_logits"], file["xt"])
     t = file["t_sampler"]
     # The published sampler uses the mask probability t itself, whatever the schedule: eps = 0 here.
-    probs = AbsorbingProcess(vocab, LogLinear(0.0)).posterior(log_probs, file["xt"], t, t - 0.1)
+    probs = posterior(AbsorbingProcess(vocab, LogLinear(0.0)), log_probs, file["xt"], t, t - 0.1)
     torch.testing.assert_close(probs, file["ddpm_probs_dt0.1"], rtol=0, atol=1e-6)
 
 
@@ -71,8 +77,8 @@ def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
     process = AbsorbingProcess(VOCAB, LogLinear(1e-3))
     xt, t, s = torch.tensor([[3, 1, 3]]), torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
     log_probs = UNIFORM.expand(1, 3, 4)
-    torch.testing.assert_close(process.plug_in_posterior(log_probs, xt, t, s), process.posterior(log_probs, xt, t, s))
+    torch.testing.assert_close(plug_in_posterior(process, log_probs, xt, t, s), posterior(process, log_probs, xt, t, s))
     # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the distribution says.
-    rows = process.plug_in_posterior(torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
+    rows = plug_in_posterior(process, torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
     torch.testing.assert_close(rows.sum(-1), torch.ones(1, 3, dtype=torch.float64))
     assert rows[0, 1].tolist() == [0, 1, 0, 0]

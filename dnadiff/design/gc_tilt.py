@@ -21,11 +21,7 @@ MAX_ERROR = 0.02  # larger errors are an error
 
 
 def check(gc: float, request: Request, tokenizer: Tokenizer) -> float:
-    """The target GC fraction as a float, if the masked positions of the request can reach it.
-
-    Raises:
-        ValueError: if it is not a fraction, or the request cannot reach it.
-    """
+    """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked positions of the request cannot reach it."""
     gc = fraction("gc", gc, inclusive=False)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
@@ -50,26 +46,17 @@ class Fit(NamedTuple):
 
 
 def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
-    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc`; all evaluations share their noise.
+    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see `check`), or a ValueError.
 
-    Args:
-        generator: fills the request.
-        request: pilot samples are evenly spaced over it.
-        gc: as `check` returned it.
-        seed: the pilot has noise of its own, derived from it.
-        batch_size: samples per batch.
-
-    Raises:
-        ValueError: if no tilt reaches the target.
+    Pilot samples are evenly spaced over the request. All evaluations share their noise, which is derived from `seed`.
     """
     size, calls = max(PILOT, batch_size), 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]
 
     def mean(tilt: float) -> float:
         nonlocal calls
-        batches = [
-            generator.with_tilt(tilt).fill(numbered[at : at + batch_size], hash64(seed, "pilot")) for at in range(0, size, batch_size)
-        ]
+        tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
+        batches = [tilted.fill(numbered[at : at + batch_size], key) for at in range(0, size, batch_size)]
         calls += sum(batch.nfe for batch in batches)
         counts = [generator.gc(batch) for batch in batches]
         return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
@@ -83,10 +70,8 @@ def find_tilt(
 ) -> tuple[float, float, int]:
     """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there, and the number of evaluations.
 
-    The search first brackets the target, then uses the Illinois variant of regula falsi on log-odds.
-
-    Raises:
-        ValueError: if no tilt reaches the target.
+    The search first brackets the target, then uses the Illinois variant of regula falsi on log-odds. A target that no tilt reaches is a
+    ValueError.
     """
 
     def off(tilt: float) -> float:
@@ -119,6 +104,6 @@ def find_tilt(
 
 
 def _fraction(off: float, target: float) -> float:
-    """The fraction whose log-odds exceed those of `target` by `off`."""
+    # The fraction whose log-odds exceed those of `target` by `off`.
     odds = math.exp(off) * target / (1 - target)
     return odds / (1 + odds)

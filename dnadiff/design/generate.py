@@ -46,8 +46,7 @@ class Design(str):
     """A sample as a string.
 
     Attributes:
-        log_prob: a lower bound on log p of the generated part given the fixed part, nats (`ConditionalSampler.bounds`); None if not
-            requested.
+        log_prob: a lower bound on log p of the generated part given the fixed part, nats; None if not requested.
         log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
     """
 
@@ -65,9 +64,7 @@ class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
     Args:
-        denoiser: the model, with or without guidance.
-        process: its absorbing process.
-        tokenizer: its tokenizer.
+        denoiser: the model, with or without guidance; `process` and `tokenizer` are the model's.
         sampler: fitted to the model.
         labels: (1, C) labels that the samples are conditioned on, or None.
         tilt: log-odds added to G and C.
@@ -134,7 +131,6 @@ class ConditionalSampler:
         return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
 
     def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
-        """Samples (B, L) and log weights (B,)."""
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
         cond = self._cond(len(x_init))

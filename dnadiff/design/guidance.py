@@ -38,11 +38,8 @@ class Guided(DenoiserWrapper):
     not available. With w = 1 or 0 only one of the distributions is computed.
 
     Args:
-        denoiser: the denoiser to guide.
+        denoiser: the denoiser to guide; not autoregressive.
         weight: w; 1 is the distribution given the label, more than 1 exaggerates what the label changes.
-
-    Raises:
-        ValueError: if the model is autoregressive, or the weight negative.
     """
 
     def __init__(self, denoiser: BaseDenoiser, weight: float) -> None:

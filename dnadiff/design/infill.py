@@ -31,13 +31,10 @@ class Infill(Request):
 
     Args:
         genome: the genome.
-        regions: the intervals.
+        regions: the intervals; one that is longer than `length` is a ValueError.
         each: designs for each interval.
         length: bases that the network reads.
         whole: write whole windows; False writes only the designed part.
-
-    Raises:
-        ValueError: if an interval is longer than `length`.
     """
 
     def __init__(self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True) -> None:
@@ -89,8 +86,7 @@ class Infill(Request):
 def infill_sequence(tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int) -> tuple[Request, int]:
     """The request for `n` designs of [start, end) in a sequence, and the position in the sequence at which its window begins.
 
-    Raises:
-        ValueError: for an interval that is empty, not in the sequence, or longer than `length`.
+    An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
     start, end = integer("start", start, 0), integer("end", end)
     if not 0 <= start < end <= len(sequence):

@@ -20,15 +20,9 @@ def conditioned(
 ) -> tuple[BaseDenoiser, Tensor | None]:
     """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None is no label.
 
-    Args:
-        denoiser: the model.
-        known: names of its labels.
-        label: one or several of them.
-        guidance: weight of the label; 1 is the model's distribution given the label.
-        label_dropout: fraction of training windows without labels; None if unknown.
-
-    Raises:
-        ValueError: for an unknown label, or guidance without a label.
+    `known` are the names of the model's labels, `guidance` is the weight of the label (1 is the model's distribution given the label), and
+    `label_dropout` the fraction of training windows without labels (None if unknown). An unknown label, or guidance without a label, is a
+    ValueError.
     """
     if not is_number(guidance) or guidance < 0:
         raise ValueError(f"guidance {guidance!r} must be a number of at least 0; 1 is the model's distribution given the label")

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from dnadiff.likelihood.stored_curve import StoredCurve
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
-LEAVES_MASKS = "none"
 log = logging.getLogger("dnadiff")
 
 
 class SamplingModel(Protocol):
-    """What the options need of a model; see `dnadiff.model.Model`."""
+    """What the options need of a model (`dnadiff.model.Model`, which imports this package)."""
 
     tokenizer: Tokenizer
     path: Path
@@ -43,11 +42,7 @@ class SamplingModel(Protocol):
 
 
 def make_request(config: Config, model: SamplingModel) -> Request:
-    """The request that the options describe.
-
-    Raises:
-        ValueError: for options that contradict each other or the model.
-    """
+    """The request that the options describe; raises ValueError if they contradict each other or the model."""
     from dnadiff.design.infill import Infill
     from dnadiff.design.request import Free, Templates
     from dnadiff.design.template import read_motifs
@@ -87,16 +82,14 @@ def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> I
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a whole."""
     from dnadiff.data.files import open_text
     from dnadiff.data.genome.fasta import read_fasta
-    from dnadiff.design.template import dna_pattern, text_pattern
+    from dnadiff.design.template import template_pattern
 
     if tokenizer.vocab.complement is None:
-        if motifs:
-            raise ValueError("motif is for models of DNA; for text write the words into the template")
         with open_text(path) as file:
-            yield "sample", text_pattern(tokenizer, file.read().removesuffix("\n"))
+            yield "sample", template_pattern(tokenizer, file.read().removesuffix("\n"), motifs)
         return
     for record in read_fasta(path):
-        yield record.name, dna_pattern(tokenizer, len(record.sequence), record.sequence.decode("ascii"), motifs)
+        yield record.name, template_pattern(tokenizer, record.sequence.decode("ascii"), motifs)
 
 
 def length_range(length: int | str | None, default: int) -> tuple[int, int]:
@@ -115,8 +108,7 @@ def length_range(length: int | str | None, default: int) -> tuple[int, int]:
 def check_weights(config: Config, generator: ConditionalSampler, request: Request, is_dna: bool) -> bool:
     """Whether samples have weights; logs what the distribution of the samples is if it is not corrected.
 
-    Raises:
-        ValueError: for resampling without weights.
+    Resampling without weights is a ValueError.
     """
     weighted = generator.has_weights(request)
     if config["resample"] and not (weighted and is_dna):
@@ -167,10 +159,8 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
 def resolved_sampler(settings: Config, model: SamplingModel, length: int, shortest: int | None = None) -> Config:
     """The settings of a sampler with defaults that depend on the model: the window, and groups from its h(n).
 
-    Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens.
-
-    Raises:
-        ValueError: if the model does not define them.
+    Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens. A model that does not define them is
+    a ValueError.
     """
     settings = dict(settings)
     if "window" in settings:
@@ -194,13 +184,9 @@ def resolved_sampler(settings: Config, model: SamplingModel, length: int, shorte
 
 
 def check_settings(settings: Config) -> None:
-    """Check the settings of a sampler before a model is loaded.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """Check the settings of a sampler before a model is loaded; raises ValueError naming the setting."""
     nested = settings.get("sampler") or {}
-    if LEAVES_MASKS in (settings.get("noise_removal"), nested.get("noise_removal")):
+    if "none" in (settings.get("noise_removal"), nested.get("noise_removal")):
         raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot represent; choose sample or argmax")
     build(without_sizes(settings), trust=None)
 

@@ -57,14 +57,8 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
 
 
 def header_value(value: Json) -> str:
-    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted.
-
-    >>> header_value(0.9), header_value([8, 16]), header_value("argmax"), header_value("two words")
-    ('0.9', '[8,16]', 'argmax', '"two words"')
-    """
-    if isinstance(value, str) and _BARE.fullmatch(value):
-        return value
-    return json.dumps(value, separators=(",", ":"), default=str)
+    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted."""
+    return value if isinstance(value, str) and _BARE.fullmatch(value) else json.dumps(value, separators=(",", ":"), default=str)
 
 
 def json_path(output: Path) -> Path:
@@ -96,17 +90,9 @@ def _weight(line: bytes) -> float | None:
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
     """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights; the file is written atomically.
 
-    A record that is drawn twice is written twice. Names are numbered again; the original number of a record is its `proposal`.
-
-    Args:
-        source: FASTA with log weights in its headers, compressed if `output` is.
-        output: replaced if it exists.
-        each: proposals for each target; the proposals of a target are consecutive.
-        keep: records written for each target.
-        seed: of the one random number per target.
-
-    Returns:
-        The number of G and C in the designed parts of the records written, and of known bases.
+    The source has log weights in its headers, and is compressed if `output` is. A record that is drawn twice is written twice. Names are
+    numbered again; the original number of a record is its `proposal`. Returns the number of G and C in the designed parts of the records
+    written, and of known bases.
     """
     compressed = is_compressed(output)
     log_weight = weights(source, compressed)
@@ -134,7 +120,7 @@ def is_compressed(output: Path) -> bool:
 
 
 def _gc(header: bytes, body: bytes) -> tuple[int, int]:
-    """G and C, and known bases, in a record, or in the part that its header calls `designed`."""
+    # In the part that the header calls `designed`, or in the whole record.
     letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
     letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
     gc = letters.count(b"G") + letters.count(b"C")
@@ -142,7 +128,6 @@ def _gc(header: bytes, body: bytes) -> tuple[int, int]:
 
 
 def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytes]]:
-    """Header and body of each record."""
     header = b""
     lines: list[bytes] = []
     for line in file:

@@ -1,8 +1,7 @@
 """Requests: the template of each sample to generate.
 
 A request consists of free sequences (with motifs and a prompt), templates, or intervals of a genome (`dnadiff.design.infill`). It gives
-the name and the template of sample i on demand and stores nothing for finished samples. `dnadiff.design.template` reads templates,
-`dnadiff.design.generate` fills them.
+the name and the template of sample i on demand, and `dnadiff.design.generate` fills it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.checks import integer
-from dnadiff.design.template import Motif, Pattern, dna_pattern, read_motifs, text_pattern
+from dnadiff.design.template import Motif, Pattern, dna_pattern, read_motifs, template_pattern, text_pattern
 from dnadiff.draws import hash64
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class Free(Request):
     """Sequences of one length, or of lengths drawn uniformly from a range, with motifs and a prompt.
 
     Args:
-        tokenizer: of the model.
         num_samples: number of sequences.
         length: tokens, or the (shortest, longest) length.
         seed: the length of sample i depends on (seed, i).
@@ -124,13 +122,10 @@ class Templates(Request):
     """Given patterns, each filled `each` times.
 
     Args:
-        patterns: (name, pattern) pairs.
+        patterns: (name, pattern) pairs; each has a masked position.
         each: samples of each.
-        mask_id: of the vocabulary.
+        mask_id: the id of the mask.
         designed: see `Target`; None is the whole sequence.
-
-    Raises:
-        ValueError: if a pattern has no masked position.
     """
 
     def __init__(self, patterns: Sequence[tuple[str, Pattern]], each: int, mask_id: int, designed: tuple[int, int] | None = None) -> None:
@@ -152,11 +147,7 @@ class Templates(Request):
 
 
 def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
-    """Check that a pattern has a masked position.
-
-    Raises:
-        ValueError: if it has none; the message calls the pattern `what`.
-    """
+    """Raise a ValueError if a pattern has no masked position; the message calls the pattern `what`."""
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
         raise ValueError(f"{what} leave nothing to generate; give {way}" if len(pattern.ids) else f"{what} is empty")
@@ -174,8 +165,7 @@ def from_text(
 ) -> Request:
     """The request for samples of one template given as text, or without a template for free sequences of `length` (or `default`) tokens.
 
-    Raises:
-        ValueError: for contradictory constraints, and for a template together with a length.
+    Contradictory constraints, and a template together with a length, are a ValueError.
     """
     prompt = prompt or ""
     for name, text in (("template", template), ("prompt", prompt)):
@@ -186,26 +176,13 @@ def from_text(
         return Free(tokenizer, num_samples, default if length is None else length, seed, prompt, motifs)
     if prompt or length is not None:
         raise ValueError("a template defines the beginning and the length of a sequence; leave prompt and length out")
-    if tokenizer.vocab.complement is not None:
-        pattern = dna_pattern(tokenizer, len(template), template, motifs)
-    elif motifs:
-        raise ValueError("motif is for models of DNA; for text write the words into the template")
-    else:
-        pattern = text_pattern(tokenizer, template)
-    return Templates([("template", pattern)], num_samples, tokenizer.vocab.mask_id)
+    return Templates([("template", template_pattern(tokenizer, template, motifs))], num_samples, tokenizer.vocab.mask_id)
 
 
 def check_request(max_length: int | None, num_samples: int, length: int, otherwise: str = "") -> tuple[int, int]:
-    """The number and the length of samples as integers, checked before anything is computed.
+    """The number and the length of samples as integers; a length of more than `max_length` (None is any) is a ValueError.
 
-    Args:
-        max_length: longest sequence that the network accepts, None for any.
-        num_samples: requested number.
-        length: requested length.
-        otherwise: what the user can do about a length that is too long, ending in a comma.
-
-    Raises:
-        ValueError: naming the value and the limit.
+    Its message gives `otherwise`, which ends in a comma, as what the user can do about it.
     """
     num_samples, length = integer("num_samples", num_samples), integer("length", length)
     if max_length is not None and length > max_length:

@@ -61,11 +61,7 @@ class Motif(NamedTuple):
     start: int
 
     def first(self, length: int) -> int:
-        """Its first position in a sequence of `length` bases.
-
-        Raises:
-            ValueError: if the motif exceeds the sequence.
-        """
+        """Its first position in a sequence of `length` bases; a ValueError if it exceeds the sequence."""
         first = self.start + length if self.start < 0 else self.start
         if first < 0 or first + len(self.codes) > length:
             raise ValueError(
@@ -76,11 +72,7 @@ class Motif(NamedTuple):
 
 
 def codes_of(text: str, what: str) -> NDArray[np.uint8]:
-    """The codes (L,) of IUPAC letters in either case.
-
-    Raises:
-        ValueError: naming `what` and the first character that is not an IUPAC letter, with its 1-based position.
-    """
+    """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and the first one's 1-based position."""
     codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if len(wrong := np.flatnonzero(codes == 0)):
         raise ValueError(f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; allowed are {', '.join(CODES)}")
@@ -88,13 +80,10 @@ def codes_of(text: str, what: str) -> NDArray[np.uint8]:
 
 
 def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
-    """Motifs written `MOTIF@start` or `MOTIF@start:strand`.
+    """Motifs written `MOTIF@start` or `MOTIF@start:strand`; others are a ValueError.
 
     The start is the leftmost position on the forward strand, 0-based; negative counts from the end. On strand "-" the sequence has the
     reverse complement of the motif there.
-
-    Raises:
-        ValueError: if a motif cannot be parsed.
     """
     if motif is None:
         return []
@@ -113,8 +102,7 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
 def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
     """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters `what`.
 
-    Raises:
-        ValueError: for a character that is not an IUPAC letter, a motif outside of the sequence, or contradictory constraints.
+    A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory constraints are a ValueError.
     """
     if len(letters) > length:
         raise ValueError(f"prompt has {len(letters)} letters and length is {length}; set length to more than that")
@@ -136,8 +124,16 @@ def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Se
     return _with_codes(tokenizer, codes, letters)
 
 
+def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
+    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]` for others."""
+    if tokenizer.vocab.complement is not None:
+        return dna_pattern(tokenizer, len(text), text, motifs)
+    if motifs:
+        raise ValueError("motif is for models of DNA; for text write the words into the template")
+    return text_pattern(tokenizer, text)
+
+
 def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
-    """The pattern of `codes (L,)`, with the case of `letters` where they name one base."""
     fixed = _BASES_IN[codes] == 1
     bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
     ids = np.where(fixed, dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64), tokenizer.vocab.mask_id)
@@ -151,13 +147,8 @@ def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) ->
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
     """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
-    Args:
-        tokenizer: of a text model.
-        text: the beginning of the sequence.
-        length: total number of tokens, masked after the text; None ends with the text.
-
-    Raises:
-        ValueError: for characters that are not in the vocabulary, a text longer than `length`, or too many masks.
+    It continues with masks up to `length` tokens; None ends with the text. Characters that are not in the vocabulary, a text longer than
+    `length`, and too many masks are a ValueError.
     """
     mask_id, at = tokenizer.vocab.mask_id, 0
     parts: list[NDArray] = []
@@ -179,11 +170,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
 
 
 def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
-    """The tokenizer, if it is one of DNA.
-
-    Raises:
-        ValueError: if it is one of text.
-    """
+    """The tokenizer, if it is one of DNA; a ValueError if it is one of text."""
     if not isinstance(tokenizer, DNATokenizer):
         raise ValueError(f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}")
     return tokenizer

@@ -46,15 +46,8 @@ class NoiseSchedule(ABC):
 def refuse_cut(noise: NoiseSchedule, low: float, high: float, cause: str, remedy: str) -> None:
     """Refuse an integral over the mask probabilities from `low` to `high` as a bound: the bound is the integral from 0 to 1.
 
-    Args:
-        noise: the schedule, for the message.
-        low: lowest mask probability.
-        high: highest mask probability.
-        cause: the setting that determines `low`.
-        remedy: what to set instead.
-
-    Raises:
-        ValueError: if more than 2e-3 is missing at either end, which would make any model look better than it is.
+    Raises a ValueError if more than 2e-3 is missing at either end, which would make any model look better than it is. Its message gives
+    `cause`, the setting that determines `low`, and `remedy`, what to set instead.
     """
     schedule = type(noise).__name__
     if low > LARGEST_CUT:

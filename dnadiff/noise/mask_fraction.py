@@ -42,12 +42,10 @@ class MaskFraction(NoiseSchedule):
 
     @override
     def alpha(self, t: Tensor) -> Tensor:
-        """1 - (1 - eps) m(t)."""
         return 1 - (1 - self.eps) * self.mask_fraction(t)
 
     @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """-(1 - eps) m'(t)."""
         return -(1 - self.eps) * self.dmask_fraction(t)
 
     @override
@@ -64,23 +62,19 @@ class LogLinear(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """t itself."""
         return t
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """1."""
         return torch.ones_like(t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """The fraction itself."""
         return fraction
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """1/t exactly; the quotient of the general form loses digits as t goes to 0, here and in the schedules below."""
-        return 1 / t
+        return 1 / t  # the quotient of the general form loses digits as t goes to 0, here and in the schedules below
 
 
 class Cosine(MaskFraction):
@@ -91,22 +85,18 @@ class Cosine(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """1 - cos(pi t / 2), written as 2 sin^2(pi t / 4) to keep its digits near t = 0."""
-        return 2 * torch.sin(math.pi / 4 * t) ** 2
+        return 2 * torch.sin(math.pi / 4 * t) ** 2  # 1 - cos(pi t / 2) with its digits near t = 0
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """(pi / 2) sin(pi t / 2)."""
         return math.pi / 2 * torch.sin(math.pi / 2 * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """(4 / pi) asin sqrt(fraction / 2)."""
         return 4 / math.pi * torch.asin((fraction / 2).sqrt())
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """(pi / 2) / tan(pi t / 4)."""
         return math.pi / 2 / torch.tan(math.pi / 4 * t)
 
 
@@ -115,22 +105,18 @@ class CosineSquared(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """sin^2(pi t / 2)."""
         return torch.sin(math.pi / 2 * t) ** 2
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """(pi / 2) sin(pi t)."""
         return math.pi / 2 * torch.sin(math.pi * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """(2 / pi) asin sqrt(fraction)."""
         return 2 / math.pi * torch.asin(fraction.sqrt())
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """pi / tan(pi t / 2)."""
         return math.pi / torch.tan(math.pi / 2 * t)
 
 
@@ -143,22 +129,18 @@ class MaskGITCosine(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """sin(pi t / 2)."""
         return torch.sin(math.pi / 2 * t)
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """(pi / 2) cos(pi t / 2)."""
         return math.pi / 2 * torch.cos(math.pi / 2 * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """(2 / pi) asin(fraction)."""
         return 2 / math.pi * torch.asin(fraction)
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """(pi / 2) / tan(pi t / 2)."""
         return math.pi / 2 / torch.tan(math.pi / 2 * t)
 
 
@@ -178,22 +160,18 @@ class Polynomial(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """t^exponent."""
         return t**self.exponent
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """exponent t^(exponent - 1)."""
         return self.exponent * t ** (self.exponent - 1)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """fraction^(1 / exponent)."""
         return fraction ** (1 / self.exponent)
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """exponent / t."""
         return self.exponent / t
 
 
@@ -214,20 +192,16 @@ class ShiftedLogOdds(MaskFraction):
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
-        """e^k t / (1 + (e^k - 1) t)."""
         return (self.slope + 1) * t / (1 + self.slope * t)
 
     @override
     def dmask_fraction(self, t: Tensor) -> Tensor:
-        """e^k / (1 + (e^k - 1) t)^2."""
         return (self.slope + 1) / (1 + self.slope * t) ** 2
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
-        """fraction / (1 + (e^k - 1)(1 - fraction))."""
         return fraction / (1 + self.slope * (1 - fraction))
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """1 / (t (1 + (e^k - 1) t))."""
         return 1 / (t * (1 + self.slope * t))

@@ -40,17 +40,14 @@ class TotalNoise(NoiseSchedule):
 
     @override
     def alpha(self, t: Tensor) -> Tensor:
-        """exp(-sigma)."""
         return torch.exp(-self.sigma(t))
 
     @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """-sigma' alpha."""
         return -self.dsigma(t) * self.alpha(t)
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """sigma' / (e^sigma - 1)."""
         return self.dsigma(t) / torch.expm1(self.sigma(t))
 
     @override
@@ -66,17 +63,14 @@ class Linear(TotalNoise):
 
     @override
     def sigma(self, t: Tensor) -> Tensor:
-        """Linear in t."""
         return self.sigma_min + (self.sigma_max - self.sigma_min) * t
 
     @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """Constant."""
         return torch.full_like(t, self.sigma_max - self.sigma_min)
 
     @override
     def time(self, sigma: Tensor) -> Tensor:
-        """(sigma - sigma_min) / (sigma_max - sigma_min)."""
         return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
 
 
@@ -94,17 +88,14 @@ class Geometric(TotalNoise):
 
     @override
     def sigma(self, t: Tensor) -> Tensor:
-        """sigma_min (sigma_max / sigma_min)^t."""
         return self.sigma_min * torch.exp(self.ratio * t)
 
     @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """sigma log(sigma_max / sigma_min)."""
         return self.ratio * self.sigma(t)
 
     @override
     def time(self, sigma: Tensor) -> Tensor:
-        """log(sigma / sigma_min) / log(sigma_max / sigma_min)."""
         return torch.log(sigma / self.sigma_min) / self.ratio
 
 
@@ -127,20 +118,16 @@ class LogMask(NoiseSchedule):
 
     @override
     def alpha(self, t: Tensor) -> Tensor:
-        """1 - p_min (p_max / p_min)^t."""
         return 1 - self.p_min * torch.exp(self.range * t)
 
     @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """-log(p_max / p_min) (1 - alpha)."""
         return -self.range * self.p_min * torch.exp(self.range * t)
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        """log(p_max / p_min), constant."""
         return torch.full_like(t, self.range)
 
     @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """log((1 - alpha) / p_min) / log(p_max / p_min)."""
         return (torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range).clamp(0, 1)

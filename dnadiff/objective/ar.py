@@ -14,9 +14,6 @@ class AR(Objective):
     """-log p of each token given those before it, including the first. It is exact, so loss and `nll` are equal.
 
     Tokens of weight 0 are read and not counted. There is no noise: only the vocabulary of the process is used.
-
-    Args:
-        process: the absorbing process.
     """
 
     causal = True

@@ -14,7 +14,6 @@ from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import SUBS, Parameterization
 from dnadiff.process import AbsorbingProcess
-from dnadiff.vocab import Vocab
 
 _MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
 # Whether padding is masked like any token, and hidden from the network which positions are padding.
@@ -73,7 +72,13 @@ class Objective(ABC):
             ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would be infinite.
         """
         x0, weight = x0.long(), weight.float()
-        refuse_unemittable(x0, weight, self.process.vocab)
+        vocab = self.process.vocab
+        bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
+        if bad.any():
+            raise ValueError(
+                f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this vocabulary (never_emitted {vocab.never_emitted}); "
+                "give such positions weight 0"
+            )
         return self.compute(denoiser, x0, weight, draws, cond, valid)
 
     @abstractmethod
@@ -91,12 +96,8 @@ class Objective(ABC):
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         """The denoiser that this objective trains and samplers call; the same after loading a checkpoint.
 
-        Args:
-            backbone: the network.
-            time_conditioning: condition it on the noise level; None is the objective's default, if the network has a time input.
-
-        Raises:
-            ValueError: if they do not fit.
+        With `time_conditioning` the network is conditioned on the noise level; None is the objective's default, if the network has a
+        time input. A backbone that does not fit is a ValueError.
         """
         check_fit(type(self), backbone)
         if time_conditioning is None:
@@ -112,12 +113,9 @@ class MaskedObjective(Objective):
 
     Args:
         process: the absorbing process.
-        masking: how xt is drawn.
+        masking: how xt is drawn; it must fit the noise schedule.
         protocol: `count`: only counted tokens are masked, and the network knows which positions are padding. `mdlm`, for text: padding
             is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
-
-    Raises:
-        ValueError: if the protocol is unknown or does not fit the vocabulary, or the masking does not fit the noise schedule.
     """
 
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
@@ -175,26 +173,8 @@ def x0_nll(
 
 
 def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:
-    """Refuse an objective that does not fit the backbone.
-
-    Raises:
-        ValueError: naming both and what would fit.
-    """
+    """Raise a ValueError if the objective does not fit the backbone."""
     if objective.causal != backbone.causal:
         wanted = "a causal backbone, transformer or mamba" if objective.causal else "a bidirectional backbone, such as caduceus or dit"
         name = backbone.__name__ if isinstance(backbone, type) else type(backbone).__name__
         raise ValueError(f"objective {objective.__name__} does not fit backbone {name}: it needs {wanted}")
-
-
-def refuse_unemittable(x0: Tensor, weight: Tensor, vocab: Vocab) -> None:
-    """Refuse tokens of weight > 0 that have probability 0 under the model.
-
-    Raises:
-        ValueError: naming one such id.
-    """
-    bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0.long()]
-    if bad.any():
-        raise ValueError(
-            f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this vocabulary (never_emitted {vocab.never_emitted}); "
-            "give such positions weight 0"
-        )

@@ -25,7 +25,6 @@ class D3PM(MaskedObjective):
     counts once and not T times.
 
     Args:
-        process: the absorbing process.
         masking: `DiscreteTime`, which defines T.
         zero_masking: ids that are never emitted have probability 0.
         carry_over: a visible token is known, and the reconstruction term 0.
@@ -52,7 +51,6 @@ class D3PM(MaskedObjective):
 
     @override
     def parameterization(self) -> Parameterization:
-        """A softmax with the two switches."""
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
 
     @override
@@ -91,5 +89,4 @@ class D3PM(MaskedObjective):
 
     @override
     def evaluation(self) -> D3PM:
-        """The same bound with stratified steps."""
         return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over, self.protocol)

@@ -63,11 +63,7 @@ class Masking(ABC):
         return 0.0, 1.0
 
     def check(self, noise: NoiseSchedule) -> None:
-        """Refuse a schedule for which the weights do not give the bound.
-
-        Raises:
-            ValueError: naming what the bound would leave out.
-        """
+        """Raise a ValueError for a schedule with which the weights do not give the bound; it names what the bound would leave out."""
         low, high = self.ends(noise)
         refuse_cut(noise, low, high, self.cut_by(), self.remedy(high >= 1 - LARGEST_CUT))
 
@@ -179,17 +175,14 @@ class DiscreteTime(Masking):
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
-        # The first step unmasks everything, so nothing is missing below.
-        return 0.0, noise.mask_probability(1.0)
+        return 0.0, noise.mask_probability(1.0)  # the first step unmasks everything, so nothing is missing below
 
     @override
     def remedy(self, reaches_all: bool) -> str:
-        # d3pm accepts no other masking, and counts give another bound.
-        return "set another noise"
+        return "set another noise"  # d3pm accepts no other masking, and counts give another bound
 
     @override
     def evaluation(self) -> DiscreteTime:
-        """The same steps, stratified by how many tokens they unmask."""
         return ImportanceDiscreteTime(self.num_steps)
 
 
@@ -198,10 +191,6 @@ class ImportanceDiscreteTime(DiscreteTime):
 
     The weight of a row is then (1 - alpha(1))/(1 - alpha_t), as under the log-linear schedule. Uniform draws would rarely hit the few
     steps in which a fast schedule unmasks most tokens: of 1,000 steps of ShiftedLogOdds the one at t = 1/1000 unmasks 96 %.
-
-    Args:
-        num_steps: T.
-        stratified: spread the steps over the global batch.
     """
 
     @override

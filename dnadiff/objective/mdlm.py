@@ -17,7 +17,6 @@ class MDLM(MaskedObjective):
     """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10) or in T steps (`DiscreteTime`).
 
     Args:
-        process: the absorbing process.
         masking: how xt is drawn; independent masks at stratified times by default, as published.
         weighting: `nelbo` differentiates the bound itself; `cross_entropy` the plain mean over masked tokens,
             which gives rows with many masks more weight. `nll` is the bound either way.
@@ -59,5 +58,5 @@ class MDLM(MaskedObjective):
 
     @override
     def evaluation(self) -> MDLM:
-        """The bound, whatever is trained on: with exact counts in continuous time, with the same steps in discrete time."""
+        # The bound, whatever is trained on: with exact counts in continuous time, with the same steps in discrete time.
         return MDLM(self.process, self.masking.evaluation(), protocol=self.protocol)

@@ -37,8 +37,7 @@ class MLM(Objective):
 
     @override
     def parameterization(self) -> Parameterization:
-        """A softmax over the emitted ids at every position: a visible token may be a wrong one."""
-        return Softmax(self.process.vocab, zero_masking=True, carry_over=False)
+        return Softmax(self.process.vocab, zero_masking=True, carry_over=False)  # a visible token may be a wrong one
 
     def corrupt(self, x0: Tensor, counted: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)` bool change."""

@@ -23,7 +23,6 @@ class SEDD(MaskedObjective):
     cost more: normalizing them, as `log_probs` does, never loosens the bound.
 
     Args:
-        process: the absorbing process.
         masking: how xt is drawn; independent masks at stratified times by default.
         protocol: see `MaskedObjective`.
     """
@@ -53,5 +52,4 @@ class SEDD(MaskedObjective):
 
     @override
     def evaluation(self) -> SEDD:
-        """The same bound with exact counts."""
         return SEDD(self.process, self.masking.evaluation(), self.protocol)

@@ -1,8 +1,7 @@
 """Samplers whose order depends on the network's predictions: which positions is it most confident about?
 
-Each step evaluates all masked positions of unfinished sequences, unmasks some of them, and repeats. An order that depends on
-distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at a time. An order that
-depends on drawn tokens does not (`low_confidence`, `threshold`).
+An order that depends on distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at
+a time. An order that depends on drawn tokens does not (`low_confidence`, `threshold`).
 """
 
 from __future__ import annotations
@@ -44,16 +43,6 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "margin": margin,
     "entropy": lambda log_probs: -entropy(log_probs),
 }
-
-
-def check_order(order: str) -> None:
-    """Refuse the name of an unknown order.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
-    if not isinstance(order, str) or order not in ORDERS:
-        raise ValueError(f"sampler.order {order!r} is not known; choose {', '.join(ORDERS)}")
 
 
 class AdaptiveSampler(Sampler):
@@ -122,7 +111,6 @@ class StepsSampler(AdaptiveSampler):
 
     Args:
         num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
-        temperature, top_k, nucleus: see `Sampler`.
     """
 
     num_steps: int | None = None

@@ -12,26 +12,6 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.base import time_left
 from dnadiff.sampler.counted import CountedDenoiser
-from dnadiff.vocab import Vocab
-
-
-def unmask_probability(log_total: Tensor, sigma_t: Tensor, sigma_s: Tensor) -> Tensor:
-    """(e^(sigma_t - sigma_s) - 1) times the sum of the ratios of all tokens, at most 1; `log_total` is the log of the sum."""
-    return (log_expm1(sigma_t - sigma_s) + log_total).exp().clamp(max=1.0)
-
-
-def posterior(log_score: Tensor, xt: Tensor, sigma_t: Tensor, sigma_s: Tensor, vocab: Vocab) -> Tensor:
-    """The distribution of xs at sigma_s < sigma_t given log-ratios (..., V) at xt (...), which the steps of `Analytic` draw from.
-
-    For tests and users; the sampler needs no table. A masked token turns into y with (e^(sigma_t - sigma_s) - 1) s_y; visible tokens
-    stay. Unnormalized ratios can add up to more than 1; they are then scaled to 1.
-    """
-    letters = log_score.masked_fill(~vocab.is_emitted(log_score.device), -torch.inf)
-    probability = unmask_probability(letters.logsumexp(-1), sigma_t, sigma_s)[..., None]
-    is_mask = torch.nn.functional.one_hot(torch.tensor(vocab.mask_id, device=xt.device), log_score.shape[-1])
-    from_mask = probability * torch.softmax(letters, -1) + (1 - probability) * is_mask
-    visible = torch.nn.functional.one_hot(xt, log_score.shape[-1])
-    return torch.where((xt == vocab.mask_id)[..., None], from_mask, visible.to(from_mask))
 
 
 class Analytic(Ancestral):
@@ -41,13 +21,9 @@ class Analytic(Ancestral):
     as that. SEDD's ratios are needed at every masked position before a step can decide. If the network is not conditioned on time, a
     sequence that did not change is not evaluated again: the sums of its ratios and a token drawn at each position are kept.
 
-    Args:
-        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
-
     Example:
-        >>> Analytic(num_steps=64).num_steps_for(length=512)  # the upper limit of network calls
+        >>> Analytic(num_steps=64).num_steps_for(length=512)
         64
-        >>> model.sample(10, length=512, sampler=Analytic(num_steps=64))  # doctest: +SKIP
     """
 
     exact = True
@@ -75,7 +51,8 @@ class Analytic(Ancestral):
                 where = requested.to(uniform.device)
                 log_ratio[where] = log_score.logsumexp(-1).to(log_ratio) + log_expm1(sigma[i]).expand(x.shape)[where]
                 log_probs = torch.log_softmax(log_score, -1)
-            probability = unmask_probability(log_ratio - log_expm1(sigma[i]), sigma[i], sigma[i + 1])
+            # (e^(sigma_t - sigma_s) - 1) times the sum of the ratios of all tokens
+            probability = (log_expm1(sigma[i] - sigma[i + 1]) + (log_ratio - log_expm1(sigma[i]))).exp().clamp(max=1.0)
             last = i == self.num_steps - 1
             now = masked if last else masked & (draws.at(i).uniform("reveal", length) < probability).to(x.device)
             drawn = requested & now if timed else requested  # without time, tokens for later steps are drawn now

@@ -20,13 +20,9 @@ class Ancestral(GridSampler, PlannedSampler):
     the published sampler's cache, for each sequence separately. As steps grow, the distribution converges to the model's; two positions
     are unmasked in the same step with probability 1/T.
 
-    Args:
-        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
-
     Example:
-        >>> Ancestral(num_steps=64).num_steps_for(length=512)  # the upper limit of network calls
+        >>> Ancestral(num_steps=64).num_steps_for(length=512)
         64
-        >>> model.sample(10, length=512, sampler=Ancestral(num_steps=64))  # doctest: +SKIP
     """
 
     exact = True

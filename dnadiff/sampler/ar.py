@@ -20,31 +20,14 @@ class Autoregressive(Sampler):
     sequence is read up to its last mask. A frozen mask before that is read as the start token, which these models never saw in the
     middle of a sequence.
 
-    Args:
-        temperature, top_k, nucleus: see `Sampler`.
-
     Example:
-        >>> import torch
-        >>> from dnadiff.backbone.mamba import Mamba
-        >>> from dnadiff.data.tokenizer import DNATokenizer
-        >>> from dnadiff.denoiser import CausalDenoiser
-        >>> from dnadiff.draws import Draws
-        >>> from dnadiff.noise import LogLinear
-        >>> vocab = DNATokenizer().vocab
-        >>> process = AbsorbingProcess(vocab, LogLinear())
-        >>> denoiser = CausalDenoiser(Mamba(vocab, d_model=8, n_layers=1))
-        >>> samples = Autoregressive().sample(denoiser, process, process.prior(2, 6), Draws.for_batch(seed=0, batch_size=2))
-        >>> samples.tokens.shape, samples.nfe
-        (torch.Size([2, 6]), 6)
+        >>> Autoregressive(temperature=0.9).num_steps_for(length=512)
+        512
     """
 
     exact = True
     causal = True
     has_weights = True
-
-    @override
-    def num_steps_for(self, length: int) -> int:
-        return length
 
     @override
     def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:

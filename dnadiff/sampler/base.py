@@ -1,8 +1,7 @@
 """What all samplers share: the interface, the settings, and the loop of samplers whose order does not depend on tokens.
 
-Samplers choose positions before tokens. If the choice does not depend on tokens, the whole order can be drawn before the first network
-call: a `PlannedSampler` returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask
-something in it.
+If the choice of positions does not depend on tokens, the whole order can be drawn before the first network call: a `PlannedSampler`
+returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask something in it.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class Configurable:
     def settings(self) -> dict[str, Json]:
         """Every constructor argument with its value; nested samplers and remasking strategies are dicts with their class name.
 
-        Raises:
-            ValueError: if an argument is not stored in an attribute of its name.
+        Each argument must be stored in an attribute of its name.
         """
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         names = [name for name, parameter in inspect.signature(type(self)).parameters.items() if parameter.kind not in kinds]
@@ -68,7 +66,7 @@ def _plain(value: Json) -> Json:
 class Sampler(Configurable, ABC):
     """Fills the masked positions of a template.
 
-    A subclass implements `fill` and `num_steps_for`. Subclasses with settings of their own are dataclasses, or write a constructor that
+    A subclass implements `fill`, and `num_steps_for` if it has a number of steps. Subclasses with settings of their own are dataclasses, or write a constructor that
     stores each argument in an attribute of its name and calls `super().__init__`.
 
     Args:
@@ -82,9 +80,6 @@ class Sampler(Configurable, ABC):
         causal: True if it samples from autoregressive models, False if from models that unmask.
         has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
             rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
-
-    Raises:
-        ValueError: for impossible settings.
     """
 
     temperature: float = 1.0
@@ -122,11 +117,7 @@ class Sampler(Configurable, ABC):
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
-        """Refuse a model of the other kind.
-
-        Raises:
-            ValueError: naming the samplers that fit.
-        """
+        """Raise a ValueError for a model of the other kind; it names the samplers that fit."""
         name = type(self).__name__
         if denoiser.causal and not self.causal:
             raise ValueError(f"{name} unmasks in any order, and an autoregressive model goes from left to right; set sampler=ar")
@@ -144,9 +135,9 @@ class Sampler(Configurable, ABC):
         """The longest part of a sequence of `length` tokens that the network reads in one call."""
         return length
 
-    @abstractmethod
     def num_steps_for(self, length: int) -> int:
-        """Steps taken for a sequence of `length` masks: the upper limit of its network calls."""
+        """Steps for a sequence of `length` masks: the upper limit of its network calls. By default one for each position."""
+        return length
 
     def positions(self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None) -> Tensor:
         """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
@@ -192,7 +183,7 @@ class Sampler(Configurable, ABC):
             x: (B, L) a copy of the template, which may be changed in place.
             masked: (B, L) bool, positions to fill (see `positions`).
             calls: the denoiser; its `valid` marks padding.
-            process: the absorbing process.
+            process: defines the mask id, and the times that a network may be conditioned on.
             draws: random numbers.
 
         Returns:
@@ -200,17 +191,16 @@ class Sampler(Configurable, ABC):
         """
 
 
-def time_at(fraction: Tensor, process: AbsorbingProcess) -> Tensor:
-    """The time at which this fraction of the positions is masked, relative to what is masked at t = 1; float32."""
+def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked, relative to what is masked at t = 1; float32.
+
+    Positions outside `valid` are not counted.
+    """
+    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
+    fraction = (count / length).clamp(max=1)
     local = (fraction.cpu() if fraction.device.type == "mps" else fraction).double()
     one = torch.ones(1, dtype=local.dtype, device=local.device)
     return process.noise.inverse(1 - local * (1 - process.noise.alpha(one))).float().to(fraction.device)
-
-
-def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked; positions outside `valid` are not counted."""
-    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
-    return time_at((count / length).clamp(max=1), process)
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.sampler.adaptive import ORDERS, StepsSampler, check_order
+from dnadiff.sampler.adaptive import ORDERS, StepsSampler
 
 
 @dataclass(eq=False)
@@ -23,9 +23,8 @@ class Confidence(StepsSampler):
         temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own distributions.
 
     Example:
-        >>> Confidence(num_steps=32, order="margin").num_steps_for(length=512)  # the upper limit of network calls
+        >>> Confidence(num_steps=32, order="margin").num_steps_for(length=512)
         32
-        >>> model.sample(10, length=512, sampler=Confidence(num_steps=32, order="margin"))  # doctest: +SKIP
     """
 
     order: str = "entropy"
@@ -35,7 +34,8 @@ class Confidence(StepsSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_order(self.order)
+        if not isinstance(self.order, str) or self.order not in ORDERS:
+            raise ValueError(f"sampler.order {self.order!r} is not known; choose {', '.join(ORDERS)}")
 
     @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

@@ -15,11 +15,6 @@ class CountedDenoiser:
     Only sequences with a requested position are evaluated. If all of these are equal, as at the beginning, when everything is masked,
     one of them is evaluated and the others share its predictions.
 
-    Args:
-        denoiser: the denoiser.
-        cond: (B, C) labels.
-        valid: (B, L) bool, False on padding.
-
     Attributes:
         nfe: network calls so far.
         rows: sequences evaluated in them.

@@ -25,9 +25,8 @@ class EntropyBounded(AdaptiveSampler):
         temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own distributions.
 
     Example:
-        >>> EntropyBounded(bound=0.5).num_steps_for(length=512)  # the upper limit of network calls
+        >>> EntropyBounded(bound=0.5).num_steps_for(length=512)
         512
-        >>> model.sample(10, length=512, sampler=EntropyBounded(bound=0.5))  # doctest: +SKIP
     """
 
     bound: float = 0.1
@@ -39,10 +38,6 @@ class EntropyBounded(AdaptiveSampler):
         super().__post_init__()
         if checks.number("sampler.bound", self.bound) < 0:
             raise ValueError(f"sampler.bound {self.bound} must be 0 or more nats")
-
-    @override
-    def num_steps_for(self, length: int) -> int:
-        return length  # at worst one position per call
 
     @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

@@ -17,21 +17,13 @@ class FirstHitting(PlannedSampler):
     alpha(t) = 1 - u (1 - alpha(1)), and positions are unmasked in the order of these times. A template with the fraction m masked
     starts at the time of that fraction, with m u in place of u.
 
-    Args:
-        temperature, top_k, nucleus: see `Sampler`.
-
     Example:
-        >>> FirstHitting(temperature=0.9).num_steps_for(length=512)  # the upper limit of network calls
+        >>> FirstHitting(temperature=0.9).num_steps_for(length=512)
         512
-        >>> model.sample(10, length=512, sampler=FirstHitting(temperature=0.9))  # doctest: +SKIP
     """
 
     exact = True
     has_weights = True
-
-    @override
-    def num_steps_for(self, length: int) -> int:
-        return length
 
     @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:

@@ -10,13 +10,9 @@ class ForwardBackward(RemaskingSampler):
 
     As steps grow, the distribution converges to the model's. Every token is drawn again many times, mostly early.
 
-    Args:
-        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
-
     Example:
-        >>> ForwardBackward(num_steps=256).num_steps_for(length=512)  # the upper limit of network calls
+        >>> ForwardBackward(num_steps=256).num_steps_for(length=512)
         256
-        >>> model.sample(10, length=512, sampler=ForwardBackward(num_steps=256))  # doctest: +SKIP
     """
 
     exact = True

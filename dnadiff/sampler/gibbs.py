@@ -28,12 +28,10 @@ class Gibbs(Sampler):
     Args:
         num_sweeps: sweeps over all positions.
         num_groups: K network calls per sweep; None is 64, or the length if that is less.
-        temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)  # the upper limit of network calls
+        >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)
         96
-        >>> model.sample(10, length=512, sampler=Gibbs(num_sweeps=2, num_groups=32))  # doctest: +SKIP
     """
 
     num_sweeps: int = 1

@@ -26,7 +26,6 @@ class GridSampler(Sampler):
         num_steps: T.
         noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable token (as MDLM's code does after
             its grid), `none` leaves the masks.
-        temperature, top_k, nucleus: see `Sampler`.
     """
 
     num_steps: int = 128
@@ -63,6 +62,6 @@ class GridSampler(Sampler):
 
     @override
     def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
-        if self._argmax and step == num_steps - 1:
+        if self.takes_argmax(step):
             return log_probs.argmax(-1)
         return super().unmask(step, num_steps, log_probs, uniform)

@@ -29,19 +29,10 @@ class Grouped(PlannedSampler):
         sizes: sizes of the groups in order of unmasking, which add up to the length
             (`dnadiff.likelihood.code_length.optimal_sizes`); a template starts at the group where as many tokens are visible. None is
             (almost) equal sizes, whatever is masked.
-        temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> from dnadiff.backbone.dit import DiT
-        >>> from dnadiff.data.tokenizer import DNATokenizer
-        >>> from dnadiff.denoiser import Denoiser
-        >>> from dnadiff.noise import LogLinear
-        >>> vocab = DNATokenizer().vocab
-        >>> denoiser, process = Denoiser(DiT(vocab, 16, 1, 2, 8)), AbsorbingProcess(vocab, LogLinear())
-        >>> x_init = process.prior(batch_size=2, length=12)  # all masked
-        >>> samples = Grouped(num_groups=4).sample(denoiser, process, x_init, Draws.for_batch(seed=0, batch_size=2))
-        >>> samples.tokens.shape, samples.nfe
-        (torch.Size([2, 12]), 4)
+        >>> Grouped().num_steps_for(length=512), Grouped(num_groups=32).num_steps_for(length=512)
+        (64, 32)
     """
 
     num_groups: int | None = None

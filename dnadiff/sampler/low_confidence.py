@@ -16,7 +16,6 @@ class LowConfidence(StepsSampler, TokensFirstSampler):
         temperature, top_k, nucleus: see `Sampler`; tokens are compared by the model's own probabilities.
 
     Example:
-        >>> LowConfidence(num_steps=32).num_steps_for(length=512)  # the upper limit of network calls
+        >>> LowConfidence(num_steps=32).num_steps_for(length=512)
         32
-        >>> model.sample(10, length=512, sampler=LowConfidence(num_steps=32))  # doctest: +SKIP
     """

@@ -35,11 +35,9 @@ class Remasking(Configurable, ABC):
         """r for one step, at most `largest` = min(1, (1 - alpha_s)/alpha_t); all are numbers ()."""
 
     def per_position(self, probability: Tensor, confidence: Tensor) -> Tensor:
-        """r of each position, broadcasting to (B, L).
+        """r of each position, broadcasting to (B, L), from r () of the step.
 
-        Args:
-            probability: () r of the step.
-            confidence: (B, L) probability of each token when it was drawn, inf where nothing can be remasked.
+        `confidence (B, L)` is the probability of each token when it was drawn, inf where nothing can be remasked.
         """
         return probability
 

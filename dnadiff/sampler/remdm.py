@@ -16,13 +16,11 @@ class ReMDM(RemaskingSampler):
 
     Args:
         remasking: how much is remasked.
-        num_steps, noise_removal, temperature, top_k, nucleus: see `GridSampler`.
 
     Example:
         >>> from dnadiff.sampler.remasking import Cap
-        >>> ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9).num_steps_for(length=512)  # the upper limit of network calls
+        >>> ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9).num_steps_for(length=512)
         256
-        >>> model.sample(10, length=512, sampler=ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9))  # doctest: +SKIP
     """
 
     remasking: Remasking

@@ -30,9 +30,8 @@ class SemiAR(Sampler):
 
     Example:
         >>> from dnadiff.sampler.grouped import Grouped
-        >>> SemiAR(Grouped(num_groups=32), window=256, stride=128).num_steps_for(length=512)  # the upper limit of network calls
+        >>> SemiAR(Grouped(num_groups=32), window=256, stride=128).num_steps_for(length=512)
         96
-        >>> model.sample(10, length=512, sampler=SemiAR(Grouped(num_groups=32), window=256, stride=128))  # doctest: +SKIP
     """
 
     has_weights = True  # those of the other sampler

@@ -21,12 +21,10 @@ class Threshold(TokensFirstSampler):
 
     Args:
         threshold: a probability.
-        temperature, top_k, nucleus: see `Sampler`.
 
     Example:
-        >>> Threshold(threshold=0.8).num_steps_for(length=512)  # the upper limit of network calls
+        >>> Threshold(threshold=0.8).num_steps_for(length=512)
         512
-        >>> model.sample(10, length=512, sampler=Threshold(threshold=0.8))  # doctest: +SKIP
     """
 
     threshold: float = 0.9
@@ -35,10 +33,6 @@ class Threshold(TokensFirstSampler):
         super().__post_init__()
         if not 0 < checks.number("sampler.threshold", self.threshold) <= 1:
             raise ValueError(f"sampler.threshold {self.threshold} must be a probability in (0, 1]")
-
-    @override
-    def num_steps_for(self, length: int) -> int:
-        return length  # at worst one position per call
 
     @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:

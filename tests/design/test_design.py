@@ -280,7 +280,7 @@ def test_files_of_killed_processes_are_removed(tmp_path):
 
 def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
     base = (np.arange(40) * 7 % 11 % 4).astype(np.uint8)
-    training = memorization.TrainingSequence([base], 8)
+    training = memorization.TrainingIndex([base], 8)
     text = "".join("ACGT"[b] for b in base[:20])
     headers = ["a designed=3-12", "b designed=abc", "c designed=30-40", "d designed=12-3", "e redesigned=3-12", "f"]
     (tmp_path / "x.fa").write_text("".join(f">{header}\n{text}\n" for header in headers))

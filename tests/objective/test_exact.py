@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import runpy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
+
+TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
 
 NOISES = sorted(p.stem for p in (config_dir() / "noise").glob("*.yaml"))
 
@@ -83,8 +88,8 @@ def test_discrete_mdlm_is_the_bound_of_its_chain(num_steps, toy, process, exact,
     bound = chain_bound(
         toy,
         process,
-        lambda xt, t, s: process.posterior(denoiser.log_probs(xt), xt, t, s),
-        lambda xt, t, s: process.posterior(onehot, xt, t, s),
+        lambda xt, t, s: posterior(process, denoiser.log_probs(xt), xt, t, s),
+        lambda xt, t, s: posterior(process, onehot, xt, t, s),
         num_steps,
     )
     assert exact.steps(partial(MDLM, process), denoiser, process.noise, num_steps) == pytest.approx(bound, abs=1e-6)
@@ -99,8 +104,8 @@ def test_d3pm_is_the_bound_of_its_chain_with_one_reconstruction(num_steps, carry
     bound = chain_bound(
         toy,
         process,
-        lambda xt, t, s: process.plug_in_posterior(denoiser.x0_log_probs(xt), xt, t, s),
-        lambda xt, t, s: process.plug_in_posterior(onehot, xt, t, s),
+        lambda xt, t, s: plug_in_posterior(process, denoiser.x0_log_probs(xt), xt, t, s),
+        lambda xt, t, s: plug_in_posterior(process, onehot, xt, t, s),
         num_steps,
     )
     diffusion = exact.steps(lambda m: D3PM(process, m, carry_over=True), denoiser, process.noise, num_steps)

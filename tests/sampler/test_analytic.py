@@ -1,5 +1,8 @@
 """SEDD's Tweedie step."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,8 +12,11 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score, log_expm1
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.analytic import Analytic, posterior
+from dnadiff.sampler.analytic import Analytic
 from dnadiff.vocab import Vocab
+
+TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+analytic_posterior, posterior = TABLES["analytic_posterior"], TABLES["posterior"]
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 NOISE = LogLinear(1e-3)
@@ -32,7 +38,7 @@ def run(sampler, denoiser, batch=64, length=10):
 def test_the_step_equals_the_published_one(parity, name, vocab):
     file = parity(f"mdlm_losses_{name}")
     t = file["t_sampler"].double()[:, None]
-    ours = posterior(file["subs_score"].double().log(), file["xt"], NOISE.sigma(t), NOISE.sigma(t - 0.1), vocab)
+    ours = analytic_posterior(file["subs_score"].double().log(), file["xt"], NOISE.sigma(t), NOISE.sigma(t - 0.1), vocab)
     torch.testing.assert_close(ours, file["analytic_probs_dt0.1"].double(), rtol=0, atol=1e-6)
 
 
@@ -41,12 +47,12 @@ def test_ratios_of_probabilities_take_ancestral_steps():
     log_probs = torch.full((1, 1, 12), -torch.inf, dtype=torch.float64)
     log_probs[..., 7:11] = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
     log_score = log_probs - torch.expm1(NOISE.sigma(t)).log()
-    ours = posterior(log_score, torch.tensor([[3]]), NOISE.sigma(t), NOISE.sigma(s), DNA)
-    torch.testing.assert_close(ours, process.posterior(log_probs, torch.tensor([[3]]), t, s))
+    ours = analytic_posterior(log_score, torch.tensor([[3]]), NOISE.sigma(t), NOISE.sigma(s), DNA)
+    torch.testing.assert_close(ours, posterior(process, log_probs, torch.tensor([[3]]), t, s))
 
 
 def test_ratios_too_large_are_scaled_to_one():
-    rows = posterior(
+    rows = analytic_posterior(
         torch.full((1, 1, 12), 3.0, dtype=torch.float64), torch.tensor([[3]]), NOISE.sigma(torch.tensor(0.9)), torch.tensor(0.0), DNA
     )
     assert rows.sum().item() == pytest.approx(1) and rows[0, 0, 3] == 0

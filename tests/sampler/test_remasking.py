@@ -1,5 +1,8 @@
 """ReMDM and the forward-backward corrector."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +12,9 @@ from dnadiff.sampler.forward_backward import ForwardBackward
 from dnadiff.sampler.remasking import Cap, Confident, Forward, Loop, Rescale
 from dnadiff.sampler.remdm import ReMDM
 from dnadiff.vocab import Vocab
+
+TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+posterior = TABLES["posterior"]
 
 BIT = Vocab(3, 2, 2, (2,))
 ALL = [Cap(0.3), Rescale(0.5), Confident(), Loop(0.3)]
@@ -46,7 +52,7 @@ def test_the_loop_holds_its_level():
 
 def test_steps_are_those_of_the_posterior():
     process, t, s = AbsorbingProcess(BIT, LogLinear(0.0)), number([0.5]), number([0.5 - 1 / 1024])
-    rows = process.posterior(number([[[0.5, 0.5, 0.0]]]).log(), torch.tensor([[2]]), t, s, 0.008)
+    rows = posterior(process, number([[[0.5, 0.5, 0.0]]]).log(), torch.tensor([[2]]), t, s, 0.008)
     # facts 17
     chance = unmask_probability(process.noise.alpha(t), process.noise.alpha(s), 0.008).item()
     assert 1 - rows[0, 0, 2].item() == pytest.approx(chance) and chance == pytest.approx(0.00995313, abs=1e-8)

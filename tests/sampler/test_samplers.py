@@ -1,6 +1,8 @@
 """What all samplers fraction, and the exact distributions of each."""
 
 import itertools
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.vocab import Vocab
+
+TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+posterior = TABLES["posterior"]
 
 BIT = Vocab(3, 2, 2, (2,))
 EVERY = {"ancestral": lambda: Ancestral(num_steps=6), "first_hitting": FirstHitting, "grouped": lambda: Grouped(num_groups=2)}
@@ -67,7 +72,7 @@ def test_ancestral_unmasks_as_the_posterior_says():
     uniform = torch.tensor([[[0.5, 0.5, 0.0]]], dtype=torch.float64).log()
     still = 1.0
     for i in range(steps):
-        stays = process.posterior(uniform, torch.tensor([[2]]), t[i : i + 1], t[i + 1 : i + 2])[0, 0, 2].item()
+        stays = posterior(process, uniform, torch.tensor([[2]]), t[i : i + 1], t[i + 1 : i + 2])[0, 0, 2].item()
         fraction = (plan.step == i).double().mean().item()
         assert fraction == pytest.approx(still * (1 - stays), abs=0.012)
         still *= stays
