@@ -19,12 +19,7 @@ def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float 
 
 
 class AbsorbingProcess:
-    """Each token turns into the mask independently, with probability 1 - alpha(t), and stays there.
-
-    Args:
-        vocab: names the mask id.
-        noise: the schedule alpha(t).
-    """
+    """Each token turns into `vocab.mask_id` independently, with probability 1 - alpha(t) of the `noise` schedule, and stays there."""
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         self.vocab, self.noise = vocab, noise

@@ -2,8 +2,8 @@
 
 import torch
 
+from dnadiff.parameterization import log_expm1
 from dnadiff.process import unmask_probability
-from dnadiff.sampler import analytic
 
 
 def posterior(process, log_probs, xt, t, s, remask=0.0):
@@ -50,7 +50,7 @@ def analytic_posterior(log_score, xt, sigma_t, sigma_s, vocab):
     1; they are then scaled to 1.
     """
     letters = log_score.masked_fill(~vocab.is_emitted(log_score.device), -torch.inf)
-    probability = analytic.unmask_probability(letters.logsumexp(-1), sigma_t, sigma_s)[..., None]
+    probability = (log_expm1(sigma_t - sigma_s) + letters.logsumexp(-1)).exp().clamp(max=1.0)[..., None]
     is_mask = torch.nn.functional.one_hot(torch.tensor(vocab.mask_id, device=xt.device), log_score.shape[-1])
     from_mask = probability * torch.softmax(letters, -1) + (1 - probability) * is_mask
     visible = torch.nn.functional.one_hot(xt, log_score.shape[-1])

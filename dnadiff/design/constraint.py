@@ -1,9 +1,8 @@
 """Constraints on samples, position by position: a wrapper around any denoiser, and the importance weight that corrects for it.
 
-A constrained draw takes its token from p(x0 | xt) restricted to the allowed tokens and normalized. Over a whole sequence this is not
-yet the model's distribution given the constraint, because an early token does not account for what it costs later ones. The weight
-corrects this: it is the product over all draws of the mass Z that was allowed. With a tilt, Z is the tilted mass, and the weights lead
-to the model's distribution times exp(tilt) of every token. `dnadiff.design.template` parses the letters of a template.
+A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early token does not account for what it costs later
+ones. The weight corrects this: it is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
+constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A file written batch by batch that can be resumed after an interruption.
 
-Until the file is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the
-number of finished items, and their size in bytes. A batch is finished once it is in the journal; bytes that a killed process wrote
-after that are removed. The file gets its name when it is complete. With a name that ends in `.gz`, each batch is one gzip member without
-a time stamp, so that the bytes are the same with and without an interruption.
+Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the number of
+finished items, and their bytes; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, each batch is
+one gzip member without a time stamp, so that the bytes are the same with and without an interruption.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Requests: the template of each sample to generate.
 
 A request consists of free sequences (with motifs and a prompt), templates, or intervals of a genome (`dnadiff.design.infill`). It gives
-the name and the template of sample i on demand and stores nothing for finished samples. `dnadiff.design.template` reads templates,
-`dnadiff.design.generate` fills them.
+the name and the template of sample i on demand, and `dnadiff.design.generate` fills it.
 """
 
 from __future__ import annotations

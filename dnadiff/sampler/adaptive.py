@@ -1,8 +1,7 @@
 """Samplers whose order depends on the network's predictions: which positions is it most confident about?
 
-Each step evaluates all masked positions of unfinished sequences, unmasks some of them, and repeats. An order that depends on
-distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at a time. An order that
-depends on drawn tokens does not (`low_confidence`, `threshold`).
+An order that depends on distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at
+a time. An order that depends on drawn tokens does not (`low_confidence`, `threshold`).
 """
 
 from __future__ import annotations

@@ -14,11 +14,6 @@ from dnadiff.sampler.base import time_left
 from dnadiff.sampler.counted import CountedDenoiser
 
 
-def unmask_probability(log_total: Tensor, sigma_t: Tensor, sigma_s: Tensor) -> Tensor:
-    """(e^(sigma_t - sigma_s) - 1) times the sum of the ratios of all tokens, at most 1; `log_total` is the log of the sum."""
-    return (log_expm1(sigma_t - sigma_s) + log_total).exp().clamp(max=1.0)
-
-
 class Analytic(Ancestral):
     """Tweedie steps on the grid of `Ancestral`: the network's ratios determine how many tokens each step unmasks.
 
@@ -56,7 +51,8 @@ class Analytic(Ancestral):
                 where = requested.to(uniform.device)
                 log_ratio[where] = log_score.logsumexp(-1).to(log_ratio) + log_expm1(sigma[i]).expand(x.shape)[where]
                 log_probs = torch.log_softmax(log_score, -1)
-            probability = unmask_probability(log_ratio - log_expm1(sigma[i]), sigma[i], sigma[i + 1])
+            # (e^(sigma_t - sigma_s) - 1) times the sum of the ratios of all tokens
+            probability = (log_expm1(sigma[i] - sigma[i + 1]) + (log_ratio - log_expm1(sigma[i]))).exp().clamp(max=1.0)
             last = i == self.num_steps - 1
             now = masked if last else masked & (draws.at(i).uniform("reveal", length) < probability).to(x.device)
             drawn = requested & now if timed else requested  # without time, tokens for later steps are drawn now

@@ -1,8 +1,7 @@
 """What all samplers share: the interface, the settings, and the loop of samplers whose order does not depend on tokens.
 
-Samplers choose positions before tokens. If the choice does not depend on tokens, the whole order can be drawn before the first network
-call: a `PlannedSampler` returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask
-something in it.
+If the choice of positions does not depend on tokens, the whole order can be drawn before the first network call: a `PlannedSampler`
+returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask something in it.
 """
 
 from __future__ import annotations
