@@ -57,7 +57,7 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
     return x, row
 
 
-def save_inputs(ctx: FunctionCtx, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+def save_inputs(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     """Keeps all inputs of a custom operator for its backward pass."""
     ctx.save_for_backward(*inputs)
 
