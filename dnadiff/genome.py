@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,16 +49,19 @@ def pack(data: SequenceDataModule, config: Config) -> list[str]:
 def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     """Lengths and composition of each record, and the windows of each part."""
     from dnadiff.data.files import check_output, write_json
+    from dnadiff.data.genome.regions import read_bed
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
-    check_files(data, genome.lengths)
+    if data.split.bed:  # a malformed BED file is an error; windows that do not fit are only reported
+        data.split(genome.names, list(genome.lengths.values()))
+    if data.blacklist is not None:
+        read_bed(data.blacklist, genome.lengths, skip_unknown=True)
     rows = [composition(row["name"], [row]) for row in genome.rows]
     total = composition("all", genome.rows)
     content = {"records": rows, "all": total, **windows(data)}
-    shown: list[tuple[str, ...]] = [
-        (r["name"], f"{r['length']:,}", *(f"{100 * r[key]:.2f}" for key in ("gc", "n", "soft_masked"))) for r in [*rows[:_SHOWN], total]
-    ]
+    percent = ("gc", "n", "soft_masked")
+    shown = [(row["name"], f"{row['length']:,}", *(f"{100 * row[key]:.2f}" for key in percent)) for row in [*rows[:_SHOWN], total]]
     print(table(shown, ("record", "bases", "GC %", "N %", "soft-masked %")))
     if len(rows) > _SHOWN:
         print(f"({len(rows) - _SHOWN} more records; output=FILE.json lists all)")
@@ -65,10 +69,8 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     if "problem" in content:
         print(f"no windows: {content['problem']}")
     else:
-        parts = content["parts"]
-        cells: list[tuple[str, ...]] = [
-            (part, f"{p['bases']:,}", f"{p['intervals']:,}", f"{p['windows']:,}", f"{p['left_out']:,}") for part, p in parts.items()
-        ]
+        counts = ("bases", "intervals", "windows", "left_out")
+        cells = [(part, *(f"{about[key]:,}" for key in counts)) for part, about in content["parts"].items()]
         print(table(cells, (f"windows of {data.length}", "bases", "intervals", "tiles", "left out for N")))
         print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
         if content.get("leak"):
@@ -89,20 +91,6 @@ def composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
         "n": round(unknown / length, 6),
         "soft_masked": round(sum(row["soft"] for row in rows) / length, 6),
     }
-
-
-def check_files(data: SequenceDataModule, lengths: Mapping[str, int]) -> None:
-    """Refuse a malformed BED file of the user; windows that do not fit are reported by `windows` instead.
-
-    Raises:
-        ValueError: naming file and line.
-    """
-    from dnadiff.data.genome.regions import read_bed
-
-    if data.split.bed:
-        data.split(list(lengths), list(lengths.values()))
-    if data.blacklist is not None:
-        read_bed(data.blacklist, lengths, skip_unknown=True)
 
 
 def windows(data: SequenceDataModule) -> dict[str, Json]:
@@ -128,9 +116,9 @@ def extract(data: SequenceDataModule, config: Config) -> int:
     from dnadiff.data.genome.fasta import write_fasta
     from dnadiff.data.genome.regions import read_regions
 
-    for key, example in (("regions", "regions=my.bed"), ("output", "output=regions.fa")):
+    for key, example in (("regions", "my.bed"), ("output", "regions.fa")):
         if config[key] is None:
-            raise ValueError(f"{key} is missing: give {example}")
+            raise ValueError(f"{key} is missing: give {key}={example}")
     check_output(config["output"], config["overwrite"])
     genome = data.open()
     regions = read_regions(config["regions"], genome.lengths, config["feature"])
@@ -143,10 +131,10 @@ def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
     """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
     from dnadiff.data.genome.fasta import Record
 
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for region in regions:
         name = f"{region.chrom}:{region.start + 1}-{region.end}" + (f"({region.strand})" if region.strand != "." else "")
-        seen[name] = seen.get(name, 0) + 1
+        seen[name] += 1
         where = (region.chrom, region.start, region.end, region.strand)
         letters = bytearray(genome.tokenizer.decode(genome.window(*where)).encode())
         for place in genome.soft_masked(*where).nonzero()[0].tolist():

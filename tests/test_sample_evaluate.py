@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.tokenizer import reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
 
 
 def test_fasta_out_is_labelled_wrapped_and_reproducible(cli, trained, tmp_path):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnadiff.data.files import resolve
-from dnadiff.data.tokenizer import not_a_nucleotide
+from dnadiff.data.nucleotides import not_a_nucleotide
 
 if TYPE_CHECKING:
     from dnadiff.config import Json

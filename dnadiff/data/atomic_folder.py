@@ -35,10 +35,8 @@ def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, 
         folder: its path in the cache; the name is a hash of everything that decides its contents.
         version: of the format; a folder of another version is written again.
         fill: writes files into an empty folder; returns the content of the index, and the checksum (CRC-32) of each file.
-        what: name of the data, for messages.
+        what, doing, done: name of the data, the work and its result, for messages.
         need: the disk space it takes, for the message when the disk is full.
-        doing: the work, for messages.
-        done: its result, for messages.
 
     Raises:
         OSError: if the disk is full; nothing is left in the cache.
@@ -79,7 +77,7 @@ def is_sound(folder: Path, version: int) -> bool:
                     return False
                 os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
         return bool(index["files"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -122,10 +120,8 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
     try:
         part.mkdir()
         about, checksums = fill(part)
-        files = {}
-        for name, crc in checksums.items():
-            stat = (part / name).stat()
-            files[name] = {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": crc}
+        stats = {name: (part / name).stat() for name in checksums}
+        files = {name: {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": checksums[name]} for name, stat in stats.items()}
         index = {"format": version, "files": files, **about}
         write_json(part / "index.json", index | {"check": _check_of(index)})
         put(part, folder, version)

@@ -62,6 +62,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
+    stranded = False  # whether the sequences have a direction, so that the strands are not interchangeable
 
     path: SequencePath | None
     length: int
@@ -118,11 +119,6 @@ class SequenceDataModule(lightning.LightningDataModule):
     def labels(self) -> Sequence[str]:
         """Names of the labels, in the order of the columns of `cond`; empty without labels."""
         return ()
-
-    @property
-    def stranded(self) -> bool:
-        """Whether the sequences have a direction (promoters, transcripts), so that the strands are not interchangeable."""
-        return False
 
     @property
     def blacklist(self) -> str | Path | None:
@@ -253,8 +249,7 @@ class SequenceDataModule(lightning.LightningDataModule):
 
         # After Ctrl-C the current batch has left the loader, but the model is not trained on it.
         def progress() -> tuple[int, float]:
-            done = trainer.fit_loop.epoch_loop.batch_progress.current
-            return done.processed, trainer.num_training_batches  # type: ignore[attr-defined]
+            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
 
         return trainer.global_rank, trainer.world_size, progress
 
@@ -273,7 +268,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         count = min(len(tiles), self.max_valid_windows)
         chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()
         method = self.start_method if self.num_workers else None
-        return DataLoader(Subset(tiles, chosen), batch_size=self.batch_size, num_workers=self.num_workers, multiprocessing_context=method)
+        return DataLoader(Subset(tiles, chosen), self.batch_size, num_workers=self.num_workers, multiprocessing_context=method)
 
     def describe(self) -> dict[str, Json]:
         """What a report must name next to each number: plain values, ready for JSON."""

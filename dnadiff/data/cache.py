@@ -164,8 +164,6 @@ def _flock(handle: int, waiting: str, wait: bool) -> bool | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+    return False

@@ -24,9 +24,6 @@ _NUM_BUFFERS = 6  # large results whose memory is reused
 class TokenTable:
     """Which ids a model emits, and reverse complements, for NumPy arrays of ids.
 
-    Args:
-        vocab: the vocabulary.
-
     Raises:
         ValueError: if the ids of complementary bases are not mirror images of each other.
     """
@@ -66,9 +63,7 @@ class Cutter:
     """Cuts windows of a fixed length out of records.
 
     Args:
-        records: token ids of each record.
         length: tokens in a window.
-        vocab: the vocabulary.
         soft_weight: weight of soft-masked bases; with 0 and 1 weights are uint8, with a fraction float32.
     """
 

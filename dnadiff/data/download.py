@@ -30,11 +30,7 @@ class Download:
     def __init__(self, url: str, size: int, sha256: str) -> None:
         self.url, self.size, self.sha256 = url, size, sha256.lower()
         self.name = url.rpartition("/")[2]
-        if (
-            not url.startswith(("https://", "http://"))
-            or not re.fullmatch(r"\w[\w.-]*", self.name)
-            or self.name.endswith((".part", ".lock"))
-        ):
+        if not re.fullmatch(r"https?://(.*/)?\w[\w.-]*(?<!\.part)(?<!\.lock)", url):
             raise ValueError(f"download.url is {url!r}; expected http:// or https:// and a file name at its end")
 
     @property
@@ -71,14 +67,15 @@ class Download:
             return False
         if target.stat().st_size != self.size or content_hash(target) != self.sha256:
             raise ValueError(
-                f"{target} has {target.stat().st_size:,} bytes and is not the file of {self.size:,} bytes expected (sha256 {self.sha256}); remove it, or set data.path to the file you want"
+                f"{target} has {target.stat().st_size:,} bytes and is not the file of {self.size:,} bytes expected (sha256 {self.sha256}); "
+                f"remove it, or set data.path to the file you want"
             )
         return True
 
     def _complete(self, part: Path) -> None:
         problem: Exception | None = None
         for _ in range(_TRIES):
-            before = part.stat().st_size if part.exists() else 0
+            before = _size(part)
             try:
                 if before < self.size:
                     self._more(part, before)
@@ -87,13 +84,12 @@ class Download:
                 raise self._unreachable(f"HTTP {error.code} {error.reason}", part) from error
             except (OSError, http.client.HTTPException) as error:
                 problem = error
-            after = part.stat().st_size if part.exists() else 0
+            after = _size(part)
             if after >= self.size or (problem is not None and after == before):
                 break
         if problem is not None:
             raise self._unreachable(str(getattr(problem, "reason", problem)), part) from problem
-        size = part.stat().st_size if part.exists() else 0
-        if size < self.size:
+        if (size := _size(part)) < self.size:
             raise self._unreachable(f"it stopped after {size:,} bytes", part)
         if size > self.size or hash_file(part) != self.sha256:
             part.unlink()
@@ -112,8 +108,12 @@ class Download:
                     progress(len(block))
 
     def _unreachable(self, reason: str, part: Path) -> OSError:
-        kept = f"; {part.stat().st_size:,} bytes are kept, and the next call resumes" if part.exists() and part.stat().st_size else ""
+        kept = f"; {_size(part):,} bytes are kept, and the next call resumes" if _size(part) else ""
         return OSError(f"{self.url} could not be fetched ({reason}){kept}: {self._remedy()}")
 
     def _remedy(self) -> str:
         return f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {self.target}, or set data.path to a copy of yours"
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0

@@ -12,27 +12,15 @@ from dnadiff.data.shuffle import uniform
 
 
 class Labels(NamedTuple):
-    """The labels of records.
+    """The labels of records. With `dropout`, the model also learns the unconditional distribution."""
 
-    Attributes:
-        names: names of the columns, sorted.
-        rows: 1 where a label applies, `(number of records, C)` uint8.
-        dropout: fraction of training windows without labels (a row of zeros), so that the model also learns the unconditional
-            distribution.
-    """
-
-    names: list[str]
-    rows: NDArray[np.uint8]
-    dropout: float = 0.0
+    names: list[str]  # of the columns, sorted
+    rows: NDArray[np.uint8]  # (number of records, C): 1 where a label applies
+    dropout: float = 0.0  # fraction of training windows without labels (a row of zeros)
 
     @classmethod
     def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
-        """From the labels of each record; None if no record has a label.
-
-        Example:
-            >>> Labels.from_names([["human"], ["yeast"]]).rows.tolist()
-            [[1, 0], [0, 1]]
-        """
+        """From the labels of each record; None if no record has a label."""
         names = sorted({label for many in labels for label in many})
         column = {label: number for number, label in enumerate(names)}
         rows = np.zeros((len(labels), len(names)), dtype=np.uint8)

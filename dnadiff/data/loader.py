@@ -23,7 +23,6 @@ class BatchSource(Protocol):
 
     def batch(self, epoch: int, first: int, count: int) -> Batch:
         """Windows `first` to `first + count` of an epoch, collated."""
-        ...
 
 
 class TrainLoader:
@@ -36,8 +35,6 @@ class TrainLoader:
         windows: the dataset; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
         num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend on it.
-        rank: number of this process.
-        world_size: number of processes.
         progress: returns how many batches of this epoch training has finished, and how many there are; called when the state
             is saved. None: every batch that was returned counts as finished, including the current one.
         start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
@@ -92,16 +89,8 @@ class TrainLoader:
         if self.num_workers == 0:
             return map(reader.__getitem__, keys)
         # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
-        return iter(
-            DataLoader(
-                reader,
-                batch_size=None,
-                sampler=keys,
-                num_workers=self.num_workers,
-                generator=Generator(),
-                multiprocessing_context=self.start_method,
-            )
-        )
+        options = {"generator": Generator(), "multiprocessing_context": self.start_method}
+        return iter(DataLoader(reader, batch_size=None, sampler=keys, num_workers=self.num_workers, **options))
 
 
 class _Reader(Dataset[Batch]):

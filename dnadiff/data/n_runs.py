@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Ranges: TypeAlias = NDArray[np.int64]  # (K, 2): first, and one past the last
 
@@ -27,23 +27,6 @@ class NRuns:
         self.starts, self.ends = np.ascontiguousarray(runs[:, 0]), np.ascontiguousarray(runs[:, 1])
         self.offsets = np.asarray(offsets, dtype=np.int64)
         self._total: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ends - self.starts)])
-
-    @classmethod
-    def from_records(cls, records: Sequence[ArrayLike], n_id: int) -> NRuns:
-        """The runs of the id `n_id` in arrays of ids.
-
-        Example:
-            >>> NRuns.from_records([[7, 11, 11, 8]], n_id=11).count(0, 0, np.array([2, 4])).tolist()
-            [1, 2]
-        """
-        runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
-        for record in records:
-            ids = np.asarray(record)
-            marked = np.concatenate([[False], ids == n_id, [False]])
-            runs.append(np.flatnonzero(marked[1:] != marked[:-1]).reshape(-1, 2) + total)
-            offsets.append(total)
-            total += len(ids)
-        return cls(np.concatenate(runs), offsets)
 
     def before(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of N before each position, counted over all records."""

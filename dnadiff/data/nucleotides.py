@@ -19,23 +19,12 @@ IUPAC = "ACGTURYKMSWBDHVN"
 _IUPAC_COMPLEMENT = "TGCAAYRMKSWVHDBN"
 _COMPLEMENT_LETTER = bytes.maketrans((IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode())
 
-_BASES = "ACGT"
 FIRST_BASE = 7
 N_ID = 11
 NOT_A_NUCLEOTIDE = 255
-
-
-def _id_of_letter() -> NDArray[np.uint8]:
-    """The ids of all 256 bytes: A, C, G, T (and U) in either case, N for the other IUPAC codes, 255 for the rest."""
-    table = np.full(256, NOT_A_NUCLEOTIDE, dtype=np.uint8)
-    for letter in IUPAC:
-        token = FIRST_BASE + _BASES.index(letter) if letter in _BASES else N_ID
-        table[[ord(letter), ord(letter.lower())]] = token
-    table[[ord("U"), ord("u")]] = FIRST_BASE + _BASES.index("T")
-    return table
-
-
-ID_OF_LETTER = _id_of_letter()
+ID_OF_LETTER = np.full(256, NOT_A_NUCLEOTIDE, dtype=np.uint8)  # of all bytes: A, C, G, T (and U) in either case, N for other IUPAC codes
+ID_OF_LETTER[list((IUPAC + IUPAC.lower()).encode())] = N_ID
+ID_OF_LETTER[list(b"ACGTUacgtu")] = [7, 8, 9, 10, 10] * 2
 
 
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:
@@ -55,12 +44,7 @@ def plain(sequence: DNASequence) -> str | bytes:
 
 
 def reverse_complement(sequence: str | bytes) -> str | bytes:
-    """The reverse complement, letter by letter: all IUPAC codes, case kept; U pairs with A.
-
-    Example:
-        >>> reverse_complement("ACGTNacgtn")
-        'nacgtNACGT'
-    """
+    """The reverse complement, letter by letter: all IUPAC codes, case kept; U pairs with A."""
     if isinstance(sequence, str):
         return sequence.encode("ascii").translate(_COMPLEMENT_LETTER)[::-1].decode("ascii")
     return sequence.translate(_COMPLEMENT_LETTER)[::-1]

@@ -33,26 +33,20 @@ Parts: TypeAlias = dict[str, list[Interval]]  # the intervals of "train", "valid
 
 
 class Leak(TypedDict):
-    """Number of training windows, how many of them overlap held-out intervals, and these as fractions.
+    """How many training windows overlap held-out intervals, and these numbers as fractions."""
 
-    `as_evaluated` counts overlaps with the intervals that are evaluated, `as_written` with the intervals in the file.
-    """
-
-    windows: int
-    as_evaluated: int
-    as_written: int
+    windows: int  # number of training windows
+    as_evaluated: int  # overlap the intervals that are evaluated
+    as_written: int  # overlap the intervals in the file
     share_as_evaluated: float
     share_as_written: float
 
 
 class Split(ABC):
-    """Base class of all splits.
+    """Base class of all splits."""
 
-    Attributes:
-        bed: path of the BED file that defines the split; None if there is no such file.
-    """
-
-    bed: str | None = None
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    bed: str | None = None  # path of the BED file that defines the split, if there is one
 
     @abstractmethod
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
@@ -73,13 +67,7 @@ class FractionSplit(Split):
     Args:
         test: (from, to) as fractions of each record.
         valid: likewise; must not overlap `test`.
-
-    Example:
-        >>> FractionSplit()(["chr1"], [1000])["test"]
-        [Interval(record=0, start=800, end=900)]
     """
-
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)) -> None:
         self.test, self.valid = _bounds("test", test), _bounds("valid", valid)
@@ -117,18 +105,11 @@ class ChromosomeSplit(Split):
     Args:
         valid: names of the validation records.
         test: names of the test records.
-
-    Example:
-        >>> ChromosomeSplit(valid=["chr2"], test=["chr3"])(["chr1", "chr2", "chr3"], [90, 80, 70])["test"]
-        [Interval(record=2, start=0, end=70)]
     """
-
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
         # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
-        self.valid = [valid] if isinstance(valid, str) else [str(name) for name in valid]
-        self.test = [test] if isinstance(test, str) else [str(name) for name in test]
+        self.valid, self.test = ([part] if isinstance(part, str) else [str(name) for name in part] for part in (valid, test))
         if both := set(self.valid) & set(self.test):
             raise ValueError(f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part")
 
@@ -150,12 +131,7 @@ class RegionSplit(Split):
     """Reads the intervals from a BED file whose fourth column is train, valid or test; other bases belong to no part.
 
     Overlapping intervals of one part are merged.
-
-    Args:
-        bed: path of the file.
     """
-
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, bed: str | Path) -> None:
         self.bed: str = str(bed)
@@ -201,14 +177,7 @@ class DefaultSplit(Split):
 
     Args:
         share: maximum fraction of the tokens for each of the two parts.
-
-    Example:
-        >>> split = DefaultSplit()
-        >>> split(["chr1"], [1000])["valid"]
-        [Interval(record=0, start=900, end=1000)]
     """
-
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, share: float = 0.1) -> None:
         if not checks.is_number(share) or not 0 < share < 0.5:

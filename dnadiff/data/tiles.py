@@ -15,17 +15,11 @@ _BLOCK = 1 << 20  # tiles that are checked together
 
 
 class Tile(NamedTuple):
-    """A window of `TiledWindows`.
+    """A window of `TiledWindows`."""
 
-    Attributes:
-        record: number of the record.
-        start: first position in the record, from 0.
-        skip: number of leading positions that the previous tile has already covered.
-    """
-
-    record: int
-    start: int
-    skip: int
+    record: int  # number of the record
+    start: int  # first position in the record, from 0
+    skip: int  # number of leading positions that the previous tile has already covered
 
 
 class Tiling:
@@ -34,10 +28,6 @@ class Tiling:
     Args:
         intervals: intervals to cover, none shorter than a window.
         length: tokens in a window.
-
-    Example:
-        >>> [each.tolist() for each in Tiling([Interval(0, 0, 10)], 4).at(np.arange(3))]
-        [[0, 0, 0], [0, 4, 6], [0, 0, 2]]
     """
 
     def __init__(self, intervals: Sequence[Interval], length: int) -> None:

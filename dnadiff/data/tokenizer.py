@@ -13,60 +13,43 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.nucleotides import FIRST_BASE, ID_OF_LETTER, N_ID, NOT_A_NUCLEOTIDE, DNASequence
-from dnadiff.data.nucleotides import IUPAC as IUPAC  # the names that callers import from here
-from dnadiff.data.nucleotides import letters as letters
-from dnadiff.data.nucleotides import not_a_nucleotide as not_a_nucleotide
-from dnadiff.data.nucleotides import plain as plain
-from dnadiff.data.nucleotides import reverse_complement as reverse_complement
+from dnadiff.data.nucleotides import FIRST_BASE, ID_OF_LETTER, N_ID, NOT_A_NUCLEOTIDE, DNASequence, letters, not_a_nucleotide
 from dnadiff.vocab import Vocab
 
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
 
-_LETTER_OF_ID = np.zeros(12, dtype=np.uint8)
-_LETTER_OF_ID[FIRST_BASE:12] = np.frombuffer(b"ACGTN", dtype=np.uint8)
+_LETTER_OF_ID = np.frombuffer(b"\0\0\0_\0\0\0ACGTN", dtype=np.uint8)  # 0: no letter; MASK is 3
 _BASE_OF_ID = np.full(256, 4, dtype=np.uint8)
 _BASE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
 _ID_OF_BASE = np.array([7, 8, 9, 10, N_ID], dtype=np.uint8)
 
 
 class Tokenizer(Protocol):
-    """The interface of all tokenizers.
+    """The interface of all tokenizers."""
 
-    Attributes:
-        name: what reports call it.
-        vocab: the token ids, as a model sees them.
-        bos, eos: the tokens at the beginning and the end of a text; None if there is no such token.
-        bos_id, eos_id: their ids.
-        special_ids: ids of special tokens that a model may emit, such as `bos_id` and `eos_id`.
-    """
-
-    name: str
-    vocab: Vocab
-    bos: str | None
-    eos: str | None
-    bos_id: int | None
-    eos_id: int | None
-    special_ids: tuple[int, ...]
+    name: str  # what reports call it
+    vocab: Vocab  # the token ids, as a model sees them
+    bos: str | None = None  # the tokens at the beginning and the end of a text
+    eos: str | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    special_ids: tuple[int, ...] = ()  # ids of special tokens that a model may emit, such as `bos_id` and `eos_id`
 
     @property
     def mask_letter(self) -> str:
         """How `decode` writes a masked position."""
-        ...
 
     def encode(self, sequence: Any, /) -> TokenIds:
         """Token ids `(L,)` of a string; of DNA also of bytes and of Biopython's records."""
-        ...
 
     def decode(self, ids: ArrayLike | Tensor, /) -> str:
         """The text of token ids `(L,)`."""
-        ...
 
     def config(self) -> Config:
         """A plain dictionary from which `dnadiff.config.build` makes the tokenizer again."""
-        ...
 
 
 class TextTokenizer(Tokenizer, Protocol):
@@ -75,19 +58,17 @@ class TextTokenizer(Tokenizer, Protocol):
     @property
     def dtype(self) -> np.dtype:
         """The type of the stored ids."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides which ids a text gets."""
-        ...
 
     def encode_batch(self, texts: Sequence[str], /) -> list[TokenIds]:
         """`encode` of each text."""
-        ...
+        return [self.encode(text) for text in texts]
 
 
-class DNATokenizer:
+class DNATokenizer(Tokenizer):
     """Nucleotides as token ids.
 
     CLS 0, SEP 1, BOS 2, MASK 3, PAD 4, RESERVED 5, UNK 6, A 7, C 8, G 9, T 10, N 11. A model emits only A, C, G and T.
@@ -104,11 +85,6 @@ class DNATokenizer:
 
     name: str = "dna"
     mask_letter: str = "_"
-    bos: str | None = None
-    eos: str | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-    special_ids: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.vocab = Vocab(
@@ -135,11 +111,9 @@ class DNATokenizer:
             ValueError: if an id has no letter (CLS, SEP, BOS, PAD, RESERVED, UNK, or outside the vocabulary).
         """
         array = one_sequence(ids)
-        table = _LETTER_OF_ID.copy()
-        table[self.vocab.mask_id] = ord(self.mask_letter)
-        no_letter = (array >= len(table)) | (table[np.minimum(array, len(table) - 1)] == 0)
+        no_letter = (array >= len(_LETTER_OF_ID)) | (_LETTER_OF_ID[np.minimum(array, len(_LETTER_OF_ID) - 1)] == 0)
         _refuse_ids(array, no_letter, "A 7, C 8, G 9, T 10, N 11 and MASK 3")
-        return table[array].tobytes().decode("ascii")
+        return _LETTER_OF_ID[array].tobytes().decode("ascii")
 
     def bases(self, ids: ArrayLike) -> NDArray[np.uint8]:
         """A, C, G, T as 0, 1, 2, 3 and everything else as 4; same shape as `ids`."""
@@ -149,12 +123,12 @@ class DNATokenizer:
         """The inverse of `bases`: 0, 1, 2, 3 to A, C, G, T and 4 to N; same shape."""
         return _ID_OF_BASE[np.asarray(bases)]
 
+    @override
     def config(self) -> Config:
-        """A plain dictionary from which `dnadiff.config.build` makes the tokenizer again."""
         return {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DNATokenizer) and self.config() == other.config()
+        return isinstance(other, DNATokenizer)
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -163,26 +137,17 @@ class DNATokenizer:
         return "DNATokenizer()"
 
 
-class CharTokenizer:
+class CharTokenizer(TextTokenizer):
     """Characters of text as token ids: MASK 0, PAD 1, then the characters in the order of their code points.
 
     Args:
         characters: the alphabet, for example the text itself; order and repetition do not matter.
-
-    Example:
-        >>> CharTokenizer("banana").encode("nab").tolist()
-        [4, 2, 3]
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     name: str = "characters"
     mask_letter: str = "\ufffd"
-    bos: str | None = None
-    eos: str | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-    special_ids: tuple[int, ...] = ()
 
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(set(characters)))
@@ -190,7 +155,11 @@ class CharTokenizer:
             raise ValueError("tokenizer.characters is empty; expected the characters that the text may contain")
         self._code_points = _code_points(self.characters)
         self.vocab = Vocab(size=2 + len(self.characters), mask_id=0, pad_id=1, never_emitted=(0, 1))
-        self.dtype = np.dtype(np.uint8 if self.vocab.size <= 256 else np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
+
+    @property
+    @override
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8 if self.vocab.size <= 256 else np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
 
     def encode(self, sequence: str) -> TokenIds:
         """Token ids of a string: `(L,)` uint8; uint16 for more than 254 characters, int32 for more than 65,534.
@@ -208,13 +177,9 @@ class CharTokenizer:
             )
         return (places + 2).astype(self.dtype)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
-        """`encode` of each text."""
-        return [self.encode(text) for text in texts]
-
     @property
+    @override
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides which ids a text gets."""
         return hashlib.sha256(f"characters {self.characters}".encode("utf-8", "surrogatepass")).hexdigest()
 
     def decode(self, ids: ArrayLike | Tensor) -> str:
@@ -228,12 +193,12 @@ class CharTokenizer:
         points = np.concatenate([_code_points(self.mask_letter * 2), self._code_points])
         return points[array].astype("<u4").tobytes().decode("utf-32-le")
 
+    @override
     def config(self) -> Config:
-        """A plain dictionary from which `dnadiff.config.build` makes the tokenizer again."""
         return {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": self.characters}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CharTokenizer) and self.config() == other.config()
+        return isinstance(other, CharTokenizer) and self.characters == other.characters
 
     def __hash__(self) -> int:
         return hash(self.characters)

@@ -46,22 +46,18 @@ class Window(TypedDict):
 class RandomWindows(Dataset[Window]):
     """Training windows: window i of epoch e depends only on (seed, e, i), not on the process that asks for it.
 
-    Index with i for the epoch set by `set_epoch`, or with (e, i). An item is a dict: `ids (L,)` token ids, `weight (L,)`
+    Index with (e, i), or with i in epoch 0. An item is a dict: `ids (L,)` token ids, `weight (L,)`
     uint8, 1 where the id can be emitted (0 for N; float32 for a fractional `soft_weight`), `index` i, and `cond (C,)`
     uint8 if there are labels.
 
     Args:
-        records: token ids of each record.
         intervals: intervals to cut windows from.
         length: tokens in a window.
         size: windows in an epoch; None: each window once.
-        vocab: which ids are emitted, and their complements.
-        seed: seed of all draws.
         augment_rc: replace half of the windows, at random, by their reverse complement.
         n_runs: the runs of N; None: no window is left out.
         max_n: maximum fraction of N in a window.
         soft_weight: weight of soft-masked bases.
-        labels: labels of the records.
         cut: function of records and starts that returns ids and weights; None: a `Cutter`.
 
     Raises:
@@ -87,7 +83,6 @@ class RandomWindows(Dataset[Window]):
             raise ValueError("data.augment_rc is true, but this vocabulary has no complement; set data.augment_rc=false")
         self.intervals = _long_enough(intervals, length)
         self.records, self.length, self.seed, self.augment_rc, self.labels = records, length, int(seed), augment_rc, labels
-        self.epoch = 0
         self._cut: Cut = cut or Cutter(records, length, vocab, soft_weight)
         self._ahead: tuple[tuple[int, int], Places] | None = None
         self.num_starts = self._index_windows(n_runs if max_n < 1 else None, max_n_count(max_n, length))
@@ -102,10 +97,6 @@ class RandomWindows(Dataset[Window]):
     @abstractmethod
     def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Record and start of windows `index (B,)` of the epoch with random key `key`."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of plain indices."""
-        self.epoch = epoch
 
     def place(self, epoch: int, index: int) -> tuple[int, int, bool]:
         """Record and start of window `index` of `epoch`, and whether it is reverse-complemented."""
@@ -144,7 +135,7 @@ class RandomWindows(Dataset[Window]):
 
     @override
     def __getitem__(self, key: int | tuple[int, int]) -> Window:
-        epoch, index = key if isinstance(key, tuple) else (self.epoch, key)
+        epoch, index = key if isinstance(key, tuple) else (0, key)
         if not 0 <= index < self.size:
             raise IndexError(f"window {index} of {self.size}")
         batch = self.batch(int(epoch), int(index), 1)
@@ -212,10 +203,8 @@ class TiledWindows(Dataset[Window]):
     out and counted in `left_out`. Items are as in `RandomWindows`, with `index` the number in `tiles`.
 
     Args:
-        records: token ids of each record.
         intervals: intervals to cover.
         length: tokens in a window.
-        vocab: which ids are emitted.
         n_runs: the runs of N; None: no window is left out.
         max_n: maximum fraction of N in a window.
         labels: labels of the records; never dropped here.

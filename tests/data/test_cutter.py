@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from dnadiff.data import cutter as module
 from dnadiff.data.cutter import Cutter, TokenTable
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.vocab import Vocab
 
 DNA = DNATokenizer()

@@ -151,6 +151,6 @@ def test_a_checkpoint_may_not_reach_out_to_the_network():
     }
     with pytest.raises(ValueError, match="refused to build"):
         build(data)
-    with pytest.raises(ValueError, match="name them again, as in data=hg38"):
+    with pytest.raises(ValueError, match="name it again, as in data=hg38"):
         without_download(data)
     assert "download" not in without_download(data | {"path": "x.fa"})

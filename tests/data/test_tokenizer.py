@@ -4,7 +4,8 @@ import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 
 DNA = DNATokenizer()
 

@@ -15,7 +15,7 @@ import pytest
 
 import dnadiff
 from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.tokenizer import reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
 from dnadiff.design.infill import Infill

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data.tokenizer import IUPAC, CharTokenizer, DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import IUPAC, reverse_complement
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.design.template import (
     CODES,
     LETTER,

@@ -1,7 +1,8 @@
 import numpy as np
 import torch
 
-from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.baselines import GCAlone, KmerBoosting, KmerLogistic, LengthAlone, kmer_counts
 from dnadiff.downstream.items import Items, TaskData
 

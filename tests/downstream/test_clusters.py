@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import clusters
 
 DNA = DNATokenizer()

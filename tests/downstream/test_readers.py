@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dnadiff.config import build, compose, config_dir
-from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.benchmark import GenomicBenchmark
 from dnadiff.downstream.fasta import FastaTask
 from dnadiff.downstream.folders import FolderTask

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from dnadiff.data.genome.regions import Region
+from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.splits import RegionSplit
-from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.protocol import build_protocol
 from dnadiff.downstream.table import CsvTask
 from dnadiff.downstream.tasks import RegionWindows, covered_bases, kmer_centers, window_starts

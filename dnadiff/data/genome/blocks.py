@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.data.genome.regions import Region
 from dnadiff.data.splits import PARTS, Interval, Leak, Parts, Split, drop_empty, read_parts
 from dnadiff.data.tiles import Tiling
 
@@ -29,8 +27,6 @@ class BlockSplit(Split):
         valid: index of the validation block.
         guard: bases that are left out at a border.
     """
-
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     def __init__(self, block: int = 1_000_000, period: int = 10, test: int = 9, valid: int = 8, guard: int = 2048) -> None:
         if block < 1 or guard < 0 or 2 * guard >= block:
@@ -80,8 +76,6 @@ class CaduceusSplit(Split):
         stretch: length of each extended interval.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-
     def __init__(self, bed: str | Path, stretch: int = 2**20) -> None:
         self.bed: str = str(bed)
         self.stretch = checks.integer("data.split.stretch", stretch)
@@ -98,14 +92,10 @@ class CaduceusSplit(Split):
         as_evaluated, as_written = (
             int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum()) for parts in (extended, written)
         )
-        total = max(len(train), 1)
-        return {
-            "windows": len(train),
-            "as_evaluated": as_evaluated,
-            "as_written": as_written,
-            "share_as_evaluated": round(as_evaluated / total, 4),
-            "share_as_written": round(as_written / total, 4),
-        }
+        shares = [round(count / max(len(train), 1), 4) for count in (as_evaluated, as_written)]
+        return Leak(
+            windows=len(train), as_evaluated=as_evaluated, as_written=as_written, share_as_evaluated=shares[0], share_as_written=shares[1]
+        )
 
     @override
     def describe(self) -> str:
@@ -113,17 +103,12 @@ class CaduceusSplit(Split):
 
     def _both(self, names: Sequence[str], lengths: Sequence[int]) -> tuple[Parts, Parts]:
         """The intervals of each part, extended and as in the file."""
-        length_of = dict(zip(names, lengths))
         number_of = {name: number for number, name in enumerate(names)}
-
-        def interval(region: Region, end: int) -> Interval:
-            return Interval(number_of[region.chrom], region.start, end)
-
-        regions = read_parts(self.bed, length_of)
-        extended = {
-            part: sorted(interval(r, min(r.start + self.stretch, length_of[r.chrom])) for r in many) for part, many in regions.items()
-        }
-        return extended, {part: sorted(interval(r, r.end) for r in many) for part, many in regions.items()}
+        extended, written = {}, {}
+        for part, regions in read_parts(self.bed, dict(zip(names, lengths))).items():
+            written[part] = sorted(Interval(number_of[r.chrom], r.start, r.end) for r in regions)
+            extended[part] = sorted(i._replace(end=min(i.start + self.stretch, lengths[i.record])) for i in written[part])
+        return extended, written
 
 
 def overlapping(

@@ -18,11 +18,12 @@ from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
 from dnadiff.data.genome.regions import read_bed
 from dnadiff.data.labels import Labels
+from dnadiff.data.n_runs import NRuns
 from dnadiff.data.splits import Interval, Leak, Parts, subtract
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
 from dnadiff.data.windows import IntervalWindows, RandomWindows, TiledWindows, UniformWindows
 
-WINDOWS: dict[str, type[UniformWindows] | type[IntervalWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
+WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
 log = logging.getLogger("dnadiff")
 
 
@@ -133,9 +134,8 @@ class GenomeDataModule(DNADataModule):
 
     @override
     def open(self) -> Genome:
-        if self._fetches and self.download is not None:
-            return Genome.open(self.download.fetch(), self.keep, self.iupac)
-        return super().open()
+        path = self.download.fetch() if self._fetches and self.download is not None else self.path
+        return Genome.open(path, self.keep, self.iupac)
 
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
@@ -163,25 +163,16 @@ class GenomeDataModule(DNADataModule):
     @override
     def train_windows(self) -> RandomWindows:
         size = self.epoch_size or (None if self._windows is IntervalWindows else self._windows_to_cover("train"))
-        return self._windows(
-            self.records,
-            self._part("train"),
-            self.length,
-            size,
-            self.vocab,
-            self.seed,
-            bool(self.augment_rc),
-            n_runs=self._genome.n_runs if self.max_n < 1 else None,
-            max_n=self.max_n,
-            soft_weight=self.soft_weight,
-            labels=self._labels,
-        )
+        where = self.records, self._part("train"), self.length, size, self.vocab, self.seed, bool(self.augment_rc)
+        return self._windows(*where, self._n_runs(), self.max_n, self.soft_weight, self._labels)
+
+    def _n_runs(self) -> NRuns | None:
+        return self.genome.n_runs if self.max_n < 1 else None
 
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         length = self.length if length is None else length
-        n_runs = self.genome.n_runs if self.max_n < 1 else None
-        return TiledWindows(self.records, self._part(split), length, self.vocab, n_runs, self.max_n, self._labels)
+        return TiledWindows(self.records, self._part(split), length, self.vocab, self._n_runs(), self.max_n, self._labels)
 
     @override
     def describe(self) -> dict[str, Json]:

@@ -13,22 +13,16 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from dnadiff.config import Json
 from dnadiff.data.files import atomic_write, open_text
-from dnadiff.data.tokenizer import not_a_nucleotide
+from dnadiff.data.nucleotides import not_a_nucleotide
 
 LINE_WIDTH = 60
 
 
 class Record(NamedTuple):
-    """One sequence of a FASTA file.
+    """One sequence of a FASTA file."""
 
-    Attributes:
-        name: the first word of the header.
-        description: the rest of the header.
-        sequence: the letters.
-    """
-
-    name: str
-    description: str
+    name: str  # the first word of the header
+    description: str  # the rest of the header
     sequence: bytes
 
 
@@ -57,7 +51,7 @@ def iter_fasta(path: str | Path) -> Iterator[Record]:
                 raise ValueError(f"{where} has no sequence; remove it or complete the file")
             if name in names:
                 raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
-            if (problem := not_a_nucleotide(sequence)) is not None:
+            if problem := not_a_nucleotide(sequence):
                 raise ValueError(f"{where}: {problem}")
             names.add(name)
             yield Record(name, description, sequence.encode("ascii"))
@@ -91,8 +85,7 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
                 raise ValueError(f"{path}: record name {name!r} is empty, repeated or contains white space; give each record its own")
             if "\n" in description or "\r" in description:
                 raise ValueError(f"{path}: record {name}: the description contains a line break; remove it")
-            problem = not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out"
-            if problem is not None:
+            if problem := not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out":
                 raise ValueError(f"{path}: record {name}: {problem}")
             names.add(name)
             handle.write(as_bytes(record))

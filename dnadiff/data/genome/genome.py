@@ -31,19 +31,6 @@ class Genome:
     Args:
         rows: for each record what is known of it.
         places: for each record its packed file and its number there.
-
-    Attributes:
-        records: token ids of each record.
-        tokenizer: the tokenizer of the ids.
-
-    Example:
-        >>> genome = Genome.open("bundled:ecoli_K12_MG1655.fa.gz")
-        >>> genome.lengths
-        {'U00096.3': 4641652}
-        >>> genome.tokenizer.decode(genome.window("U00096.3", 0, 10))
-        'AGCTTTTCAT'
-        >>> genome.tokenizer.decode(genome.window("U00096.3", 0, 10, "-"))
-        'ATGAAAAGCT'
     """
 
     def __init__(self, rows: list[RecordInfo], places: list[tuple[PackedFile, int]]) -> None:
@@ -72,8 +59,12 @@ class Genome:
             for number, (name, row) in enumerate(zip(_names(source, file), file.records)):
                 if name in rows:
                     raise ValueError(f"{source.path}: record {name} is also in {rows[name]['file']}; rename one, names must be unique")
-                if refuse and row["ambiguous"][0]:
-                    raise ValueError(_ambiguous(source.path, name, row))
+                count, first = row["ambiguous"]
+                if refuse and count:
+                    raise ValueError(
+                        f"{source.path}: record {name} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position "
+                        f"{first + 1}; set data.iupac=unknown to read them as N"
+                    )
                 rows[name] = {**row, "name": name, "label": source.label, "file": source.path}
                 places.append((file, number))
         if not places:
@@ -158,13 +149,11 @@ def refuses_ambiguous(iupac: str) -> bool:
 
 def _names(source: Source, file: PackedFile) -> list[str]:
     """Names of the records of a file in this genome."""
-    names = [row["name"] for row in file.records]
-    if source.names is not None:
-        if len(source.names) != len(names):
-            raise ValueError(
-                f"{source.path} holds {len(names)} records, this pyfaidx.Fasta shows {len(source.names)}; open it without a filter"
-            )
-        names = list(source.names)
+    names = [row["name"] for row in file.records] if source.names is None else list(source.names)
+    if len(names) != len(file.records):
+        raise ValueError(
+            f"{source.path} holds {len(file.records)} records, this pyfaidx.Fasta shows {len(names)}; open it without a filter"
+        )
     return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
 
@@ -197,14 +186,6 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
             f"data.keep {keep!r} leaves no record; the records are {shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
         )
     return kept
-
-
-def _ambiguous(path: str, name: str, row: RecordInfo) -> str:
-    count, first = row["ambiguous"]
-    return (
-        f"{path}: record {name} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position {first + 1}; "
-        f"set data.iupac=unknown to read them as N"
-    )
 
 
 def _is_reverse(strand: str) -> bool:

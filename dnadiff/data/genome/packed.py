@@ -29,40 +29,31 @@ _PIECE = 1 << 22  # bytes processed together
 
 
 class RecordInfo(TypedDict):
-    """What the index says of a record.
-
-    `unknown`, `gc` and `soft` count N, G and C, and soft-masked bases. `ambiguous` is the number of ambiguity codes other than N
-    and the position of the first one. `label` and `file` are added by `Genome.open`.
-    """
+    """What the index contains about a record."""
 
     name: str
     description: str
     length: int
-    unknown: int
-    gc: int
-    soft: int
-    ambiguous: list[int]
-    label: NotRequired[str | None]
+    unknown: int  # number of N
+    gc: int  # number of G and C
+    soft: int  # number of soft-masked bases
+    ambiguous: list[int]  # number of ambiguity codes other than N, and the position of the first one
+    label: NotRequired[str | None]  # added by `Genome.open`, as `file`
     file: NotRequired[str]
 
 
 class PackedFile:
-    """An opened packed file: its records, one after the other, in `bases`. It is pickled as its path.
+    """An opened packed file: its records, one after the other, in `bases (total,)` uint8, mapped and read-only.
 
-    Attributes:
-        folder: its folder in the cache.
-        digest: SHA-256 of the sequence file.
-        bases: all records, `(total,)` uint8, mapped and read-only.
-        records: what is known of each record.
+    It is pickled as its path. `digest` is the SHA-256 of the sequence file.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.index = read_index(self.folder, FORMAT)
-        self.digest: str = self.index["source"]["sha256"]
-        self.records: list[RecordInfo] = self.index["records"]
-        self.lengths = [r["length"] for r in self.records]
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        index = read_index(self.folder, FORMAT)
+        self.digest: str = index["source"]["sha256"]
+        self.records: list[RecordInfo] = index["records"]
+        self.offsets = np.concatenate([[0], np.cumsum([r["length"] for r in self.records], dtype=np.int64)])
         mapped = np.memmap(self.folder / "bases", dtype=np.uint8, mode="r") if self.offsets[-1] else np.empty(0, np.uint8)
         self.bases: NDArray[np.uint8] = mapped.view(np.ndarray)  # slicing a memmap takes five times as long
 
@@ -91,8 +82,7 @@ def pack(path: str | Path) -> PackedFile:
         raise ValueError(f"{path} is empty; give a file that holds sequence")
     digest = content_hash(source)
     folder = cache_dir("genomes") / digest[:32]
-    need = f"{path} needs about a byte a base"
-    ensure_folder(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, need)
+    ensure_folder(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, f"{path} needs about a byte a base")
     return PackedFile(folder)
 
 
@@ -118,19 +108,13 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
 
 
 class Packer:
-    """Writes codes to a file and counts them.
-
-    Args:
-        path: the sequence file, for messages.
-        file: the output file.
-    """
+    """Writes codes to a file and counts them; `path` is the sequence file, for messages."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self.path, self.file, self.crc = path, file, 0
         self.records: list[RecordInfo] = []
         self._names: set[str] = set()
-        self._line = 0
-        self._written = 0
+        self._line = self._written = 0
         self._edges: list[NDArray[np.int64]] = []  # starts and ends of the runs of N, alternating
         self._in_run = False
 
@@ -147,10 +131,8 @@ class Packer:
             )
         self._names.add(event.name)
         self._line = event.line
-        record: RecordInfo = {
-            "name": event.name, "description": event.description, "length": 0, "unknown": 0, "gc": 0, "soft": 0, "ambiguous": [0, 0]
-        }  # fmt: skip
-        self.records.append(record)
+        about = RecordInfo(name=event.name, description=event.description, length=0, unknown=0, gc=0, soft=0, ambiguous=[0, 0])
+        self.records.append(about)
 
     def finish(self) -> None:
         """End the last record."""

@@ -21,17 +21,11 @@ class Piece(NamedTuple):
 
 
 class PaddedPieces(NamedTuple):
-    """Pieces of similar length.
+    """Pieces of similar length, padded on the right."""
 
-    Attributes:
-        number: (B,) indices of the pieces in their list.
-        ids: (B, L) token ids; shorter pieces are padded on the right.
-        valid: (B, L) bool, False on padding; None without padding.
-    """
-
-    number: list[int]
-    ids: Tensor
-    valid: Tensor | None
+    number: list[int]  # (B,) indices of the pieces in their list
+    ids: Tensor  # (B, L)
+    valid: Tensor | None  # (B, L) bool, False on padding; None without padding
 
 
 def cut(lengths: Sequence[int], window: int) -> list[Piece]:
@@ -39,10 +33,6 @@ def cut(lengths: Sequence[int], window: int) -> list[Piece]:
 
     Raises:
         ValueError: if the window is below 1.
-
-    Example:
-        >>> [(piece.start, piece.end) for piece in cut([10], window=4)]
-        [(0, 3), (3, 6), (6, 10)]
     """
     checks.integer("window", window)
     pieces = []
@@ -64,9 +54,8 @@ def batches(sequences: Sequence[Tensor], batch_size: int, pad_id: int) -> Iterat
     for first in range(0, len(order), batch_size):
         number = order[first : first + batch_size]
         longest = len(sequences[number[0]])
-        ids = torch.full((len(number), longest), pad_id, dtype=torch.int64)
+        ids = torch.full((len(number), longest), pad_id)
         for row, i in enumerate(number):
             ids[row, : len(sequences[i])] = sequences[i]
-        lengths = torch.tensor([len(sequences[i]) for i in number])
-        valid = torch.arange(longest) < lengths[:, None]
+        valid = torch.arange(longest) < torch.tensor([len(sequences[i]) for i in number])[:, None]
         yield PaddedPieces(number, ids, None if bool(valid.all()) else valid)

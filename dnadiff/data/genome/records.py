@@ -19,11 +19,9 @@ class TokenArray(Protocol):
 
     def __len__(self) -> int:
         """Number of tokens."""
-        ...
 
     def __getitem__(self, key: slice, /) -> TokenIds:
         """Some of the tokens as an array."""
-        ...
 
 
 Records: TypeAlias = Sequence[TokenArray]
@@ -62,7 +60,19 @@ class RecordLayout(NamedTuple):
 
 
 class StoredRecords(Sequence[TokenArray]):
-    """Records that share a few large arrays, from which windows are copied in one step."""
+    """Records that are made when they are read. They share a few large arrays, from which windows are copied in one step."""
+
+    def record(self, number: int) -> TokenArray:
+        """One record."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, number: int) -> TokenArray: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[TokenArray]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> TokenArray | Sequence[TokenArray]:
+        return [self.record(n) for n in range(*number.indices(len(self)))] if isinstance(number, slice) else self.record(number)
 
     @abstractmethod
     def layout(self) -> RecordLayout:
@@ -89,14 +99,8 @@ class GenomeRecords(StoredRecords):
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, number: int) -> NDArray[np.uint8] | Ids: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[TokenArray]: ...
     @override
-    def __getitem__(self, number: int | slice) -> NDArray[np.uint8] | Ids | list[TokenArray]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
+    def record(self, number: int) -> NDArray[np.uint8] | Ids:
         packed = self.packed(number)
         return Ids(packed) if self.soft[number] else packed
 

@@ -15,34 +15,24 @@ from typing import NamedTuple
 from dnadiff.data.files import open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
-
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
 log = logging.getLogger("dnadiff")
 
 
 class Region(NamedTuple):
-    """An interval of one record, by name.
+    """An interval of one record, by name."""
 
-    Attributes:
-        chrom: name of the record.
-        start: first base, counting from 0.
-        end: one past the last base.
-        name: fourth column of a BED file, gene_id or ID of a GTF or GFF file; may be empty.
-        strand: "+", "-" or "." (not given).
-    """
-
-    chrom: str
-    start: int
-    end: int
-    name: str = ""
-    strand: str = "."
+    chrom: str  # name of the record
+    start: int  # first base, counting from 0
+    end: int  # one past the last base
+    name: str = ""  # fourth column of a BED file, gene_id or ID of a GTF or GFF file
+    strand: str = "."  # "+", "-" or "." (not given)
 
 
 def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False) -> list[Region]:
     """Read a BED file with three or more columns, plain or gzip, in the order of the file.
 
     Args:
-        path: the file.
         lengths: record name to length; if given, regions must be inside these records.
         skip_unknown: skip rows of other records with a warning that names them. It is still an error if all rows are of other
             records, or if one side writes `chr1` where the other writes `1`.
@@ -58,7 +48,6 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8).
 
     Args:
-        path: the file.
         feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
         lengths: as in `read_bed`.
 
@@ -85,7 +74,6 @@ def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], f
     Strings are 1-based and inclusive, as in genome browsers and samtools; `chr1:1001-2000:-` is the reverse strand.
 
     Args:
-        what: file, string or list.
         lengths: record name to length; regions must be inside these records.
         feature: keep only rows of a GTF or GFF file with this third column; None: all.
 
@@ -112,10 +100,6 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
 
     Raises:
         ValueError: if it cannot be parsed, or is not inside a record.
-
-    Example:
-        >>> region_of("chr1:1,001-2,000:-", {"chr1": 5000})
-        Region(chrom='chr1', start=1000, end=2000, name='', strand='-')
     """
     if text in lengths:
         return Region(text, 0, lengths[text])
@@ -192,14 +176,9 @@ def _rows(handle: Iterable[str]) -> Rows:
 
 def _bed_rows(handle: Iterable[str]) -> Rows:
     for number, columns in _rows(handle):
-        first = (columns[0].split() or [""])[0]
-        if first not in ("track", "browser") or _is_place(columns):
+        is_header = columns[0].split()[:1] in (["track"], ["browser"])  # for genome browsers, unless a contig has this name
+        if not is_header or (len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])):
             yield number, columns
-
-
-def _is_place(columns: list[str]) -> bool:
-    """Whether it is a region of a contig called `track` or `browser`, not a header for genome browsers."""
-    return len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])
 
 
 def _gff_rows(handle: Iterable[str]) -> Rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from dnadiff.config import Json
 from dnadiff.data.cutter import TokenTable
 from dnadiff.data.genome.datamodule import DNADataModule
 from dnadiff.data.genome.packed import RecordInfo
-from dnadiff.data.genome.records import Records
+from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
 from dnadiff.data.labels import Labels
 from dnadiff.data.loader import Batch
 from dnadiff.data.shuffle import bits
@@ -36,15 +35,11 @@ class ShortSequences:
     """Batches of complete sequences, bucketed by length; sequence i of epoch e depends only on (seed, e, i).
 
     Args:
-        records: token ids of each sequence.
         chosen: numbers of the training sequences.
         together: sequences in a batch over all devices; all of them are from one bucket.
-        vocab: the vocabulary.
-        seed: seed of all draws.
         step: batches are padded to a multiple of this length.
-        max_length: maximum length of a batch; None: that of the longest sequence.
+        max_length: maximum length of a batch.
         augment_rc: replace half of the sequences, at random, by their reverse complement.
-        labels: labels of the records.
     """
 
     def __init__(
@@ -54,15 +49,15 @@ class ShortSequences:
         together: int,
         vocab: Vocab,
         seed: int,
-        step: int = 16,
-        max_length: int | None = None,
-        augment_rc: bool = False,
-        labels: Labels | None = None,
+        step: int,
+        max_length: int,
+        augment_rc: bool,
+        labels: Labels | None,
     ) -> None:
         self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
         self.vocab, self.tokens, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
         lengths = np.array([len(records[r]) for r in self.chosen.tolist()])
-        self.padded = np.minimum(-(-lengths // step) * step, max_length or lengths.max())
+        self.padded = np.minimum(-(-lengths // step) * step, max_length)
         _, sizes = np.unique(self.padded, return_counts=True)
         self.size = int((-(-sizes // together) * together).sum())
         self._epoch: int | None = None
@@ -101,7 +96,7 @@ class ShortSequences:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class PaddedRecords(Sequence[TokenIds]):
+class PaddedRecords(StoredRecords):
     """Records as arrays of one length, padded on the right."""
 
     def __init__(self, records: Records, length: int, pad_id: int) -> None:
@@ -111,17 +106,17 @@ class PaddedRecords(Sequence[TokenIds]):
     def __len__(self) -> int:
         return len(self.records)
 
-    @overload
-    def __getitem__(self, number: int) -> TokenIds: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[TokenIds]: ...
     @override
-    def __getitem__(self, number: int | slice) -> TokenIds | list[TokenIds]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        row = np.full(self.length, self.pad_id, dtype=np.uint8)
-        row[: len(self.records[number])] = self.records[number][:]
-        return row
+    def record(self, number: int) -> TokenIds:
+        ids = self.records[number]
+        return np.pad(ids[:], (0, self.length - len(ids)), constant_values=self.pad_id)
+
+    @override
+    def layout(self) -> RecordLayout:
+        count = len(self)
+        return RecordLayout(
+            [np.stack([self.record(n) for n in range(count)]).reshape(-1)], np.zeros(count, np.int64), np.arange(count) * self.length, False
+        )
 
 
 class ShortSequenceTiles(TiledWindows):
@@ -208,15 +203,13 @@ class ShortSequenceDataModule(DNADataModule):
 
     @override
     def describe(self) -> dict[str, Json]:
-        about = super().describe()
+        about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
-        tokens = sum(len(s) for s in self._sequences)
-        return about | {"tokens": tokens, "labels": self.labels, "label_dropout": self.label_dropout}
+        return about | {"tokens": sum(len(s) for s in self._sequences)}
 
     def _labels_of(self, row: RecordInfo) -> list[str]:
-        label = row["label"]
-        found = [] if label is None else [label]
+        found = [] if row["label"] is None else [row["label"]]
         if self.label is not None:
             pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
             if self.label not in pairs:
@@ -227,8 +220,9 @@ class ShortSequenceDataModule(DNADataModule):
         return found
 
 
-def content_fraction(ids: NDArray[np.uint8]) -> float:
+def content_fraction(ids: TokenIds) -> float:
     """A number in [0, 1) that depends only on the sequence, and is the same for both strands."""
+    ids = ids.astype(np.uint8, copy=False)
     other = TokenTable(DNATokenizer().vocab).reverse_complement(ids[None])[0]
     digest = hashlib.blake2b(min(ids.tobytes(), other.tobytes()), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -21,7 +21,7 @@ from Bio.SeqRecord import SeqRecord
 
 from dnadiff.data.files import ByteReader, is_gzip, resolve
 from dnadiff.data.genome.twobit import SIGNATURES, read_twobit
-from dnadiff.data.tokenizer import IUPAC, DNATokenizer
+from dnadiff.data.nucleotides import ID_OF_LETTER, IUPAC, NOT_A_NUCLEOTIDE
 
 if TYPE_CHECKING:
     from pyfaidx import Fasta
@@ -31,22 +31,19 @@ AMBIGUOUS = 12
 SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa", ".2bit", ".gb", ".gbk", ".gbff", ".genbank")
 _CHUNK = 1 << 22
 _BLANK = b"\n\r \t"
-_WRONG = 255
+_CODES = ID_OF_LETTER.copy()  # of the 256 bytes; 255 for bytes that are not nucleotides
+_CODES[list(b"RYKMSWBDHVrykmswbdhv")] = AMBIGUOUS
+_CODES[list(IUPAC.lower().encode())] |= 0x80
+_TABLE = _CODES.tobytes()
 _PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}"
 
 
 class Source(NamedTuple):
-    """One file of sequences.
+    """One file of sequences."""
 
-    Attributes:
-        path: path as the user wrote it.
-        label: the species or class of all its records; None without a label.
-        names: names to use instead of those in the file, in the order of the file.
-    """
-
-    path: str
-    label: str | None = None
-    names: tuple[str, ...] | None = None
+    path: str  # as the user wrote it
+    label: str | None = None  # the species or class of all its records
+    names: tuple[str, ...] | None = None  # names to use instead of those in the file, in the order of the file
 
 
 class Header(NamedTuple):
@@ -106,9 +103,7 @@ def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
 
 
 def _is_sequence_file(path: Path) -> bool:
-    name = path.name.lower()
-    for ending in (".gz", ".bgz"):
-        name = name.removesuffix(ending)
+    name = path.name.lower().removesuffix(".gz").removesuffix(".bgz")
     return name.endswith(SUFFIXES) and not name.startswith(".")
 
 
@@ -140,25 +135,11 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
         raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
 
 
-def _code_table() -> bytes:
-    """The code of each of the 256 bytes; 255 for bytes that are not nucleotides."""
-    table = np.full(256, _WRONG, dtype=np.uint8)
-    dna = DNATokenizer()
-    for letter in IUPAC:
-        table[ord(letter)] = dna.encode(letter)[0] if letter in "ACGTUN" else AMBIGUOUS
-        table[ord(letter.lower())] = table[ord(letter)] | 0x80
-    return table.tobytes()
-
-
-_TABLE = _code_table()
-
-
 def read_fasta_codes(path: str, handle: ByteReader, first: bytes) -> Iterator[Header | bytes]:
     """Yield headers and codes of FASTA with any line ends and widths; `first` is the beginning, which was read already."""
     line, name, header, at_line_start = 1, None, None, True
-    first = first.removeprefix(b"\xef\xbb\xbf")
-    old_mac = b"\r" in first and b"\n" not in first
-    chunk = first
+    chunk = first.removeprefix(b"\xef\xbb\xbf")
+    old_mac = b"\r" in chunk and b"\n" not in chunk
     while chunk:
         if old_mac:
             chunk = chunk.replace(b"\r", b"\n")
@@ -170,9 +151,8 @@ def read_fasta_codes(path: str, handle: ByteReader, first: bytes) -> Iterator[He
                 if end < 0:
                     break
                 event = _header(path, header, line)
-                name, header, at_line_start, position = event.name, None, True, end + 1
-                line += 1
                 yield event
+                name, header, at_line_start, position, line = event.name, None, True, end + 1, line + 1
                 continue
             end = chunk.find(b">", position)
             piece = chunk[position : end if end >= 0 else len(chunk)]
@@ -180,7 +160,7 @@ def read_fasta_codes(path: str, handle: ByteReader, first: bytes) -> Iterator[He
                 codes = piece.translate(_TABLE, _BLANK)
                 if name is None and codes:
                     raise ValueError(_no_header(path, piece, line))
-                if _WRONG in codes:
+                if NOT_A_NUCLEOTIDE in codes:
                     raise ValueError(_wrong_letter(path, piece, line, name))
                 line += piece.count(b"\n")
                 at_line_start = piece[-1:] in (b"\n", b"\r")
@@ -214,13 +194,12 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
 
 
 def _wrong_letter(path: str, piece: bytes, line: int, name: str | None) -> str:
-    codes = np.frombuffer(_TABLE, np.uint8)[np.frombuffer(piece, np.uint8)]
-    codes[np.isin(np.frombuffer(piece, np.uint8), np.frombuffer(_BLANK, np.uint8))] = 0
-    place = int(np.flatnonzero(codes == _WRONG)[0])
+    letters = np.frombuffer(piece, np.uint8)
+    wrong = (_CODES[letters] == NOT_A_NUCLEOTIDE) & ~np.isin(letters, list(_BLANK))
+    place = int(np.flatnonzero(wrong)[0])
     number = line + piece.count(b"\n", 0, place)
     column = place - piece.rfind(b"\n", 0, place)
-    letter = piece[place : place + 4].decode("utf-8", "replace")[0]
-    allowed = ", ".join(IUPAC)
+    letter, allowed = piece[place : place + 4].decode("utf-8", "replace")[0], ", ".join(IUPAC)
     return f"{path}: line {number}: record {name}: letter {letter!r} at column {column} is not a nucleotide; allowed are {allowed} in either case"
 
 
@@ -233,7 +212,7 @@ def _read_genbank(path: str, handle: ByteReader) -> Iterator[Header | bytes]:
             yield Header(name, record.description, 0)
             letters = bytes(sequence)
             codes = letters.translate(_TABLE, _BLANK)
-            if _WRONG in codes:
+            if NOT_A_NUCLEOTIDE in codes:
                 raise ValueError(_wrong_letter("", letters, 1, name).partition(": record ")[2])
             if codes:
                 yield codes

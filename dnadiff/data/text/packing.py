@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from dnadiff.data.cutter import Cutter, TokenTable
-from dnadiff.data.genome.records import RecordLayout
+from dnadiff.data.genome.records import RecordLayout, StoredRecords
 from dnadiff.data.shuffle import shuffled
 from dnadiff.data.splits import Interval
 from dnadiff.data.text.tokenized import TokenizedDocuments
@@ -50,7 +50,7 @@ class Ends(NamedTuple):
         return ids
 
 
-class TokenStream(Sequence[np.ndarray]):
+class TokenStream(StoredRecords):
     """The ids of all tokenized documents as one record. Pickles as its path."""
 
     def __init__(self, documents: TokenizedDocuments) -> None:

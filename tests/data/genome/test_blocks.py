@@ -88,8 +88,8 @@ def test_no_window_of_one_split_touches_a_base_of_another(shared_data, policy, l
         return
     train, seen = data.train_windows(), {}
     allowed = [np.zeros(len(r) + 1, np.int64) for r in data.records]
-    first = train._until - np.diff(train._until, prepend=0) + train._shift
-    for record, low, high in zip(train._record.tolist(), first.tolist(), (train._until + train._shift).tolist()):
+    first = train._last - np.diff(train._last, prepend=0) + train._shift
+    for record, low, high in zip(train._record.tolist(), first.tolist(), (train._last + train._shift).tolist()):
         allowed[record][low] += 1
         allowed[record][high - 1 + length] -= 1
     seen["train"] = [np.cumsum(a) > 0 for a in allowed]

@@ -6,8 +6,9 @@ import torch
 
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 from dnadiff.data.loader import TrainLoader
+from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.splits import ChromosomeSplit, FractionSplit
-from dnadiff.data.tokenizer import DNATokenizer, reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 
 DNA = DNATokenizer()
 
