@@ -161,7 +161,7 @@ def test_specials_are_counted_and_left_out():
         ("judge_text", ["samples=x.fa", "judge={ar}"], "must be a .jsonl or a .txt file"),
         ("judge_text", ["samples=broken.jsonl", "judge={ar}"], "broken.jsonl: a line is not JSON"),
         ("judge_text", ["samples=bad.jsonl", "judge={ar}"], "each line must be a JSON object with a field text"),
-        ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of names"),
+        ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of different names"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]"], "name a file"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "protocols=[all]"], "protocols 'all' is not known"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "paths={ptb: x}"], "must name files by set"),

@@ -138,7 +138,8 @@ def _coordinate_search(
     strengths = list(strengths)
     for _ in range(sweeps):
         before = list(strengths)
-        above = [(np.zeros(1, np.float32), np.ones(1, np.float32))]  # (rest, factor) of the orders above k, the highest order first
+        # (rest, factor) of the orders above k, the highest order first.
+        above: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(1, np.float32), np.ones(1, np.float32))]
         for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
             rest, factor = above[-1]
             above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))

@@ -67,7 +67,7 @@ class SubwordTokenizer:
         rules.encode_special_tokens = True
         rules.no_padding()
         rules.no_truncation()
-        ids: dict[str | None, int] = {**rules.get_vocab(with_added_tokens=True)}
+        ids: dict[str | None, int] = dict(rules.get_vocab(with_added_tokens=True).items())
         mask_id, pad_id = ids[self.mask], ids[self.pad]
         self.bos_id, self.eos_id = ids.get(bos), ids.get(eos)
         roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]

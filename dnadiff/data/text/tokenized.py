@@ -197,7 +197,7 @@ def _start_worker(work: Callable[[Item], Result], parent: int) -> None:
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _run_item(item: Item) -> Result:
+def _run_item(item: Any) -> Any:
     try:
         return _work(item)
     except (ValueError, OSError):
