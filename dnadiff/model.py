@@ -35,6 +35,7 @@ class Model:
     """A trained model, from `load`.
 
     Attributes:
+        loaded: from `dnadiff.checkpoint.load`.
         denoiser: the network behind its interface, in evaluation mode.
         tokenizer: sequences to token ids and back.
         labels: names of the labels that samples can be conditioned on.
@@ -44,7 +45,7 @@ class Model:
     """
 
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
-        self.denoiser = loaded.denoiser.to(device)
+        self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)

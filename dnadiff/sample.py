@@ -60,7 +60,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
-    training = memorization.training_data(model, config["trust"]) if config["copies"] else None
+    training = memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
     kept = options.output_settings(config, model, request, settings)
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that was stopped while it removed them
