@@ -18,7 +18,6 @@ from dnadiff.progress import table
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.datamodule import GenomeDataModule
-    from dnadiff.metrics.memorization import TrainingIndex
     from dnadiff.metrics.sample_quality import SampleQuality
 
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
@@ -48,7 +47,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         real, source = cut(read_bases(config["real"]), length), str(config["real"])
     else:
         real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
-    training = None if data is None else training_index(data)
+    training = memorization.indexed(data) if data is not None and memorization.fits_in_memory(data) else None
+    if data is not None and training is None:
+        number = memorization.num_training_bases(data)
+        log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     stranded = checks.boolean("stranded", (data is not None and data.stranded) if config["stranded"] is None else config["stranded"])
     quality = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)()
@@ -105,17 +107,6 @@ def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
     if not found:
         raise ValueError(f"real has no window of {length:,} bases with at most {100 * MAX_UNKNOWN:g} % unknown bases; give longer records")
     return found
-
-
-def training_index(data: GenomeDataModule) -> TrainingIndex | None:
-    """The index of the training part; None with a message if it does not fit into memory."""
-    from dnadiff.metrics import memorization
-
-    if not memorization.fits_in_memory(data):
-        number = memorization.num_training_bases(data)
-        log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
-        return None
-    return memorization.indexed(data)
 
 
 def show(quality: SampleQuality) -> None:

@@ -35,6 +35,7 @@ class Model:
     """A trained model, from `load`.
 
     Attributes:
+        loaded: from `dnadiff.checkpoint.load`.
         denoiser: the network behind its interface, in evaluation mode.
         tokenizer: sequences to token ids and back.
         labels: names of the labels that samples can be conditioned on.
@@ -44,7 +45,7 @@ class Model:
     """
 
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
-        self.denoiser = loaded.denoiser.to(device)
+        self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
@@ -73,11 +74,9 @@ class Model:
         """Generate sequences, free or under constraints.
 
         Args:
-            num_samples: number of sequences.
             length: tokens per sequence; None is the training window.
             sampler: None unmasks random groups (`Grouped`), or samples from left to right if the model is autoregressive.
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
-            batch_size: sequences per batch.
             label: condition on one or several of `labels`.
             guidance: weight of the label; 1 is the model's distribution given the label.
             template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for text; defines the length.
@@ -116,20 +115,15 @@ class Model:
         gc: float | None = None,
         num_draws: int | None = None,
     ) -> list[Design]:
-        """Generate the interval [start, end) of a sequence again, `n` times, conditioned on its flanks.
+        """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the whole sequence with each of `n` designs.
 
         Args:
             sequence: letters, in either case, or a Biopython record; N is read and kept.
-            start: first position, 0-based.
-            end: one past the last position.
-            n: number of designs.
+            start, end: 0-based and half-open.
             length: window that the network reads, with the interval in the middle; None is the training window.
             sampler, seed, batch_size, label, guidance: see `sample`.
             gc: mean fraction of G and C in the designs.
             num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as in `sample`.
-
-        Returns:
-            The whole sequence with each design.
 
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
@@ -174,10 +168,8 @@ class Model:
             raise ValueError(f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo error; 0 omits bounds")
         generator = self.conditional_sampler(sampler or self.default_sampler(longest), request, label, guidance)
         if num_draws and too_long:
-            raise ValueError(
-                f"num_draws {num_draws}: bounds need whole sequences, and {longest} tokens are more than the {maximum} that this network "
-                "accepts; set num_draws=0"
-            )
+            problem = f"bounds need whole sequences, and {longest} tokens are more than the {maximum} that this network accepts"
+            raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
         if gc is not None:
             gc = gc_tilt.check(gc, request, self.tokenizer)
             generator = generator.with_tilt(gc_tilt.fit(generator, request, gc, seed, batch_size).tilt)

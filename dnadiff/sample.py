@@ -60,7 +60,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
-    training = memorization.training_data(model, config["trust"]) if config["copies"] else None
+    training = memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
     kept = options.output_settings(config, model, request, settings)
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that was stopped while it removed them
@@ -88,10 +88,8 @@ def check_options(config: Config) -> None:
     if config["proposals"] is not None:
         if not config["resample"]:
             raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
-        if config["proposals"] < config["num_samples"]:
-            raise ValueError(
-                f"proposals {config['proposals']} are fewer than the num_samples {config['num_samples']} drawn from them; set more"
-            )
+        if (proposals := config["proposals"]) < (drawn := config["num_samples"]):
+            raise ValueError(f"proposals {proposals} are fewer than the num_samples {drawn} drawn from them; set more")
     if config["write"] not in options.WRITE_WHOLE:
         raise ValueError(f"write {config['write']!r} is not known; choose window or designed")
     if not options.WRITE_WHOLE[config["write"]] and config["infill"] is None:

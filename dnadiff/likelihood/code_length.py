@@ -68,11 +68,7 @@ def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, n
 
 
 def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
-    """sum_k s_k h(n_k) in nats for a sequence of L tokens.
-
-    Args:
-        h: (L,) cross-entropy of a masked token when n = 0 .. L-1 others are visible.
-        sizes: (K,) in unmasking order.
+    """sum_k s_k h(n_k) in nats, for `h (L,)` at n = 0 .. L-1 and `sizes (K,)` in unmasking order.
 
     Raises:
         ValueError: if the sizes are not positive or do not add up to L.
@@ -134,9 +130,6 @@ def curve_from(content: Json, length: int) -> np.ndarray:
     """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal fractions of visible tokens.
 
     At the length of the table this is the measured h. At other lengths it assumes that h depends on n/L only.
-
-    Raises:
-        KeyError, TypeError, ValueError: if the content is not a `code_length_table`.
     """
     visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
     bits = np.interp(np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float))

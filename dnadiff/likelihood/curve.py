@@ -62,7 +62,6 @@ class CurveSamples:
         exceeds three standard deviations: on data unlike its training data, a network can do worse with more context.
 
         Args:
-            length: L.
             weight: (S,) bootstrap weights of the sequences; None is 1.
             coarse: use bins of twice the size, to estimate the bias of the bins.
         """

@@ -85,9 +85,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     """Evaluate a model on held-out windows, write the JSON file, and the scores of each window if `windows` names a file.
 
     Args:
-        model: the model.
         config: as `check_options` returns it; `data` replaces the data of the training run.
-        device: where to compute.
 
     Returns:
         The contents of the JSON file, and `is_dna`.

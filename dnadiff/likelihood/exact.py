@@ -23,7 +23,6 @@ def exact_curve(
 
     Args:
         denoiser: not conditioned on labels.
-        process: corrupts the sequences.
         x0: (B, L) tokens, L at most 14.
         maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n. None is all.
         batch_size: masked sequences per network call.

@@ -31,10 +31,7 @@ MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are 
 
 
 def without_download(data: Config) -> Config:
-    """The data configuration of a run without permission to download: loading a checkpoint must not fetch anything.
-
-    Raises ValueError if the run used downloaded data only.
-    """
+    """The data configuration of a run without permission to download; raises ValueError if it used downloaded data only."""
     fetched = [key for key in ("download", "hub") if data.get(key)]
     if fetched and not data.get("path"):
         raise ValueError(

@@ -72,7 +72,6 @@ def estimate(
 
     Args:
         denoiser: in evaluation mode.
-        process: corrupts the sequences.
         batches: positions outside the group `all` are neither masked nor counted.
         num_draws: network calls per sequence, even and at least 2.
         seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also depends on `num_draws`.
@@ -118,7 +117,6 @@ def estimate_to(
         batches: iterated once per doubling: a list, or another object that can be iterated repeatedly.
         target_se: None makes `num_draws` draws.
         num_draws: initial number of draws.
-        max_draws: maximum number of draws.
         on_doubling: called before each doubling with the number of new draws and the current error.
         min_draws: double at least until this many draws: the draws of an earlier result, to evaluate another network with the same noise.
     """

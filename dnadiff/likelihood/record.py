@@ -64,7 +64,7 @@ class Likelihood:
 
     def interval(self, group: str = "all") -> ConfidenceInterval:
         """Nats per token with `se_total`, which includes the choice of test sequences and the Monte Carlo noise."""
-        return self._ratio(self.per_sequence(group), group)
+        return self.interval_of(self.per_sequence(group), group)
 
     def variance_mc(self, group: str = "all") -> np.ndarray:
         """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot estimate it.
@@ -85,13 +85,10 @@ class Likelihood:
 
     def difference(self, other: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
-        return self._ratio(self.per_sequence(group) - other, group)
+        return self.interval_of(self.per_sequence(group) - other, group)
 
-    def mean_with(self, other: Likelihood, group: str = "all") -> ConfidenceInterval:
-        """The mean of two estimates of the same tokens, nats per token, paired by sequence."""
-        return self._ratio((self.per_sequence(group) + other.per_sequence(group)) / 2, group)
-
-    def _ratio(self, nats: np.ndarray, group: str) -> ConfidenceInterval:
+    def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
+        """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of `interval`."""
         return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))
 
     def cross_entropy(self) -> np.ndarray:

@@ -24,9 +24,7 @@ class OtherStrand(BaseDenoiser):
     """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
 
     Using the same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
-
-    Raises:
-        ValueError: if the vocabulary has no complement.
+    Raises ValueError if the vocabulary has no complement.
     """
 
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
@@ -55,9 +53,6 @@ class Conjoined(BaseDenoiser):
 
     Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave. The published Caduceus-Ph uses the
     same post-hoc conjoining for classification (arXiv 2403.03234, section 4.2).
-
-    Raises:
-        ValueError: if the vocabulary has no complement.
     """
 
     rows_per_sequence = 2
@@ -90,7 +85,8 @@ class ReverseComplemented:
 
 def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
     """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
-    gap, mean = forward.difference(reverse.per_sequence(group), group), forward.mean_with(reverse, group)
+    gap = forward.difference(reverse.per_sequence(group), group)
+    mean = forward.interval_of((forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group)
     return {
         "forward": forward.interval(group).value,
         "reverse": reverse.interval(group).value,

@@ -18,7 +18,6 @@ from dnadiff.metrics.composition import as_bases
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.datamodule import GenomeDataModule
-    from dnadiff.model import Model
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
@@ -100,7 +99,7 @@ class Match(NamedTuple):
     seen: float
 
 
-def dna_data(model: Loaded | Model, trust: Sequence[str] = ()) -> GenomeDataModule:
+def dna_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     """The data that a model was trained on, prepared; raises ValueError for text."""
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
@@ -119,7 +118,7 @@ def fits_in_memory(data: GenomeDataModule) -> bool:
     return num_training_bases(data) <= MAX_KMERS // 4
 
 
-def training_data(model: Loaded | Model, trust: Sequence[str] = ()) -> GenomeDataModule:
+def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     """The data that a model was trained on; raises ValueError for text, or if the index of the training part does not fit into memory."""
     data = dna_data(model, trust)
     if not fits_in_memory(data):

@@ -2,7 +2,7 @@
 
 The baseline: random disjoint sets of held-out windows, as large as the set of samples, are evaluated as the samples are. A *distance*
 above the range of the baseline means that samples and real windows are distinguishable. A distance below it is a warning: samples that are
-closer to a set of real windows than other real windows are vary too little, or copy some of that set.
+closer to a set of real windows than other real windows vary too little, or copy some of that set.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class SampleQuality:
     Attributes:
         metrics: in the order of the table.
         num_compared: sequences in each set.
-        length: bases in each sequence.
         information: mutual information in bits at each distance: of the samples (D,), and the range of 95 % of sets of real windows (2, D).
     """
 

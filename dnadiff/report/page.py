@@ -28,7 +28,6 @@ def write_report(
 
     Args:
         path: an existing file is replaced atomically.
-        results: the results to show.
         title: by default it has the name of the data.
         details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
         commands: command lines that produced the results.

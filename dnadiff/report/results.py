@@ -53,16 +53,13 @@ class RunResults:
     def __post_init__(self) -> None:
         if (self.samples is None) != (self.real is None):
             given, missing = ("samples", "real") if self.real is None else ("real", "samples")
-            raise ValueError(
-                f"{given} came without {missing}; samples are compared with real windows of the same length, so give both or neither"
-            )
+            why = "samples are compared with real windows of the same length, so give both or neither"
+            raise ValueError(f"{given} came without {missing}; {why}")
 
     @cached_property
     def composition(self) -> Composition | None:
         """The samples compared with real windows."""
-        if self.samples is None or self.real is None:
-            return None
-        return compare(self.samples, self.real, both_strands=self.both_strands)
+        return None if self.samples is None or self.real is None else compare(self.samples, self.real, both_strands=self.both_strands)
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -135,7 +132,5 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 def short_count(value: float) -> str:
     """1,500,000 as 1.5 M."""
-    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+    size, letter = next(((s, x) for s, x in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if abs(value) >= s), (1, ""))
+    return f"{value / size:.3g}{letter}"

@@ -152,23 +152,13 @@ def downstream(finetune: Results) -> str:
     """The task, with accuracies and paired differences of the classifiers."""
     task, differences = finetune.get("task") or {}, finetune.get("differences") or ()
     height = 1.0 + 0.45 * max(len(finetune["models"]), len(differences))
-    pictures = [
-        picture(
-            panel(partial(panels.accuracies, finetune=finetune), height),
-            "accuracy",
-            "Accuracies with 95 % intervals; the table of results gives the numbers.",
-            "Small dots: single seeds. Lines: 95 % intervals.",
-        )
-    ]
+    drawn = panel(partial(panels.accuracies, finetune=finetune), height)
+    label = "Accuracies with 95 % intervals; the table of results gives the numbers."
+    pictures = [picture(drawn, "accuracy", label, "Small dots: single seeds. Lines: 95 % intervals.")]
     if differences:
-        pictures += [
-            picture(
-                panel(partial(panels.accuracy_differences, finetune=finetune), height),
-                "accuracy-differences",
-                "Paired differences of accuracy with 95 % intervals; the table of results gives the numbers.",
-                "Filled: the interval excludes 0. Open: it contains 0.",
-            )
-        ]
+        drawn = panel(partial(panels.accuracy_differences, finetune=finetune), height)
+        label = "Paired differences of accuracy with 95 % intervals; the table of results gives the numbers."
+        pictures.append(picture(drawn, "accuracy-differences", label, "Filled: the interval excludes 0. Open: it contains 0."))
     notes = facts("Task", task), facts("Notes", finetune.get("notes") or {})
     return section(f"Downstream task: {task.get('name', 'classification')}", pair(*pictures) + pair(*filter(None, notes)))
 

@@ -59,12 +59,8 @@ def _task(result: Results, name: str) -> str:
         + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )
-    curves = picture(
-        panel(partial(classification.roc, result=result), 4.6),
-        f"{name}roc",
-        f"ROC curves on {task['name']}; the table above gives the areas under them.",
-        "First seed.",
-    )
+    label = f"ROC curves on {task['name']}; the table above gives the areas under them."
+    curves = picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, "First seed.")
     tables = [
         picture(
             panel(partial(classification.confusion, result=result, name=model), 3.4),
@@ -103,9 +99,8 @@ def _notes(result: Results) -> str:
         for name, m in result["models"].items()
         if m.get("subsets")
     }
-    return pair(
-        facts("Task", {**about, **result.get("notes", {})}), facts("Chosen on validation", chosen) + facts("Accuracy of subsets", subsets)
-    )
+    found = facts("Chosen on validation", chosen) + facts("Accuracy of subsets", subsets)
+    return pair(facts("Task", {**about, **result.get("notes", {})}), found)
 
 
 def _chosen(model: Results) -> str:
