@@ -49,12 +49,12 @@ class Loaded:
     labels: tuple[str, ...] = ()
 
 
-def build_objective(config: Mapping[str, Json], process: AbsorbingProcess, trust: Trust = (PACKAGE,)) -> Objective:
+def build_objective(config: Config, process: AbsorbingProcess, trust: Trust = (PACKAGE,)) -> Objective:
     """The objective of a training configuration."""
     return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
 
 
-def resolved(config: Mapping[str, Json], trust: Trust = (PACKAGE,)) -> Config:
+def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
     """The configuration with `time_conditioning: null` replaced by the objective's default, in the backbone too."""
     conditioned = config.get("time_conditioning")
     if conditioned is None:
@@ -66,7 +66,7 @@ def resolved(config: Mapping[str, Json], trust: Trust = (PACKAGE,)) -> Config:
     return {**config, "time_conditioning": conditioned, "backbone": backbone}
 
 
-def build_denoiser(config: Mapping[str, Json], tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+def build_denoiser(config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
     """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
 
     Raises:

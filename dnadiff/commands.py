@@ -13,12 +13,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import integer
-from dnadiff.config import RENAMED_CHOICES, Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.config import RENAMED_CHOICES, Config, as_dict, choices, compose, config_dir, leaves, with_current_choices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -242,7 +242,7 @@ def check_new_keys(overrides: Sequence[str], name: str) -> None:
         raise ValueError(unknown_key(unread[0], name, overrides))
 
 
-def check_booleans(config: Mapping[str, Json], overrides: Sequence[str], name: str) -> None:
+def check_booleans(config: Config, overrides: Sequence[str], name: str) -> None:
     """ValueError for a word in place of true or false: in Python any non-empty string, such as `no`, counts as true."""
     words = {key: value for key, value in leaves(config) if isinstance(value, str) and value.isalpha()}
     given = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in words]

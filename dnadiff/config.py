@@ -200,7 +200,7 @@ def check(config: Json, trust: Trust = (PACKAGE,)) -> None:
             check(value, trust)
 
 
-def build(config: Mapping[str, Json], *args: Any, trust: Trust = (PACKAGE,), **extra: Any) -> Any:
+def build(config: Config, *args: Any, trust: Trust = (PACKAGE,), **extra: Any) -> Any:
     """The object that a configuration describes.
 
     `_target_` names the callable. `_partial_: true` returns a `functools.partial` for arguments known later. Nested

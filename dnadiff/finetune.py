@@ -227,7 +227,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
 
 
 def fine_tuned_model(
-    config: Config, protocol: FixedSplit, backbone: Callable[[int], Backbone], rates: Sequence[float], about: Mapping[str, Json]
+    config: Config, protocol: FixedSplit, backbone: Callable[[int], Backbone], rates: Sequence[float], about: Mapping[str, object]
 ) -> TaskModel:
     """A network that is trained on the task; several learning rates or batch sizes make a grid search."""
     from dnadiff.downstream.finetuning import FineTunedModel, TrainingSettings

@@ -29,7 +29,7 @@ FASTA = (".fa", ".fasta", ".fna")
 JSONL = ".jsonl"
 TEXT = (".txt", JSONL)
 TOTALS: dict[str, Json] = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
-Writer: TypeAlias = Callable[[str, str, Mapping[str, Json]], bytes]  # name, text and header of a record -> its bytes
+Writer: TypeAlias = Callable[[str, str, Mapping[str, object]], bytes]  # name, text and header of a record -> its bytes
 log = logging.getLogger("dnadiff")
 
 
@@ -107,7 +107,7 @@ def generate(
     request: Request,
     generator: ConditionalSampler,
     stream: ResumableOutput,
-    header: Mapping[str, Json],
+    header: Mapping[str, object],
     weighted: bool,
 ) -> None:
     """Generate and write the remaining batches."""
@@ -157,7 +157,7 @@ def with_calibrated_tilt(config: Config, request: Request, generator: Conditiona
     return generator.with_tilt(totals["tilt"]["log_odds"])
 
 
-def fasta_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
+def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """A FASTA record whose header has `key=value` pairs."""
     from dnadiff.data.genome.fasta import as_bytes, synthetic_record
     from dnadiff.design.provenance import header_value
@@ -165,13 +165,13 @@ def fasta_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
     return as_bytes(synthetic_record(name, text, **{key: header_value(value) for key, value in about.items()}))
 
 
-def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
+def jsonl_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """A line of JSON."""
     about = {**about, "log_weight": float(about["log_weight"])} if "log_weight" in about else about
     return json.dumps({"name": name, "synthetic": True, **about, "text": text}, ensure_ascii=False).encode() + b"\n"
 
 
-def text_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
+def text_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """The text, followed by an empty line."""
     return text.encode() + b"\n\n"
 

@@ -97,7 +97,7 @@ def absolute_paths(path: Json) -> Json:
     return str(Path(path).expanduser().absolute()) if existing else path
 
 
-def check_compatible(config: Mapping[str, Json]) -> None:
+def check_compatible(config: Config) -> None:
     """Refuse an incompatible objective, backbone and schedule before any data is read.
 
     All are built once with a stand-in vocabulary and without memory for weights, so that the checks in their constructors run here.
@@ -111,7 +111,7 @@ def check_compatible(config: Mapping[str, Json]) -> None:
         build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
 
 
-def assemble(config: Mapping[str, Json], run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
+def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
     """The Trainer and the LightningModule of a configuration."""
     import torch
 
@@ -194,7 +194,7 @@ def validation_interval(trainer: Mapping[str, Json]) -> int:
     return max(1, steps // times) * trainer["accumulate_grad_batches"]
 
 
-def describe_run(config: Mapping[str, Json], run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
+def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
     """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
     from dnadiff.data.files import write_json
 

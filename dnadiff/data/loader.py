@@ -89,8 +89,9 @@ class TrainLoader:
         if self.num_workers == 0:
             return map(reader.__getitem__, keys)
         # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
-        options = {"generator": Generator(), "multiprocessing_context": self.start_method}
-        return iter(DataLoader(reader, batch_size=None, sampler=keys, num_workers=self.num_workers, **options))
+        own = Generator()
+        context, workers = self.start_method, self.num_workers
+        return iter(DataLoader(reader, None, sampler=keys, num_workers=workers, generator=own, multiprocessing_context=context))
 
 
 class _Reader(Dataset[Batch]):

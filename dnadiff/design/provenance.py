@@ -56,7 +56,7 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
     return found
 
 
-def header_value(value: Json) -> str:
+def header_value(value: object) -> str:
     """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted."""
     return value if isinstance(value, str) and _BARE.fullmatch(value) else json.dumps(value, separators=(",", ":"), default=str)
 
@@ -155,14 +155,14 @@ def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, J
     }
 
 
-def write(output: Path, content: Mapping[str, Json]) -> Path:
+def write(output: Path, content: Mapping[str, object]) -> Path:
     """Write the JSON file next to a file of samples, with the hash of that file."""
     path = json_path(output)
     write_json(path, {"file": output.name, "sha256": sha256(output), "synthetic": True, "dnadiff": __version__, **content})
     return path
 
 
-def is_complete(output: Path, settings: Mapping[str, Json]) -> bool:
+def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
     """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
     try:
         content = json.loads(json_path(output).read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     more: dict[str, Json]
 
 
-def compute_key(settings: Mapping[str, Json], tokenizer: DNATokenizer, files: Sequence[Path]) -> str | None:
+def compute_key(settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]) -> str | None:
     """32 hexadecimal digits for a reader with these settings on these files; None if one of the files has just changed."""
     about = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for file in files]
     if time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9 < _MIN_AGE:

@@ -111,7 +111,7 @@ class FineTuningModule(lightning.LightningModule):
         return nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
 
     @override
-    def on_train_batch_end(self, outputs: Json, batch: ItemBatch, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
         now = time.perf_counter()
         self.seconds, self.last_batch_end = self.seconds + now - self.last_batch_end, now
         self.num_sequences += len(batch.labels)
@@ -232,7 +232,11 @@ class FineTunedModel(NetworkModel):
     kind = "Network"
 
     def __init__(
-        self, backbone: Callable[[int], Backbone], lr: float, about: Mapping[str, Json] | None = None, **settings: Unpack[TrainingSettings]
+        self,
+        backbone: Callable[[int], Backbone],
+        lr: float,
+        about: Mapping[str, object] | None = None,
+        **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})

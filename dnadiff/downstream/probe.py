@@ -54,7 +54,7 @@ class FrozenModel(TaskModel):
         backbone: Callable[[int], Backbone],
         random: bool = False,
         batch_size: int = 64,
-        about: Mapping[str, Json] | None = None,
+        about: Mapping[str, object] | None = None,
         device: str = "cpu",
     ) -> None:
         self.backbone, self.random, self.batch_size, self.about, self.device = backbone, random, batch_size, dict(about or {}), device

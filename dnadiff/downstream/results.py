@@ -70,7 +70,7 @@ class Results:
 class ResultsFolder(Results):
     """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them."""
 
-    def __init__(self, folder: Path, provenance: Mapping[str, Json], version: str) -> None:
+    def __init__(self, folder: Path, provenance: Mapping[str, object], version: str) -> None:
         self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), version
 
     @override
@@ -141,7 +141,7 @@ def listed_digests(path: Path) -> set[str]:
         return {row.get("digest") or "" for row in csv.DictReader(file)}
 
 
-def append_row(path: Path, row: Mapping[str, Json], columns: Sequence[str]) -> None:
+def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
     """Append a row to a CSV file that the caller has locked. If columns are missing, the file is rewritten with them added."""
     known: list[dict[str, str]] = []
     header = list(columns)
@@ -168,7 +168,7 @@ def append_row(path: Path, row: Mapping[str, Json], columns: Sequence[str]) -> N
         file.write(text.getvalue().encode())
 
 
-def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, Json]) -> None:
+def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]) -> None:
     """Write a prediction atomically."""
     description = json.dumps({**about, "found": prediction.fit_info}, default=str)
     with atomic_write(path, overwrite=True) as file:
@@ -185,7 +185,7 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
         return prediction, torch.from_numpy(stored["labels"])
 
 
-def compute_digest(data: TaskData, about: Mapping[str, Json]) -> str:
+def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
     digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about], sort_keys=True, default=str).encode())
     for items in (data.train, data.valid, data.test):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
 from dnadiff.report import figures
 
@@ -79,7 +78,7 @@ def _cell(text: str) -> str:
     return escape(text).replace("_", "_<wbr>")
 
 
-def facts(heading: str, values: Mapping[str, Json]) -> str:
+def facts(heading: str, values: Mapping[str, object]) -> str:
     """Names and values in two columns; empty without values."""
     if not values:
         return ""
@@ -89,7 +88,7 @@ def facts(heading: str, values: Mapping[str, Json]) -> str:
     return f'<h3>{escape(heading)}</h3><table class="facts"><tbody>{rows}</tbody></table>'
 
 
-def _shown(value: Json, key: str = "") -> str:
+def _shown(value: object, key: str = "") -> str:
     """A value as text; an absolute path is cut to its last parts, so that a shared page does not show the folders of its author."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())

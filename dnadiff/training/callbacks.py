@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Config, Json
+from dnadiff.config import Config
 from dnadiff.data.files import atomic_write
 from dnadiff.progress import Progress
 from dnadiff.training.module import Batch, DiffusionModule
@@ -68,7 +68,7 @@ class AtomicCheckpoints(TorchCheckpointIO):
     """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the new one."""
 
     @override
-    def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: Json = None) -> None:
+    def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None) -> None:
         with atomic_write(Path(path), overwrite=True) as file:
             torch.save(checkpoint, file)
 
@@ -203,7 +203,7 @@ class MetricsFile(Logger):
         return ""
 
     @override
-    def log_hyperparams(self, params: Json, *args: Json, **kwargs: Json) -> None:
+    def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
         """Nothing: the run folder holds config.yaml instead."""
 
     def begin(self, module: DiffusionModule, step: int) -> None:

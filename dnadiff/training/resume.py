@@ -43,7 +43,7 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / "metrics.json").is_file() or any((run_dir / "checkpoints").glob("*.ckpt"))
 
 
-def resumable(config: Mapping[str, Json], run_dir: Path) -> Path | None:
+def resumable(config: Config, run_dir: Path) -> Path | None:
     """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration."""
     own = run_dir / "checkpoints" / "last.ckpt"
     if own.is_file():
@@ -59,14 +59,14 @@ def resumable(config: Mapping[str, Json], run_dir: Path) -> Path | None:
     return None
 
 
-def differences(config: Mapping[str, Json], other: Mapping[str, Json], ignored: Sequence[str]) -> list[str]:
+def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[str]:
     """Dotted keys whose values differ, except those in `ignored` and below them. Renamed classes count as equal."""
     ours, theirs = (dict(leaves(with_current_names(c))) for c in (config, other))
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
     return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in ignored)]
 
 
-def resume_step(start_from: Path, config: Mapping[str, Json], data: SequenceDataModule) -> int:
+def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> int:
     """The step of the checkpoint to resume.
 
     Raises:
@@ -121,7 +121,7 @@ def use_initial_network(config: Config, initial: Mapping[str, Json], overrides: 
     return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}
 
 
-def describe_difference(config: Mapping[str, Json], other: Mapping[str, Json], asked: Sequence[str]) -> str:
+def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> str:
     """How two networks differ, in words, among the keys that both have or that were asked for; empty if they do not."""
     ours, theirs = (with_current_names({**c["backbone"], "time_conditioning": c["time_conditioning"]}) for c in (config, other))
     if ours["time_conditioning"] is None:  # the objective's default: any value will do

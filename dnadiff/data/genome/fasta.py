@@ -11,7 +11,6 @@ from typing import NamedTuple, TextIO
 
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from dnadiff.config import Json
 from dnadiff.data.files import atomic_write, open_text
 from dnadiff.data.nucleotides import not_a_nucleotide
 
@@ -100,6 +99,6 @@ def as_bytes(record: Record) -> bytes:
     return b"\n".join([f">{record.name} {record.description}".rstrip().encode(), *lines, b""])
 
 
-def synthetic_record(name: str, sequence: str, **settings: Json) -> Record:
+def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
     """A generated sequence whose header marks it as synthetic and names the settings: `>{name} synthetic sampler=... calls=... seed=...`."""
     return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]), sequence.encode("ascii"))

@@ -222,7 +222,7 @@ class ShortSequenceDataModule(DNADataModule):
 
 def content_fraction(ids: TokenIds) -> float:
     """A number in [0, 1) that depends only on the sequence, and is the same for both strands."""
-    ids = ids.astype(np.uint8, copy=False)
-    other = TokenTable(DNATokenizer().vocab).reverse_complement(ids[None])[0]
-    digest = hashlib.blake2b(min(ids.tobytes(), other.tobytes()), digest_size=8).digest()
+    codes = ids.astype(np.uint8, copy=False)
+    other = TokenTable(DNATokenizer().vocab).reverse_complement(codes[None])[0]
+    digest = hashlib.blake2b(min(codes.tobytes(), other.tobytes()), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
