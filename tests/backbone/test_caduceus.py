@@ -3,6 +3,7 @@ import torch
 from torch.nn.functional import silu
 
 from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.kernels import selective_scan
 
 
 @pytest.mark.parametrize("scan", ["cpu", "portable", "reference"])
@@ -28,7 +29,8 @@ def test_every_variant_of_the_mixer_matches_the_published_wiring(dna, strategy, 
 
     def mamba(direction, in_proj, out_proj, x):
         inner, z = in_proj(x).chunk(2, dim=-1)
-        return out_proj(direction(inner, None, "portable") * silu(z))
+        inputs = direction.scan_inputs(direction.conv(inner, "portable"), None, "portable")
+        return out_proj(selective_scan(*inputs, reverse=direction.reverse, scan="portable") * silu(z))
 
     back = (mixer.in_proj, mixer.out_proj) if tied else (mixer.in_proj_rev, mixer.out_proj_rev)
     mixer.rev.reverse = False
