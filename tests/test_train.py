@@ -174,7 +174,7 @@ def test_published_text_weights_are_refused_with_another_vocabulary(cli, train_a
     for data in (("data=text", f"data.path={tmp_path / 'book.txt'}"), ()):
         args = [a for a in train_args("dit", 1, "init_from=text", **({"data": data} if data else {})) if "backbone" not in a]
         status, _, err = cli("train", *args)
-        assert status == 1 and "text has 33 ids with the mask 32, and this alphabet 1" in err and "choose its tokenizer" in err
+        assert status == 1 and "text has 33 ids with the mask 32, and this vocabulary 1" in err and "choose its tokenizer" in err
     assert not (tmp_path / "run").exists()
 
 
