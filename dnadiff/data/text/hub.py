@@ -69,7 +69,7 @@ class Hub:
 class HubPart(Documents):
     """The documents of one part, in order; `streaming` reads without storing. `name` is that of the data in messages."""
 
-    def __init__(self, hub: Hub, part: str, name: str, streaming: bool) -> None:
+    def __init__(self, hub: Hub, part: str, name: str, streaming: bool = False) -> None:
         self.hub, self.part, self.name, self.streaming = hub, part, name, streaming
 
     @override

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dnadiff.data.text.datamodule import TextDataModule
-from dnadiff.data.text.hub import Hub
+from dnadiff.data.text.hub import Hub, HubPart
 from dnadiff.data.text.packing import Ends
 from dnadiff.data.text.streaming import StreamLoader
 from dnadiff.data.tokenizer import CharTokenizer
@@ -108,10 +108,10 @@ def test_files_read_by_datasets_are_identified_by_their_content(kind, tmp_path):
     keys = []
     for number, text in ((0, "a"), (0, "b"), (1, "a"), (0, "a")):
         (folder / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
-        keys.append(Hub(splits={"train": "train"}, **named).part("train", "x").key())
+        keys.append(HubPart(Hub(splits={"train": "train"}, **named), "train", "x").key())
     assert len({json.dumps(key) for key in keys}) == 4
     (folder / "0.jsonl").write_text(json.dumps({"text": "b"}) + "\n")
-    assert Hub(splits={"train": "train"}, **named).part("train", "x").key() == keys[2]
+    assert HubPart(Hub(splits={"train": "train"}, **named), "train", "x").key() == keys[2]
 
 
 def test_a_stream_that_ends_before_its_validation_is_rejected(tmp_path, monkeypatch):
