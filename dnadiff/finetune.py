@@ -210,7 +210,7 @@ def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[s
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
-        built = build(baseline, loaded.tokenizer, trust=None)
+        built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
         models.setdefault(name, built)

@@ -165,7 +165,7 @@ def segment_starts(config: Config, model: Model, length: int) -> list[int]:
 def show(content: Mapping[str, Json]) -> None:
     """Print the tables."""
 
-    def cells(row: Mapping[str, object]) -> list[str]:
+    def cells(row: Mapping[str, Json]) -> list[str]:
         shown = []
         for key, form in (("perplexity", ".2f"), ("entropy", ".3f"), ("repetition", ".1%")):
             if key not in row:

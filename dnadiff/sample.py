@@ -165,7 +165,7 @@ def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     return as_bytes(synthetic_record(name, text, **{key: header_value(value) for key, value in about.items()}))
 
 
-def jsonl_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
+def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
     """A line of JSON."""
     about = {**about, "log_weight": float(about["log_weight"])} if "log_weight" in about else about
     return json.dumps({"name": name, "synthetic": True, **about, "text": text}, ensure_ascii=False).encode() + b"\n"

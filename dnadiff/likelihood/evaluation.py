@@ -81,6 +81,13 @@ def check_strands(config: Config, causal: bool, is_dna: bool) -> None:
         )
 
 
+def describe_model(model: Loaded, conjoined: bool) -> Json:
+    """What the JSON file records of the model."""
+    backbone, parameters = model.denoiser.backbone, sum(p.numel() for p in model.denoiser.parameters())
+    about = {"checkpoint": str(model.path), "backbone": type(backbone).__name__, "parameters": parameters}
+    return about | {"step": model.step, "conjoined": conjoined}
+
+
 def evaluate(model: Loaded, config: Config, device: str) -> Json:
     """Evaluate a model on held-out windows, write the JSON file, and the scores of each window if `windows` names a file.
 
@@ -119,13 +126,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     layout = data.layout(tiles.length)
     about = {**data.describe(), "window": tiles.length, **({} if layout is None else {"layout": layout})}
     content = {
-        "model": {
-            "checkpoint": str(model.path),
-            "backbone": type(model.denoiser.backbone).__name__,
-            "parameters": sum(p.numel() for p in model.denoiser.parameters()),
-            "step": model.step,
-            "conjoined": config["conjoin"],
-        },
+        "model": describe_model(model, config["conjoin"]),
         "data": about,
         "part": config["part"],
         "num_draws": result.num_draws,

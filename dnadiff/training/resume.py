@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
-from dnadiff.config import Config, Json, leaves, with_current_names
+from dnadiff.config import Config, leaves, with_current_names
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
@@ -103,7 +103,7 @@ def clear(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
 
 
-def use_initial_network(config: Config, initial: Mapping[str, Json], overrides: Sequence[str]) -> Config:
+def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:
     """The configuration with the network of `init_from`, computed as the command line says (scan, activation checkpointing).
 
     Raises:

@@ -126,7 +126,7 @@ def test_mdlm_protocol_is_one_draw_without_an_error_and_leaves_out_a_thousandth(
     result = likelihood.one_draw(Uniform(), process, whole(x0))
     assert result.interval().value == pytest.approx(0.999 * math.log(3), abs=3 * result.interval().se)
 
-    # With the coins' mean in place of the coins the integrand is what is left, and log V is told from 0.999 log V.
+    # With the mean of the Bernoulli masks instead of draws only the integrand remains, which distinguishes log V from 0.999 log V.
     noise, everything = process.noise, lambda ids, t, maskable, draws: torch.full_like(ids, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "corrupt", everything)

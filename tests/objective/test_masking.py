@@ -132,7 +132,7 @@ def test_importance_drawn_steps_have_the_mean_of_uniform_ones():
 
 @pytest.mark.parametrize("masking", [Bernoulli(), Importance(), DiscreteTime(8), ExactCount()], ids=lambda m: type(m).__name__)
 def test_every_row_sees_all_strata_over_the_seeds(masking):
-    # Rows in a fixed order, as in validation: a stratum tied to the row's number would give it the same times for ever.
+    # Rows in a fixed order, as in validation: a stratum tied to the row number would always give a row the same times.
     process, x0 = AbsorbingProcess(DNA, LogLinear()), torch.full((8, 16), 7)
     times = torch.stack([masking(process, x0, x0 > 0, Draws.for_batch(seed, 8)).t for seed in range(400)])
     again = masking(process, x0, x0 > 0, Draws.for_batch(3, 8)).t

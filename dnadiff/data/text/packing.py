@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from dnadiff.data.cutter import Cutter, TokenTable
-from dnadiff.data.genome.records import RecordLayout, StoredRecords
+from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
 from dnadiff.data.shuffle import shuffled
 from dnadiff.data.splits import Interval
 from dnadiff.data.text.tokenized import TokenizedDocuments
@@ -75,7 +75,7 @@ class TokenStream(StoredRecords):
 class BlockCutter(Cutter):
     """Blocks of `length` tokens of streams of token ids, `ends` included."""
 
-    def __init__(self, records: Sequence[np.ndarray], length: int, vocab: Vocab, ends: Ends) -> None:
+    def __init__(self, records: Records, length: int, vocab: Vocab, ends: Ends) -> None:
         super().__init__(records, length - ends.size, vocab)
         self.block_length, self.ends = length, ends
 
@@ -91,7 +91,7 @@ class BlockCutter(Cutter):
 class TiledBlocks(TiledWindows):
     """Consecutive blocks of `length` tokens, `ends` included, in which every token counts once. Items are those of `TiledWindows`."""
 
-    def __init__(self, records: Sequence[np.ndarray], intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends) -> None:
+    def __init__(self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends) -> None:
         super().__init__(records, intervals, length - ends.size, vocab)
         self.length, self.lead = length, int(ends.bos is not None)
         self._cut = BlockCutter(records, length, vocab, ends)
