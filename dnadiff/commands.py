@@ -117,8 +117,9 @@ def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--cfg", "-c", action="append", default=[])  # declared, or argparse would read Hydra's -c as short for -cd
     options, rest = parser.parse_known_args(arguments)
-    return options.config_dir, rest
+    return options.config_dir, [*(f"--cfg={part}" for part in options.cfg), *rest]
 
 
 def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> Config:

@@ -59,9 +59,10 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
     current = []
     for override in overrides:
         choice = override.lstrip("+")
-        if new := RENAMED_CHOICES.get(choice):
+        group, _, name = choice.partition("=")
+        if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
             logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
-            override = override.removesuffix(choice) + new
+            override = override.removesuffix(name) + new.partition("=")[2]
         current.append(override)
     return current
 

@@ -90,7 +90,7 @@ def check_options(config: Config) -> None:
             raise ValueError("proposals are what resample=true chooses from; set it, or leave proposals out")
         if (proposals := config["proposals"]) < (drawn := config["num_samples"]):
             raise ValueError(f"proposals {proposals} are fewer than the num_samples {drawn} drawn from them; set more")
-    if config["write"] not in options.WRITE_WHOLE:
+    if config["write"] not in tuple(options.WRITE_WHOLE):
         raise ValueError(f"write {config['write']!r} is not known; choose window or designed")
     if not options.WRITE_WHOLE[config["write"]] and config["infill"] is None:
         raise ValueError("write=designed is for infill=, which has flanks to leave out; leave write out")

@@ -65,13 +65,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
     step = resume_step(start_from, config, data) if start_from is not None else 0
     sanity_check(module, data)
+    metrics = metrics_file(trainer)  # refuses another logger before anything is removed
     if trainer.is_global_zero:  # of several processes one writes the run folder and prints
         if start_from is None:
             clear(run_dir)
         describe_run(config, run_dir, data, module)
         if start_from is not None:
             log.info(f"resuming {start_from}")
-        metrics_file(trainer).begin(module, step)
+        metrics.begin(module, step)
     trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     return finish(trainer, module, run_dir) if trainer.is_global_zero else {}
 

@@ -19,7 +19,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-from dnadiff.config import Json
+from dnadiff.config import Json, with_current_names
 from dnadiff.data.files import atomic_write, check_output
 
 
@@ -73,7 +73,7 @@ class ResumableOutput:
             check_output(output, overwrite)
 
     def _resume(self, found: Mapping[str, Json]) -> None:
-        was, now = found["settings"], self.settings
+        was, now = with_current_names(found["settings"]), self.settings
         for key in dict.fromkeys([*was, *now]):
             if was.get(key) != now.get(key):
                 raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff import __version__
-from dnadiff.config import Json
+from dnadiff.config import Json, with_current_names
 from dnadiff.data.files import atomic_write, write_json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import open_bytes, sha256
@@ -166,7 +166,7 @@ def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
     """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
     try:
         content = json.loads(json_path(output).read_text(encoding="utf-8"))
-        same = content["settings"] == json.loads(json.dumps(settings))
+        same = with_current_names(content["settings"]) == json.loads(json.dumps(settings))
         return same and output.is_file() and content["sha256"] == sha256(output)
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -56,7 +56,7 @@ def check_options(config: Config) -> Config:
     likelihood.check_num_draws(config["num_draws"])
     if config["part"] not in PARTS:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
-    if config["protocol"] not in PROTOCOLS:
+    if config["protocol"] not in tuple(PROTOCOLS):
         raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
     target_se = config["target_se"]
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:

@@ -35,7 +35,7 @@ class GridSampler(Sampler):
     def __post_init__(self) -> None:
         self.num_steps = checks.integer("sampler.num_steps", self.num_steps)
         super().__post_init__()
-        if self.noise_removal not in NOISE_REMOVAL:
+        if self.noise_removal not in tuple(NOISE_REMOVAL):
             raise ValueError(f"sampler.noise_removal {self.noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}")
         self._argmax, self._leave = NOISE_REMOVAL[self.noise_removal]
 
