@@ -39,7 +39,8 @@ def test_named_files_exist(page):
     named = re.findall(
         r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b", page.read_text(encoding="utf-8")
     )
-    assert not [name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()]
+    own = page.stem == "extending"  # its files are those of a user, which test_extending writes and runs
+    assert own or not [name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
