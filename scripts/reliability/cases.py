@@ -1,0 +1,176 @@
+"""Every command on tiny input: what the reliability harnesses run.
+
+`World` holds the input files and trained runs; `CASES` holds at least one complete command line for each command of the package. A
+command without a case fails the test suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SMALL_NETWORK = ("backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2")
+SMALL_AR = ("backbone=transformer", "objective=ar", *SMALL_NETWORK[1:])
+SMALL_RUN = (
+    *("data.length=32", "data.batch_size=4", "data.max_valid_windows=4", "data.epoch_size=40", "data.num_workers=0"),
+    *("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.accelerator=cpu", "trainer.log_every_n_steps=1"),
+    *("callbacks.checkpoints.every_n_steps=2", "callbacks.progress=null"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One complete command line.
+
+    Args:
+        command: name of the command.
+        arguments: overrides. `{world}` is the folder of input files, which the command only reads; `{out}` is an empty folder for
+            everything that it writes (also the run folder).
+        resume: further arguments of a second start after the first was interrupted.
+        inputs: files in the world that the command reads and a user may have damaged.
+        compared: files in `out` (glob patterns) that an interrupted and restarted command must reproduce byte for byte.
+        ignored: keys of JSON files and columns of CSV files that measure time or memory, and are not compared.
+    """
+
+    command: str
+    arguments: tuple[str, ...]
+    resume: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ("**/*",)
+    ignored: tuple[str, ...] = ()
+    label: str = field(default="", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The command, with what distinguishes this case from others of it."""
+        return f"{self.command} {self.label}".strip()
+
+    def command_line(self, world: Path, out: Path, resumed: bool = False) -> list[str]:
+        """The arguments of the command, with the folders filled in."""
+        arguments = (*self.arguments, "hydra.run.dir={out}/run", *(self.resume if resumed else ()))
+        return [a.replace("{world}", str(world)).replace("{out}", str(out)) for a in arguments]
+
+
+DNA, TEXT, AR = "checkpoint={world}/dna", "checkpoint={world}/text", "judge={world}/ar"
+FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
+TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
+CASES = (
+    Case("train", (*FASTA, *SMALL_RUN, *SMALL_NETWORK), ("resume=true",), ("genome.fa.gz",), ignored=TIMES),
+    Case(
+        "train",
+        ("data=text", "data.path={world}/book.txt", *SMALL_RUN, *SMALL_NETWORK),
+        ("resume=true",),
+        ("book.txt",),
+        ignored=TIMES,
+        label="text",
+    ),
+    Case("evaluate", (DNA, "num_draws=2", "orders=[0,2]", "accelerator=cpu"), inputs=("genome.fa.gz", "dna")),
+    Case("zero_shot", (TEXT, "sets=[ptb]", "paths={ptb: {world}/book.txt}", "num_draws=2", "accelerator=cpu"), inputs=("book.txt", "text")),
+    Case("score", (DNA, "input={world}/samples.fa", "num_draws=2", "accelerator=cpu"), inputs=("samples.fa", "dna")),
+    Case(
+        "sample",
+        (DNA, "num_samples=6", "batch_size=2", "output={out}/samples.fa", "sampler.num_groups=4", "accelerator=cpu"),
+        ("resume=true",),
+        ("dna",),
+    ),
+    Case(
+        "sample",
+        (DNA, "infill={world}/regions.bed", "genome={world}/genome.fa.gz", "num_samples=2", "sampler.num_groups=4", "accelerator=cpu"),
+        inputs=("regions.bed", "genome.fa.gz", "dna"),
+        label="infill",
+    ),
+    Case("sample", (TEXT, "num_samples=4", "sampler.num_groups=4", "accelerator=cpu"), inputs=("text",), label="text"),
+    Case("judge", ("samples={world}/samples.fa", DNA, "num_splits=20", "order=2"), inputs=("samples.fa", "dna")),
+    Case("judge_text", ("samples={world}/samples.jsonl", AR, "accelerator=cpu"), inputs=("samples.jsonl", "ar")),
+    Case("copies", ("input={world}/samples.fa", DNA), inputs=("samples.fa", "dna")),
+    Case(
+        "finetune",
+        (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=3", "accelerator=cpu"),
+        inputs=("labels.csv", "dna"),
+        ignored=TIMES,
+    ),
+    Case("genome", ("action=describe", *FASTA, "data.length=32", "output={out}/genome.json"), inputs=("genome.fa.gz",)),
+    Case("genome", ("action=pack", *FASTA, "data.length=32"), inputs=("genome.fa.gz",), label="pack"),
+    Case(
+        "genome",
+        ("action=extract", *FASTA, "regions={world}/regions.bed", "output={out}/regions.fa"),
+        inputs=("genome.fa.gz", "regions.bed"),
+        label="extract",
+    ),
+    Case("compress", (DNA, "input={world}/samples.fa", "num_groups=4", "threads=1"), inputs=("samples.fa", "dna")),
+    Case("decompress", (DNA, "input={world}/samples.dnd"), inputs=("samples.dnd", "dna")),
+)
+
+
+def case(name: str) -> Case:
+    """The case of that name, as in `train` or `train text`."""
+    return next(c for c in CASES if c.name == name)
+
+
+def missing() -> list[str]:
+    """Commands of the package that have no case."""
+    from dnadiff.commands import COMMANDS
+
+    return sorted(COMMANDS.keys() - {c.command for c in CASES})
+
+
+def build_world(folder: Path) -> None:
+    """Write the input files and train the runs that the cases read. Takes some seconds; the content depends on no clock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    _write_genome(folder, draw)
+    words = "the cat sat on a mat and saw one small red bird in that old tree".split()
+    sentences = [" ".join(draw.choices(words, k=12)) + "." for _ in range(200)]
+    (folder / "book.txt").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+    (folder / "samples.jsonl").write_text("".join(f'{{"text": "{s}"}}\n' for s in sentences[:8]), encoding="utf-8")
+    rows = [f"{''.join(draw.choices('ACGT' if n % 2 else 'AAACGT', k=32))},{'ab'[n % 2]}" for n in range(48)]
+    (folder / "labels.csv").write_text("sequence,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    run = ("trainer.max_steps=2", "data.max_valid_windows=2")
+    text = ("data=text", f"data.path={folder}/book.txt")
+    start("train", ["data=fasta", f"data.path={folder}/genome.fa.gz", *SMALL_RUN, *SMALL_NETWORK, *run, f"hydra.run.dir={folder}/dna"])
+    start("train", [*text, *SMALL_RUN, *SMALL_NETWORK, *run, f"hydra.run.dir={folder}/text"])
+    start("train", [*text, *SMALL_RUN, *SMALL_AR, *run, f"hydra.run.dir={folder}/ar"])
+    compress = (f"checkpoint={folder}/dna", f"input={folder}/samples.fa", "num_groups=4", "threads=1", f"output={folder}/samples.dnd")
+    start("compress", [*compress, f"hydra.run.dir={folder}/compress"])
+
+
+def _write_genome(folder: Path, draw: random.Random) -> None:
+    import gzip
+
+    records = {name: "".join(draw.choices("AAACCGGTTT", k=6000)) for name in ("one", "two")}
+    records["two"] = records["two"][:200] + "N" * 40 + records["two"][240:]
+    lines = [f">{name}\n" + "\n".join(body[i : i + 60] for i in range(0, len(body), 60)) + "\n" for name, body in records.items()]
+    (folder / "genome.fa.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+    samples = [f">s{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(40)]
+    (folder / "samples.fa").write_text("".join(samples), encoding="utf-8")
+    (folder / "regions.bed").write_text("one\t100\t108\tfirst\t0\t+\ntwo\t300\t308\tsecond\t0\t-\n", encoding="utf-8")
+
+
+def start(command: str, arguments: list[str]) -> int:
+    """Run a command in this process; returns its exit status."""
+    try:
+        sys.argv = [f"dnadiff.{command}", *arguments]
+        importlib.import_module(f"dnadiff.{command}").main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+@contextlib.contextmanager
+def cache_in(folder: Path) -> Iterator[None]:
+    """Packed genomes and tokenized texts go into this folder meanwhile."""
+    before = os.environ.get("DNADIFF_CACHE")
+    os.environ["DNADIFF_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DNADIFF_CACHE"]
+        else:
+            os.environ["DNADIFF_CACHE"] = before
