@@ -125,7 +125,7 @@ def build_world(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     _write_genome(folder, draw)
-    words = "the cat sat on a mat and saw one small red bird in that old tree".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "small", "red", "bird", "in", "that", "old", "tree"]
     sentences = [" ".join(draw.choices(words, k=12)) + "." for _ in range(200)]
     (folder / "book.txt").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
     (folder / "samples.jsonl").write_text("".join(f'{{"text": "{s}"}}\n' for s in sentences[:8]), encoding="utf-8")
