@@ -197,10 +197,10 @@ def validation_interval(trainer: Mapping[str, Json]) -> int:
 
 def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
     """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
-    from dnadiff.data.files import write_json
+    from dnadiff.data.files import atomic_write, write_json
 
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, width=120), encoding="utf-8")
+    with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
+        file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
     write_json(run_dir / "tokenizer.json", data.tokenizer.config())
     about = data.describe()
     log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")

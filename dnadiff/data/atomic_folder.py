@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dnadiff.config import Json
 from dnadiff.data.cache import HOST, locked, megabytes, unique
+from dnadiff.data.disk import FULL, no_space
 from dnadiff.data.files import write_json
 
 _PIECE = 1 << 22  # bytes read at once
@@ -126,11 +127,11 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
         write_json(part / "index.json", index | {"check": _check_of(index)})
         put(part, folder, version)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(
-                f"{need} in {folder.parent}, and the disk is full; free some space or set DNADIFF_CACHE to another disk"
-            ) from error
-        raise
+        if error.errno not in FULL:
+            raise
+        shutil.rmtree(part, ignore_errors=True)  # before the space that is free is measured
+        text = f"{need} in {folder.parent}, and {no_space(error, folder)}; free some space or set DNADIFF_CACHE to another disk"
+        raise OSError(text) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
+from dnadiff.data.disk import names_file, write_all
 
 _BLOCK = 1 << 20
 _TRIES = 3
@@ -101,9 +102,10 @@ class Download:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:
             if done and reply.status != 206:  # a server that cannot resume sends everything again
                 done = 0
-            with part.open("ab" if done else "wb") as file, megabytes(self.size, f"fetching {self.name}", done) as progress:
+            with part.open("ab" if done else "wb", buffering=0) as file, megabytes(self.size, f"fetching {self.name}", done) as progress:
                 while done <= self.size and (block := reply.read(_BLOCK)):  # a server that never ends does not fill the disk
-                    file.write(block)
+                    with names_file(part, self.size):
+                        write_all(file, block)
                     done += len(block)
                     progress(len(block))
 

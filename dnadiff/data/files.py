@@ -6,6 +6,7 @@ A path `bundled:NAME` is a file that ships with the package. File formats are re
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, TypeAlias
 
 from dnadiff.data import bundled
+from dnadiff.data.disk import Size, WatchedFile, existing_parent, names_file, write_all, write_error
 
 ByteReader: TypeAlias = "BinaryIO | gzip.GzipFile"
 _BUNDLED = "bundled:"
@@ -89,46 +91,84 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 
     Raises:
         FileExistsError: if `path` exists and `overwrite` is false.
-        ValueError: if `path` is a folder.
+        ValueError: if `path` is a folder, or in a file.
+        PermissionError: if its folder cannot be written.
     """
     target = Path(path).expanduser()
     if target.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
+    folder = existing_parent(target)
+    if not folder.is_dir():
+        raise ValueError(f"{path} could not be written: {folder} is a file; choose another folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} could not be written: the folder {folder} is read-only; choose a folder that you may write to")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; set overwrite=true to replace it, or choose another name")
     return target
 
 
 @contextmanager
-def atomic_write(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -> Iterator[BinaryIO]:
     """Write `path` atomically: a temporary file next to it replaces it when the block ends without an error.
 
     A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes.
 
+    Args:
+        size: bytes that will be written, or a function that counts them, for the message when the disk is full.
+
     Raises:
         FileExistsError: if `path` exists and `overwrite` is false.
+        OSError: naming the file and the space that is free, if it cannot be written; what was there before stays.
     """
     target = check_output(path, overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    raw: WatchedFile | None = None
     try:
-        with beside.open("wb") as raw:
+        with names_file(path, size):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            raw = WatchedFile(part)
+        with io.BufferedWriter(raw) as buffered:
             if target.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+                with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
                     yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
             else:
-                yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(beside, target)
+                yield buffered
+            buffered.flush()
+            if raw.error is not None:  # the caller ignored it
+                raise raw.error
+            with names_file(path, size):
+                os.fsync(raw.fileno())
+        with names_file(path, size):
+            os.replace(part, target)
+    except Exception as error:
+        if raw is None or raw.error is None:
+            raise
+        part.unlink(missing_ok=True)  # before the space that is free is measured
+        raise write_error(raw.error, path, size, raw.count) from error
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+
+
+def append(path: str | Path, content: bytes) -> None:
+    """Append to a file, or leave it as it was.
+
+    Raises:
+        OSError: naming the file and the space that is free, if it cannot be written.
+    """
+    with names_file(path, len(content)), open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            write_all(file, content)
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def write_json(path: str | Path, content: object, indent: int = 2) -> None:
     """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
-    with atomic_write(path, overwrite=True) as file:
-        file.write((json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n").encode())
+    text = (json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n").encode()
+    with atomic_write(path, overwrite=True, size=len(text)) as file:
+        file.write(text)
 
 
 def _finite(content: object) -> object:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dnadiff.config import Json, with_current_names
+from dnadiff.data.disk import names_file
 from dnadiff.data.files import atomic_write, check_output
 
 
@@ -87,10 +88,12 @@ class ResumableOutput:
 
     def append(self, content: bytes, count: int, **notes: Json) -> None:
         """Write `count` items atomically; the journal keeps the `notes`."""
-        file = self._file = self._file or self._open()
-        file.write(gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content)
-        file.flush()
-        os.fsync(file.fileno())
+        content = gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content
+        with names_file(self.part, len(content)):
+            file = self._file = self._file or self._open()
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         self.done, self.bytes, self.notes = self.done + count, file.tell(), notes
         self._write_journal()
 

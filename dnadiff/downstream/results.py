@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.data.cache import locked
-from dnadiff.data.files import atomic_write, write_json
+from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
 
@@ -156,9 +156,10 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
             with path.open("rb") as raw:  # a truncated or hand-edited file may lack the final newline
                 raw.seek(-1, io.SEEK_END)
                 has_newline = raw.read() == b"\n"
-            with path.open("a", encoding="utf-8", newline="") as file:
-                file.write("" if has_newline else "\n")
-                csv.DictWriter(file, header, lineterminator="\n").writerow(row)
+            text = io.StringIO("" if has_newline else "\n")
+            text.seek(0, io.SEEK_END)
+            csv.DictWriter(text, header, lineterminator="\n").writerow(row)
+            append(path, text.getvalue().encode())
             return
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")

@@ -181,8 +181,9 @@ def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwri
         config[VOCAB_KEY] = asdict(denoiser.vocab)
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
-    with atomic_write(path / TENSORS[0], overwrite) as file:
-        file.write(save(layout.tensors(), metadata={"format": "pt"}))
+    content = save(layout.tensors(), metadata={"format": "pt"})
+    with atomic_write(path / TENSORS[0], overwrite, len(content)) as file:
+        file.write(content)
     write_json(path / CONFIG, config)
     return path
 

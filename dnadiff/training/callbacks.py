@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 from lightning import LightningModule, Trainer
@@ -21,9 +23,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.files import atomic_write
+from dnadiff.data.files import append, atomic_write
 from dnadiff.progress import Progress
 from dnadiff.training.module import Batch, DiffusionModule
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live")
 
@@ -69,8 +74,25 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
     @override
     def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None) -> None:
-        with atomic_write(Path(path), overwrite=True) as file:
+        with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
             torch.save(checkpoint, file)
+
+
+def _size(checkpoint: Config) -> int:
+    """Bytes of a checkpoint in a file."""
+    counter = _Counter()
+    torch.save(checkpoint, counter)
+    return counter.size
+
+
+class _Counter(io.BytesIO):
+    size = 0
+
+    @override
+    def write(self, data: ReadableBuffer, /) -> int:
+        count = memoryview(data).nbytes
+        self.size += count
+        return count
 
 
 class Checkpoints(Callback):
@@ -211,10 +233,12 @@ class MetricsFile(Logger):
         self.module, self.start = module, time.monotonic()
         rows = [row for row in self.rows() if int(row["step"]) <= step] if step and self.path.is_file() else []
         self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
-        with open(self.path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+        with atomic_write(self.path, overwrite=True) as file:
+            file.write(text.getvalue().encode())
 
     def rows(self) -> list[dict[str, str]]:
         """The rows written so far."""
@@ -233,8 +257,9 @@ class MetricsFile(Logger):
         if not row or self.module is None:
             return
         row |= {"step": str((step or 0) + 1), "tokens": str(self.module.tokens_seen), "seconds": f"{self.seconds:.1f}"}
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, COLUMNS).writerow(row)
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, COLUMNS).writerow(row)
+        append(self.path, text.getvalue().encode())
 
 
 def _diffusion(module: LightningModule) -> DiffusionModule:

@@ -1,0 +1,131 @@
+"""Writing of files: errors name the file, the size that it needs and the space that is free; what was there before stays."""
+
+import errno
+import resource
+import shutil
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.data import disk
+from dnadiff.data.files import append, atomic_write, check_output, write_json
+from dnadiff.design.output import ResumableOutput
+from dnadiff.training.callbacks import AtomicCheckpoints
+
+LIMITED = r"limited to 20,000 bytes \(ulimit -f; [\d,]+ bytes are free in "
+
+
+@contextmanager
+def limited_files(size=20_000):
+    """Files of at most `size` bytes, which is how a full disk is simulated: the write fails after some bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "out.bin").write_text("before")
+    return tmp_path / "out.bin"
+
+
+def unchanged(target):
+    return target.read_text() == "before" and list(target.parent.iterdir()) == [target]
+
+
+def test_a_file_that_does_not_fit_is_named_with_its_size_and_the_space(target):
+    with limited_files(), pytest.raises(OSError, match=rf"^{target} could not be written: it needs 90,0\d\d bytes, and .*{LIMITED}"):
+        write_json(target, ["a" * 45_000] * 2, indent=0)
+    assert unchanged(target)
+
+
+def test_bytes_written_are_named_where_the_size_is_unknown(target):
+    with (
+        limited_files(),
+        pytest.raises(OSError, match=r"out\.bin could not be written: 20,000 bytes were written, and "),
+        atomic_write(target, overwrite=True) as file,
+    ):
+        np.savez(file, a=np.arange(10_000))
+    assert unchanged(target)
+
+
+def test_a_compressed_file_that_does_not_fit_is_named(tmp_path):
+    with (
+        limited_files(),
+        pytest.raises(OSError, match=r"out\.gz could not be written: 20,000 bytes were written"),
+        atomic_write(tmp_path / "out.gz") as file,
+    ):
+        file.write(np.random.default_rng(0).bytes(50_000))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_does_not_fit_is_named_with_its_size(target):
+    with limited_files(), pytest.raises(OSError, match=rf"^{target} could not be written: it needs 4[\d,]+ bytes, and .*{LIMITED}"):
+        AtomicCheckpoints().save_checkpoint({"a": torch.zeros(10_000), "b": torch.zeros(100)}, target)
+    assert unchanged(target)
+
+
+def test_a_full_disk_is_named_with_the_space_that_is_free(target, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 3, 7))
+    message = rf"^{target} could not be written: it needs 3 bytes, and the disk is full \(No space left on device; 7 bytes are free in {target.parent}\)"
+    with pytest.raises(OSError, match=message) as caught:
+        write_json(target, 12)
+    assert caught.value.errno == errno.ENOSPC and unchanged(target)
+
+
+def test_an_error_that_the_caller_ignores_does_not_replace_the_file(target):
+    problem = pytest.raises(OSError, match="could not be written")
+    with limited_files(), problem, atomic_write(target, overwrite=True) as file, suppress(OSError):
+        file.write(bytes(30_000))
+    assert unchanged(target)
+
+
+def test_an_error_of_another_file_keeps_its_message(target):
+    with pytest.raises(FileNotFoundError) as caught, atomic_write(target, overwrite=True):
+        (target.parent / "absent").read_bytes()
+    assert caught.value.filename == str(target.parent / "absent") and unchanged(target)
+
+
+def test_an_append_that_does_not_fit_leaves_the_file_as_it_was(target):
+    with limited_files(), pytest.raises(OSError, match=r"out\.bin could not be written: it needs 30,000 bytes"):
+        append(target, bytes(30_000))
+    append(target, b"")
+    assert unchanged(target)
+
+
+def test_a_batch_of_samples_that_does_not_fit_is_named(tmp_path):
+    output = ResumableOutput(tmp_path / "s.fa", {})
+    with limited_files(), pytest.raises(OSError, match=r"\.s\.fa\.part could not be written: it needs 30,000 bytes"):
+        output.append(bytes(30_000), 1)
+    output.close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_named(target, monkeypatch, number):
+    def refused(*args, **kwargs):
+        raise OSError(number, "Read-only file system")
+
+    monkeypatch.setattr(disk.WatchedFile, "__init__", refused)
+    with pytest.raises(OSError, match=rf"^{target} could not be written: Read-only file system; choose a folder that you may write to"):
+        write_json(target, 1)
+    assert unchanged(target)
+
+
+def test_an_output_in_a_read_only_folder_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *args: False)
+    with pytest.raises(PermissionError, match=rf"a/b/out\.fa could not be written: the folder {tmp_path} is read-only"):
+        check_output(tmp_path / "a" / "b" / "out.fa")
+
+
+def test_an_output_below_a_file_is_refused_before_the_work(target):
+    with pytest.raises(ValueError, match=r"below could not be written: .*out\.bin is a file; choose another folder"):
+        check_output(target / "below")
