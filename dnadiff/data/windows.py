@@ -198,7 +198,8 @@ class IntervalWindows(RandomWindows):
 class TiledWindows(Dataset[Window]):
     """Adjacent windows that count every position of the intervals once.
 
-    The last tile of an interval is shifted inwards instead of shortened; its overlap with the previous tile gets weight 0.
+    The last tile of an interval is shifted inwards instead of shortened; its overlap with the previous tile gets weight 0,
+    unless the previous tile is left out: every base in some tile that can be counted is counted once.
     Intervals shorter than a window are left out and listed in `skipped`. Tiles whose fraction of N exceeds `max_n` are left
     out and counted in `left_out`. Items are as in `RandomWindows`, with `index` the number in `tiles`.
 
@@ -235,7 +236,9 @@ class TiledWindows(Dataset[Window]):
         self.left_out = len(tiling) - len(number)
         if not len(number):
             raise ValueError(_too_much_n(length, max_n))
-        self._record, self._start, self._skip = tiling.at(number)
+        self._record, self._start, skip = tiling.at(number)
+        follows = np.diff(number, prepend=-2) == 1  # the previous tile was not left out, and has counted the overlap
+        self._skip = np.where(follows, skip, 0)
         self._cut: Cut = Cutter(records, length, vocab)
 
     @cached_property

@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -104,6 +105,31 @@ def test_the_last_tile_moves_inwards():
     tiles = TiledWindows([DNA.encode("ACGTNACGTA")], [Interval(0, 0, 10)], 4, DNA.vocab)
     assert tiles.tiles == [Tile(0, 0, 0), Tile(0, 4, 0), Tile(0, 6, 2)]
     assert [tiles[i]["weight"].tolist() for i in range(3)] == [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("max_n", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_every_base_of_the_tiles_counts_once(length, max_n):
+    for total, pattern in itertools.product((7, 8), range(1, 2**8, 3)):
+        ids = np.array([11 if pattern >> i & 1 else 7 for i in range(total)], np.uint8)
+        runs = np.flatnonzero(np.diff(ids == 11, prepend=False, append=False)).reshape(-1, 2)
+        starts = sorted({*range(0, total - length, length), total - length})
+        kept = [start for start in starts if (ids[start : start + length] == 11).sum() <= max_n * length]
+        if not kept:
+            continue
+        tiles = TiledWindows([ids], [Interval(0, 0, total)], length, DNA.vocab, NRuns(runs, [0]), max_n)
+        counted, expected = np.zeros(total, int), np.zeros(total, int)
+        for tile, item in zip(tiles.tiles, tiles):
+            counted[tile.start : tile.start + length] += item["weight"].numpy()
+        for start in kept:
+            expected[start : start + length] = ids[start : start + length] != 11
+        assert counted.tolist() == expected.tolist(), (ids, length, max_n)
+
+
+def test_a_tile_after_one_that_is_left_out_counts_the_overlap():
+    ids = np.array([11] * 30 + [7] * 120, np.uint8)
+    tiles = TiledWindows([ids], [Interval(0, 0, 150)], 100, DNA.vocab, NRuns(np.array([[0, 30]]), [0]), 0.1)
+    assert tiles.tiles == [Tile(0, 50, 0)] and tiles[0]["weight"].sum() == 100
 
 
 def test_a_window_of_n_has_weight_zero_everywhere():
