@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
+from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
@@ -24,7 +25,6 @@ from dnadiff.published.layout import listing
 from dnadiff.published.model import export_published, load_published  # noqa: F401
 
 if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.denoiser import BaseDenoiser
 
 PREFIX = "denoiser."
@@ -139,8 +139,14 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
     allowed = (PACKAGE, *trust)
     described = content["hyper_parameters"]
     tokenizer = build(described["tokenizer"], trust=allowed)
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(f"{path} names {described['tokenizer'].get('_target_')!r} as its tokenizer, which is not one; use another copy of it")
+    state = {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}
+    with tensors.without_memory(len(state), path):  # a network that the file cannot fill is refused before memory is allocated
+        check_weights(build_denoiser(described["config"], tokenizer, allowed)[0], state, path)
+    tensors.check_memory(state.values(), path)
     denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
-    load_weights(denoiser, {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}, path)
+    denoiser.load_state_dict(state)
     labels = label_names(described, denoiser.backbone.num_labels)
     return Loaded(denoiser.eval(), process, tokenizer, described["config"], path, int(content.get("global_step", 0)), labels)
 
@@ -153,8 +159,8 @@ def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load tensors into a denoiser; ValueError listing missing, unexpected and misshapen tensors."""
+def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
+    """Raise ValueError, listing missing, surplus and misshapen tensors, if a file's tensors do not fit; the denoiser may be without memory."""
     own = denoiser.state_dict()
     faults = [f"missing {name}" for name in own if name not in state]
     faults += [f"surplus {name}" for name in state if name not in own]
@@ -168,4 +174,3 @@ def load_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Pa
             f"the weights in {source} do not fit the network of the configuration: {listing(faults)}. "
             "Was it trained with another vocabulary or size?"
         )
-    denoiser.load_state_dict(state)

@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import dnadiff
 from dnadiff import checkpoint
 from dnadiff.config import build
 from dnadiff.data.files import write_json
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.published import tensors
 
 
 class Hostile:
@@ -154,3 +157,81 @@ def test_other_and_missing_files_are_named(tmp_path):
         checkpoint.load(tmp_path / "none.ckpt")
     with pytest.raises(FileNotFoundError, match=r"holds no checkpoints/best\.ckpt"):
         checkpoint.load(tmp_path)
+
+
+def flipped(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_the_weights_is_found_by_its_checksum(content, tmp_path):
+    path = saved(content, tmp_path)
+    weight = max(content["state_dict"].values(), key=lambda t: t.numel() * t.element_size())
+    flipped(path, path.read_bytes().index(weight.numpy().tobytes()) + 5)
+    with pytest.raises(ValueError, match=r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another copy"):
+        checkpoint.load(path)
+
+
+def test_any_flipped_bit_is_refused_or_changes_nothing(content, tmp_path):
+    path = saved({"config": "text", "weights": torch.arange(50.0)}, tmp_path)
+    original, step = path.read_bytes(), 17
+    for position in range(0, len(original), step):
+        path.write_bytes(original)
+        flipped(path, position)
+        try:
+            read = tensors.read(path)
+        except ValueError as error:
+            assert "changed.ckpt" in str(error) and "\n" not in str(error)
+        else:
+            assert read["config"] == "text" and torch.equal(read["weights"], torch.arange(50.0)), position
+
+
+def test_a_compressed_archive_is_refused(content, tmp_path):
+    path, packed = saved(content, tmp_path), tmp_path / "packed.ckpt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(ValueError, match="is compressed, which torch.save does not do"):
+        checkpoint.load(packed)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("n_layers", 10**7, "more parameters than the 19 tensors in"),
+        ("d_model", 10**6, r"is \(16, 16\), expected \(16, 1000000\)"),
+        ("pad_vocab_to", 10**9, r"is \(16, 16\), expected \(1000000000, 16\)"),
+    ],
+)
+def test_a_network_that_the_file_cannot_fill_is_refused_without_memory(key, value, message, content, tmp_path, monkeypatch):
+    content["hyper_parameters"]["config"]["backbone"][key] = value
+    path = saved(content, tmp_path)
+    built = []
+    monkeypatch.setattr(torch.nn.Parameter, "__new__", staticmethod(counted(built)))
+    with pytest.raises(ValueError, match=message):
+        checkpoint.load(path)
+    assert built and all(device == "meta" for device in built) and len(built) < 1000
+
+
+def counted(built, make=torch.nn.Parameter.__new__):
+    def new(cls, data=None, requires_grad=True):
+        built.append("none" if data is None else data.device.type)
+        return make(cls, data, requires_grad)
+
+    return new
+
+
+def test_weights_that_repeat_a_few_numbers_are_refused_before_they_are_copied(content, tmp_path):
+    content["hyper_parameters"]["config"]["backbone"]["d_model"] = 4096
+    with torch.device("meta"):
+        network = checkpoint.build_denoiser(content["hyper_parameters"]["config"], DNATokenizer())[0]
+    content["state_dict"] = {f"denoiser.{name}": torch.zeros(1).expand(t.shape) for name, t in network.state_dict().items()}
+    with pytest.raises(ValueError, match=r"changed\.ckpt has .* bytes, and its tensors would need"):
+        checkpoint.load(saved(content, tmp_path))
+
+
+def test_an_object_that_is_not_a_tokenizer_is_refused(content, tmp_path):
+    content["hyper_parameters"]["tokenizer"] = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "org/name"}
+    with pytest.raises(ValueError, match=r"Pretrained' as its tokenizer, which is not one"):
+        checkpoint.load(saved(content, tmp_path))

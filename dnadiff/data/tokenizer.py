@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,7 @@ _BASE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
 _ID_OF_BASE = np.array([7, 8, 9, 10, N_ID], dtype=np.uint8)
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """The interface of all tokenizers."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -147,21 +148,28 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
 
 def _load_network(path: Path, described: Callable[[], tuple[Config, Vocab]]) -> tuple[Backbone, Config]:
     """The network of a folder with its weights, and its configuration; `described` reads that and the vocabulary from `config.json`."""
-    try:
+    with _names_config(path):
         backbone, vocab = described()
-        with torch.device("meta"):
-            layout = published_layout(build(backbone, vocab=vocab))
-    except KeyError as error:
-        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path / CONFIG}: {error}") from None
     file = find_tensors(path)
     given = named_tensors(file)
+    with _names_config(path), tensors.without_memory(len(given), file):
+        layout = published_layout(build(backbone, vocab=vocab))
     layout.check(given, file)  # before memory is allocated for a network that does not match the file
+    tensors.check_memory(given.values(), file)
     with torch.random.fork_rng(devices=()):  # the initial weights are overwritten: keep the caller's random state
         network = build(backbone, vocab=vocab)
     published_layout(network).fill(given, file)
     return network, backbone
+
+
+@contextmanager
+def _names_config(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG}: {error}") from None
 
 
 def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:

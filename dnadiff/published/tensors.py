@@ -1,22 +1,32 @@
-"""Reads files of tensors without running code from them."""
+"""Reads files of tensors without running code from them, and bounds the networks built for them."""
 
 from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dnadiff.config import Json
+
+# A tied or shared parameter is registered several times, and some only until they are replaced: at most so often per tensor of a file.
+_REGISTRATIONS = 8
+_COPIES = 4  # a file may name a tied tensor several times; more memory than this many times the file's size is refused
 
 
 def read(path: Path) -> Json:
     """The contents of a `.safetensors` file, or of a file of tensors and plain values written by `torch.save`; no code in it runs.
 
+    The checksums (CRC-32) in a file of `torch.save` are compared first, because torch does not do it. That reads the file once more, at
+    about 1 GB/s. Safetensors files have no checksums.
+
     Raises:
-        ValueError: if the file is truncated or holds pickled code.
+        ValueError: if the file is damaged or truncated, or holds pickled code.
     """
     is_safetensors = path.suffix == ".safetensors"
     if not is_safetensors and path.stat().st_size and not zipfile.is_zipfile(path):
@@ -25,14 +35,63 @@ def read(path: Path) -> Json:
         if first[:1] != b"\x80" and first[:2] != b"PK":  # neither a pickle nor a zip file, the formats of torch.save
             raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
     try:
-        return _read_safetensors(path) if is_safetensors else torch.load(path, map_location="cpu", weights_only=True)
+        if is_safetensors:
+            return _read_safetensors(path)
+        if zipfile.is_zipfile(path):
+            _check_members(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} holds more than tensors and plain values, and was not loaded: it could run code on this machine"
         ) from error
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path} is damaged or truncated ({reason}); use another copy of it") from error
+
+
+def _check_members(path: Path) -> None:
+    # `torch.save` does not compress, so the size of the file bounds the work and the memory.
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+                raise zipfile.BadZipFile(f"{member.filename} is compressed, which torch.save does not do")
+        if (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
+
+
+def check_memory(given: Iterable[Tensor], path: Path) -> None:
+    """Raise ValueError if the tensors of a file need far more memory than the file's size, as views that repeat a few numbers do."""
+    needed, size = sum(t.numel() * t.element_size() for t in given), path.stat().st_size
+    if needed > _COPIES * size:
+        raise ValueError(f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that holds all of their numbers")
+
+
+@contextmanager
+def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
+    """Networks built inside have no memory for weights, and as many parameters as a file of `num_tensors` tensors can fill.
+
+    A configuration that asks for millions of layers is refused after the first few.
+
+    Raises:
+        ValueError: if the network has more parameters.
+    """
+    registered, limit = 0, _REGISTRATIONS * (num_tensors + 1)
+
+    def count(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal registered
+        registered += 1
+        if registered > limit:
+            raise ValueError(
+                f"the network of the configuration has more parameters than the {num_tensors:,} tensors in {path} can fill; "
+                "use a file and a configuration that belong together"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        hook.remove()
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
