@@ -136,14 +136,13 @@ def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> lis
     """As many held-out texts of the judge's data as samples, of their median length; none, with a log message, if they cannot be read."""
     import numpy as np
 
-    from dnadiff.likelihood.held_out import without_download
+    from dnadiff.data.run_data import run_data
 
     if judge.data is None:
         return []
     length = int(np.median(lengths))
     try:
-        data = build(without_download(judge.data), trust=("dnadiff", *config["trust"]))
-        data.expect(judge.tokenizer)
+        data = run_data(judge.data, judge.tokenizer, config["trust"])
         data.prepare()
         tiles = data.test_windows("test", length)
         items = [tiles[i] for i in np.linspace(0, len(tiles) - 1, min(len(tiles), len(lengths))).round().astype(int)]

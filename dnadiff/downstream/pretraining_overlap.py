@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dnadiff.config import PACKAGE, Config, build
+from dnadiff.config import Config
+from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY, without_download
+from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 
 MIN_OVERLAP = 0.5  # an item is inside the pretraining data if at least this fraction of its bases is in k-mers of the training part
 
@@ -25,7 +26,7 @@ def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[s
         FileNotFoundError: if the files no longer exist.
         ValueError: if the data was downloaded, is not a genome, or has too many k-mers to keep in memory.
     """
-    data = build(without_download(config["data"]), trust=(PACKAGE, *trust))
+    data = run_data(config["data"], tokenizer, trust)
     data.prepare()
     size = sum(interval.end - interval.start for interval in data.intervals["train"])
     if size > MAX_KMERS:

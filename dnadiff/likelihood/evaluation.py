@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
-from dnadiff.config import PACKAGE, Config, Json, build
+from dnadiff.config import Config, Json, build
 from dnadiff.data.files import check_output, write_json
+from dnadiff.data.run_data import run_data
 from dnadiff.likelihood.curve import CurveSamples, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
 from dnadiff.likelihood.held_out import (
@@ -23,7 +24,6 @@ from dnadiff.likelihood.held_out import (
     markov_rows,
     token_groups,
     window_positions,
-    without_download,
 )
 from dnadiff.likelihood.record import Likelihood
 
@@ -152,9 +152,11 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
 def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
     """The data to evaluate on, prepared, and whether it is the data of the training run; raises ValueError if it does not fit the model."""
     own = not config.get("data")
-    trust = (PACKAGE, *config["trust"]) if own else None
-    data = build(without_download(model.config["data"]) if own else config["data"], trust=trust)
-    data.expect(model.tokenizer)
+    if own:
+        data = run_data(model.config["data"], model.tokenizer, config["trust"])
+    else:
+        data = build(config["data"], trust=None)
+        data.expect(model.tokenizer)
     length, longest = config["length"] or data.length, model.denoiser.max_length
     if longest is not None and length > longest:
         raise ValueError(
@@ -172,7 +174,7 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
     data = own
     if data is None:
         try:
-            data = build(without_download(model.config["data"]), trust=(PACKAGE, *trust))
+            data = run_data(model.config["data"], model.tokenizer, trust)
             data.prepare()
         except (ValueError, OSError) as error:
             log.info(f"novel and repeated bases are left out because the data of the training run cannot be read: {error}")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
-from dnadiff.config import Config, Json
+from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
 NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
 MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
-
-
-def without_download(data: Config) -> Config:
-    """The data configuration of a run without permission to download; raises ValueError if it used downloaded data only."""
-    fetched = [key for key in ("download", "hub") if data.get(key)]
-    if fetched and not data.get("path"):
-        raise ValueError(
-            f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
-        )
-    return {key: value for key, value in data.items() if key not in fetched}
 
 
 def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str) -> dict[str, np.ndarray]:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.config import Json, build
+from dnadiff.config import Json
 from dnadiff.data.genome.fasta import iter_fasta
+from dnadiff.data.run_data import run_data
 from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
-from dnadiff.likelihood.held_out import MAX_KMERS, bases_of, without_download
+from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
-    from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.data.base import SequenceDataModule
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
@@ -99,26 +100,26 @@ class Match(NamedTuple):
     seen: float
 
 
-def dna_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
+def dna_data(model: Loaded, trust: Sequence[str] = ()) -> SequenceDataModule:
     """The data that a model was trained on, prepared; raises ValueError for text."""
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
-    data = build(without_download(model.config["data"]), trust=("dnadiff", *trust))
+    data = run_data(model.config["data"], model.tokenizer, trust)
     data.prepare()
     return data
 
 
-def num_training_bases(data: GenomeDataModule) -> int:
+def num_training_bases(data: SequenceDataModule) -> int:
     """Bases of the training part."""
     return sum(interval.end - interval.start for interval in data.intervals["train"])
 
 
-def fits_in_memory(data: GenomeDataModule) -> bool:
+def fits_in_memory(data: SequenceDataModule) -> bool:
     """Whether the training part is small enough to be indexed."""
     return num_training_bases(data) <= MAX_KMERS // 4
 
 
-def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
+def training_data(model: Loaded, trust: Sequence[str] = ()) -> SequenceDataModule:
     """The data that a model was trained on; raises ValueError for text, or if the index of the training part does not fit into memory."""
     data = dna_data(model, trust)
     if not fits_in_memory(data):
@@ -128,7 +129,7 @@ def training_data(model: Loaded, trust: Sequence[str] = ()) -> GenomeDataModule:
     return data
 
 
-def indexed(data: GenomeDataModule) -> TrainingIndex:
+def indexed(data: SequenceDataModule) -> TrainingIndex:
     """The index of the training part of a data module."""
     to_bases = bases_of(data)
     return TrainingIndex([to_bases(ids) for ids in data.sequences("train")])

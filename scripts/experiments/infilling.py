@@ -30,13 +30,13 @@ import torch
 
 import dnadiff
 from dnadiff.bootstrap import blocks, ratio
-from dnadiff.config import build
+from dnadiff.data.run_data import run_data
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import Templates
 from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import hash64
 from dnadiff.kmers import UNKNOWN, reverse_complement
-from dnadiff.likelihood.held_out import fit_markov, without_download
+from dnadiff.likelihood.held_out import fit_markov
 from dnadiff.markov.counts import segments
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.sampler.grouped import Grouped
@@ -210,7 +210,7 @@ class Study:
             if self.runs[genome] is None:
                 study.train(run, self.size["train"])
             model = dnadiff.load(run)
-            data = build(without_download(model.config["data"]))
+            data = run_data(model.config["data"], model.tokenizer)
             data.prepare()
             tiles = data.test_windows("test")
             candidates = (

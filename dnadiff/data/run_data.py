@@ -1,0 +1,53 @@
+"""The data of a training run, read again by later commands from the files that its configuration names, and never from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dnadiff.config import PACKAGE, Json, build
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.tokenizer import Tokenizer
+
+# Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the configuration names.
+_FETCHED, _REPLACED = ("download", "hub"), ("tokenizer",)
+
+
+def run_data(config: Json, tokenizer: Tokenizer, trust: Sequence[str] = ()) -> SequenceDataModule:
+    """The data that a model was trained on, not yet prepared.
+
+    A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing that it names is fetched.
+
+    Args:
+        config: `data` of the configuration in the checkpoint.
+        tokenizer: of the model.
+        trust: packages besides dnadiff whose classes the configuration may name.
+
+    Raises:
+        ValueError: if the run used downloaded data only, or the data are not sequences that this tokenizer reads.
+    """
+    from dnadiff.data.base import SequenceDataModule  # loads Lightning
+
+    data = build(without_download(config), trust=(PACKAGE, *trust))
+    if not isinstance(data, SequenceDataModule):
+        raise ValueError(f"data of the training run are described as {type(data).__name__}, which is no data module; name other data")
+    data.expect(tokenizer)
+    return data
+
+
+def without_download(data: Json) -> dict[str, Json]:
+    """The data configuration of a run without what could be fetched.
+
+    Raises:
+        ValueError: if the run used downloaded data only.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"data of the training run are {data!r}, expected a mapping; name other data")
+    fetched = [key for key in _FETCHED if data.get(key)]
+    if fetched and not data.get("path"):
+        raise ValueError(
+            f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
+        )
+    return {key: value for key, value in data.items() if key not in fetched and key not in _REPLACED}
