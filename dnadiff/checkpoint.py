@@ -140,7 +140,9 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
     described = content["hyper_parameters"]
     tokenizer = build(described["tokenizer"], trust=allowed)
     if not isinstance(tokenizer, Tokenizer):
-        raise ValueError(f"{path} names {described['tokenizer'].get('_target_')!r} as its tokenizer, which is not one; use another copy of it")
+        raise ValueError(
+            f"{path} names {described['tokenizer'].get('_target_')!r} as its tokenizer, which is not one; use another copy of it"
+        )
     state = {name.removeprefix(PREFIX): t for name, t in content["state_dict"].items() if name.startswith(PREFIX)}
     with tensors.without_memory(len(state), path):  # a network that the file cannot fill is refused before memory is allocated
         check_weights(build_denoiser(described["config"], tokenizer, allowed)[0], state, path)

@@ -49,7 +49,7 @@ class Model:
         self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
-        self.stored_curve = StoredCurve(self.path, self.step)
+        self.stored_curve = StoredCurve(self.path, self.denoiser)
 
     @property
     def length(self) -> int:

@@ -192,7 +192,7 @@ def test_a_compressed_archive_is_refused(content, tmp_path):
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
         for name in source.namelist():
             target.writestr(name, source.read(name))
-    with pytest.raises(ValueError, match="is compressed, which torch.save does not do"):
+    with pytest.raises(ValueError, match=r"is compressed, which torch\.save does not do"):
         checkpoint.load(packed)
 
 

@@ -1,28 +1,32 @@
 """The command line `sample`: samplers, labels, groups from h(n), and invalid options."""
 
 import json
+import re
 import shlex
 import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import dnadiff
 from dnadiff.checkpoint import label_names
 from dnadiff.config import compose
 from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.likelihood import code_length
+from dnadiff.likelihood.stored_curve import fingerprint
 from dnadiff.sample import run
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 
 
-def store_curve(folder, length=64, checkpoint="best.ckpt", step=30, best=1.1):
+def store_curve(folder, length=64, best=1.1, model=None, **changes):
     """The part of an evaluation that sampling reads: h decreases from 2 bits to 1, and optimal sizes of 8 groups cost `best` bits."""
     rows = [{"groups": k, "uniform": {"bits": 1.2}, "optimal": {"bits": bits}} for k, bits in ((1, 1.2), (8, best))]
     curve = {"length": length, "h": {"visible": list(range(length)), "bits": (1 + np.exp(-np.arange(length) / 8)).tolist()}, "rows": rows}
-    content = {"model": {"checkpoint": f"elsewhere/checkpoints/{checkpoint}", "step": step}, "code_length": curve}
-    (folder / "evaluate.json").write_text(json.dumps(content))
+    about = {"fingerprint": fingerprint(dnadiff.load(folder, "cpu").denoiser), "conjoined": False} if model is None else model
+    content = {"model": about, "data": {"name": "x.fa"}, "own_data": True, "part": "test", "code_length": curve}
+    (folder / "evaluate.json").write_text(json.dumps(content | changes))
 
 
 @pytest.fixture
@@ -119,9 +123,38 @@ def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy
     assert dnadiff.load(copy, "cpu").stored_curve.groups(64, 5, "optimal") == {"num_groups": 5, "sizes": None}
 
 
-@pytest.mark.parametrize("other", [{"step": 31}, {"checkpoint": "last.ckpt"}])
-def test_a_curve_of_another_checkpoint_is_not_used(other, copy):
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"model": {"fingerprint": "0", "conjoined": False, "step": 30}}, "it was measured with other weights"),
+        ({"model": {"step": 30, "checkpoint": "best.ckpt"}}, "an older version wrote it without a fingerprint of the weights"),
+        ({"own_data": False}, r"it was measured on other data than those of the run \(x\.fa\)"),
+        ({"part": "train"}, "it was measured on the training part"),
+        ({"model": {"fingerprint": "0", "conjoined": True}}, "both strands conjoined"),
+    ],
+)
+def test_a_curve_that_is_not_of_the_held_out_data_of_this_model_is_ignored_with_one_warning(other, why, cli, copy, tmp_path):
     store_curve(copy, **other)
+    status, _, err = cli("sample", f"checkpoint={copy}", "num_samples=1", "output=a.fa")
+    assert status == 0 and steps(tmp_path / "a.fa") == 64
+    assert (
+        len(re.findall(f"is ignored: .*{why}.*; python -m dnadiff.evaluate checkpoint=.* output=.*evaluate.json overwrite=true", err)) == 1
+    )
+
+
+def test_averaged_and_live_weights_have_different_fingerprints(copy):
+    last = copy / "checkpoints" / "last.ckpt"
+    averaged = fingerprint(dnadiff.load(last, "cpu").denoiser)
+    content = torch.load(last, weights_only=True)
+    torch.save(content | {"state_dict": content["current_model_state"]}, last)
+    assert len(averaged) == 64 and fingerprint(dnadiff.load(last, "cpu").denoiser) != averaged
+
+
+def test_an_evaluation_stores_a_curve_that_sampling_uses(cli, copy, tmp_path):
+    args = [f"checkpoint={copy}", "num_draws=2", "orders=[]", f"output={copy}/evaluate.json"]
+    assert cli("evaluate", *args)[0] == 0
+    assert dnadiff.load(copy, "cpu").stored_curve.curve(64) is not None
+    assert cli("evaluate", *args, "overwrite=true", "part=train")[0] == 0
     assert dnadiff.load(copy, "cpu").stored_curve.curve(64) is None
 
 

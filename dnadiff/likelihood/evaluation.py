@@ -26,6 +26,7 @@ from dnadiff.likelihood.held_out import (
     window_positions,
 )
 from dnadiff.likelihood.record import Likelihood
+from dnadiff.likelihood.stored_curve import fingerprint
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
@@ -85,7 +86,7 @@ def describe_model(model: Loaded, conjoined: bool) -> Json:
     """What the JSON file records of the model."""
     backbone, parameters = model.denoiser.backbone, sum(p.numel() for p in model.denoiser.parameters())
     about = {"checkpoint": str(model.path), "backbone": type(backbone).__name__, "parameters": parameters}
-    return about | {"step": model.step, "conjoined": conjoined}
+    return about | {"step": model.step, "conjoined": conjoined, "fingerprint": fingerprint(model.denoiser)}
 
 
 def evaluate(model: Loaded, config: Config, device: str) -> Json:
@@ -128,6 +129,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     content = {
         "model": describe_model(model, config["conjoin"]),
         "data": about,
+        "own_data": own,
         "part": config["part"],
         "num_draws": result.num_draws,
         "target_se": config["target_se"],

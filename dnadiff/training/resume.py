@@ -98,8 +98,13 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> i
 
 
 def clear(run_dir: Path) -> None:
-    """Remove the files of a previous run in this folder (overwrite=true)."""
-    for name in ("metrics.json", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+    """Remove what a previous run, and evaluations of it, left in this folder and later commands would read as the new run's.
+
+    Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
+    """
+    for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
+        path.unlink(missing_ok=True)
+    for name in ("evaluate.json", "metrics.csv", "metrics.json"):
         (run_dir / name).unlink(missing_ok=True)
 
 
