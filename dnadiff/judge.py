@@ -17,7 +17,7 @@ from dnadiff.kmers import UNKNOWN
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
-    from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.data.base import SequenceDataModule
     from dnadiff.metrics.sample_quality import SampleQuality
 
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
@@ -86,7 +86,7 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     return lengths[0]
 
 
-def held_out_windows(data: GenomeDataModule, part: str, length: int) -> list[np.ndarray]:
+def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:
     """The windows of a held-out part as bases, without overlap; raises ValueError if the part is not held out, or too short."""
     from dnadiff.likelihood.held_out import bases_of
 

@@ -18,7 +18,7 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dnadiff.data.genome.datamodule import GenomeDataModule
+    from dnadiff.data.base import SequenceDataModule
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
@@ -183,7 +183,7 @@ def writer_of(output: Path) -> Writer:
 
 
 def finish(
-    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, training: GenomeDataModule | None
+    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, training: SequenceDataModule | None
 ) -> None:
     """Resample if requested, give the file its name, write the JSON file next to it, and print the closing table."""
     from dnadiff.design import provenance
