@@ -7,12 +7,10 @@ the text is restored byte for byte.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import lzma
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.data.files import resolve
+from dnadiff.data.files import chunks, open_binary, resolve
 from dnadiff.data.nucleotides import not_a_nucleotide
 
 if TYPE_CHECKING:
@@ -58,12 +56,8 @@ class ContainerLayout:
 
 def read_text(path: str | Path) -> bytes:
     """The content of a FASTA file, decompressed if it is gzip; raises ValueError if it is empty or damaged."""
-    content = resolve(path).read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
+    with open_binary(path) as file:
+        content = b"".join(chunks(file))
     if not content.removeprefix(_MARK).strip():
         raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
     return content

@@ -47,25 +47,63 @@ def resolve(path: str | Path) -> Path:
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; CRLF arrives as `\n`.
+    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`. See `decompressed`.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is empty, damaged or not text; also for errors met while the caller reads.
     """
+    with open_binary(path) as content:
+        text = io.TextIOWrapper(content, encoding="utf-8-sig")
+        try:
+            yield text
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed") from error
+        finally:
+            if not text.closed:  # a generator that is collected may find it closed
+                text.detach()
+
+
+@contextmanager
+def open_binary(path: str | Path) -> Iterator[ByteReader]:
+    """Open a plain, gzip or bgzip file for reading; see `decompressed`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty or damaged; also for errors met while the caller reads.
+    """
     file = resolve(path)
     if file.stat().st_size == 0:
         raise ValueError(f"{path} is empty; give a file that contains sequences")
-    with file.open("rb") as raw:
-        compressed = is_gzip(path, raw)
-    opener = gzip.open if compressed else open
+    with file.open("rb") as raw, decompressed(path, raw) as content:
+        yield content
+
+
+@contextmanager
+def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
+    """The content of an open file, decompressed if it is gzip or bgzip.
+
+    A compressed file is read to its end, where its checksum is, even if the caller stops earlier.
+
+    Raises:
+        ValueError: if it is damaged; also for errors met while the caller reads.
+    """
+    if not is_gzip(path, raw):
+        yield raw
+        return
+    content = gzip.GzipFile(fileobj=raw)
     try:
-        with opener(file, "rt", encoding="utf-8-sig") as handle:
-            yield handle
+        yield content
+        for _ in chunks(content):
+            pass
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed") from error
+
+
+def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
+    """The rest of an open file in pieces."""
+    while chunk := content.read(size):
+        yield chunk
 
 
 def is_gzip(path: str | Path, raw: BinaryIO) -> bool:

@@ -12,6 +12,7 @@ from typing_extensions import Unpack, override
 
 from dnadiff import checks
 from dnadiff.data.files import open_text, resolve
+from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask, LabeledTaskSettings
 
@@ -105,7 +106,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: for a missing column, or a file that is not a table.
+        ValueError: for a missing column, a row with too few or too many fields, or a file that is not a table.
     """
     if path.endswith(PARQUET):
         yield from _parquet_rows(path, columns)
@@ -113,13 +114,14 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
     try:
         with open_text(path) as handle:
             csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
-            table = csv.reader(handle, delimiter=delimiter or _delimiter(path))
+            table = csv.reader(handle, delimiter=delimiter or _delimiter(path), strict=True)
             header = [name.strip() for name in next(table, [])]
             header[:1] = [header[0].removeprefix("\ufeff")] if header else []
             indices = [column_index(path, key, name, header) for key, name in columns.items()]
             for row in table:
                 if any(row):
-                    yield table.line_num, [row[number].strip() if number < len(row) else "" for number in indices]
+                    check_fields(f"{path}: line {table.line_num}", row, header)
+                    yield table.line_num, [row[number].strip() for number in indices]
     except csv.Error as error:
         raise ValueError(f"{path} is not a table of text ({error}); give a comma- or tab-separated file") from None
 

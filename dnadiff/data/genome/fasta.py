@@ -6,15 +6,16 @@ Records keep their letters and their case; `dnadiff.data.genome.genome` turns th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
-from Bio.SeqIO.FastaIO import SimpleFastaParser
-
-from dnadiff.data.files import atomic_write, open_text
-from dnadiff.data.nucleotides import not_a_nucleotide
+from dnadiff.data.files import atomic_write, chunks, open_binary
+from dnadiff.data.genome.fasta_parser import parse
+from dnadiff.data.nucleotides import ID_OF_LETTER, NOT_A_NUCLEOTIDE, not_a_nucleotide
 
 LINE_WIDTH = 60
+_LETTERS = bytes(letter if ID_OF_LETTER[letter] != NOT_A_NUCLEOTIDE else NOT_A_NUCLEOTIDE for letter in range(256))
 
 
 class Record(NamedTuple):
@@ -36,35 +37,25 @@ def iter_fasta(path: str | Path) -> Iterator[Record]:
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the name of an earlier record
-            or a letter that is not a nucleotide (its position is counted from 1).
+            or a letter that is not a nucleotide.
     """
     names: set[str] = set()
-    with open_text(path) as handle:
-        _check_first_line(path, handle)
-        for number, (title, sequence) in enumerate(SimpleFastaParser(handle), start=1):
-            name, description = [*title.split(None, 1), "", ""][:2]
-            where = f"{path}: record {number} ({name})"
-            if not name:
-                raise ValueError(f"{path}: record {number} has no name; write one after its '>'")
-            if not sequence:
-                raise ValueError(f"{where} has no sequence; remove it or complete the file")
-            if name in names:
-                raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
-            if problem := not_a_nucleotide(sequence):
-                raise ValueError(f"{where}: {problem}")
-            names.add(name)
-            yield Record(name, description, sequence.encode("ascii"))
-
-
-def _check_first_line(path: str | Path, handle: TextIO) -> None:
-    """Rewind `handle` if its first line that is not blank is a header."""
-    for number, line in enumerate(handle, start=1):
-        if line.startswith(">"):
-            handle.seek(0)
-            return
-        if line.strip():
-            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:30]!r}, expected a header such as '>name'")
-    raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
+    with open_binary(path) as content:
+        header, pieces = None, bytearray()
+        for event in chain(parse(str(path), chunks(content), _LETTERS), [None]):
+            if isinstance(event, bytes):
+                pieces += event
+                continue
+            if header is not None:
+                where = f"{path}: line {header.line}: record {header.name}"
+                if not pieces:
+                    raise ValueError(f"{where} has no sequence; remove it or complete the file")
+                if header.name in names:
+                    raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
+                names.add(header.name)
+                sequence, pieces = bytes(pieces), bytearray()
+                yield Record(header.name, header.description, sequence)
+            header = event
 
 
 def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:

@@ -38,7 +38,7 @@ def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_un
             records, or if one side writes `chr1` where the other writes `1`.
 
     Raises:
-        ValueError: naming file and line, if a row has fewer than three columns, positions that are not integers, an end
+        ValueError: naming file and line, if a row has fewer than three columns or fewer than the first row, positions that are not integers, an end
             that is not after the start, a strand other than "+", "-" and ".", or is not inside a record of `lengths`.
     """
     return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
@@ -195,10 +195,14 @@ def _read(
 ) -> list[Region]:
     regions: list[Region] = []
     line_of_chrom: dict[str, int] = {}
+    num_columns = 0
     with open_text(path) as handle:
         for number, columns in rows(handle):
             try:
                 region = parse(columns)
+                num_columns = num_columns or len(columns)
+                if len(columns) < num_columns:
+                    raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
                 if region is None:
                     continue
                 _check(region, lengths)

@@ -24,7 +24,7 @@ def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]
     """Yield (name, "") for each record, followed by its codes: token ids, plus 128 where soft-masked.
 
     Raises:
-        ValueError: if the file is cut short or of another version.
+        ValueError: if the file is cut short, contradicts itself, or is of another version.
     """
     try:
         yield from _Reader(raw).events()
@@ -48,10 +48,13 @@ class _Reader:
         self.offset = "Q" if version else "I"
 
     def exactly(self, size: int) -> bytes:
-        block = self.raw.read(size)
-        if len(block) != size:
-            raise EOFError(f"{size - len(block)} bytes are missing")
-        return block
+        blocks = []
+        while size and (block := self.raw.read(min(size, _CHUNK))):  # memory for what is there, not for what a number says
+            blocks.append(block)
+            size -= len(block)
+        if size:
+            raise EOFError(f"{size:,} bytes are missing")
+        return b"".join(blocks)
 
     def integers(self, count: int, kind: str = "I") -> tuple[int, ...]:
         layout = f"{self.order}{count}{kind}"
@@ -60,10 +63,13 @@ class _Reader:
     def array(self, count: int) -> NDArray[np.int64]:
         return np.frombuffer(self.exactly(4 * count), dtype=f"{self.order}u4").astype(np.int64)
 
-    def blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def blocks(self, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         (count,) = self.integers(1)
         starts = self.array(count)
-        return starts, starts + self.array(count)
+        ends = starts + self.array(count)
+        if (starts >= ends).any() or (starts[1:] < ends[:-1]).any() or (len(ends) and ends[-1] > length):
+            raise EOFError(f"blocks of N or lower case overlap or exceed the {length:,} bases of a record")
+        return starts, ends
 
     def events(self) -> Iterator[tuple[str, str] | bytes]:
         index = []
@@ -71,11 +77,14 @@ class _Reader:
             (size,) = self.exactly(1)
             name = self.exactly(size).decode("ascii")
             index.append((name, self.integers(1, self.offset)[0]))
+        if index and min(offset for _, offset in index) != self.raw.tell():
+            raise EOFError("the first record does not follow the list of names")
+        end = self.raw.tell()
         for name, offset in index:
             yield name, ""
             self.raw.seek(offset)
             (length,) = self.integers(1)
-            unknown, masked = self.blocks(), self.blocks()
+            unknown, masked = self.blocks(length), self.blocks(length)
             self.integers(1)
             for start in range(0, length, 4 * _CHUNK):
                 size = min(4 * _CHUNK, length - start)
@@ -85,6 +94,10 @@ class _Reader:
                 for low, high in _inside(masked, start, start + size):
                     codes[low:high] |= 0x80
                 yield codes.tobytes()
+            end = max(end, self.raw.tell())
+        self.raw.seek(end)
+        if self.raw.read(1):
+            raise EOFError("bytes follow the last record")
 
 
 def _inside(blocks: tuple[NDArray[np.int64], NDArray[np.int64]], start: int, end: int) -> Iterator[tuple[int, int]]:

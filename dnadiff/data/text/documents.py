@@ -101,10 +101,13 @@ class Files(Documents):
 
     def _fields(self, path: str, handle: Iterable[str]) -> Iterator[str]:
         csv.field_size_limit(_MAX_FIELD)
-        rows = csv.DictReader(handle)
+        rows = csv.reader(handle, strict=True)  # a quoted field that the end of the file cuts is an error
         try:
-            for row in rows:
-                yield self._joined(row, f"{path}: line {rows.line_num}")
+            header = next(rows, [])
+            for cells in filter(None, rows):
+                where = f"{path}: line {rows.line_num}"
+                check_fields(where, cells, header)
+                yield self._joined(dict(zip(header, cells)), where)
         except csv.Error as error:
             raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row") from error
 
@@ -145,6 +148,12 @@ class Files(Documents):
             if not isinstance(row.get(column), str):
                 raise ValueError(_no_column(where, column, [key for key, value in row.items() if isinstance(value, str)]))
         return " ".join(row[column] for column in self.columns)
+
+
+def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> None:
+    """ValueError for a row of a table that has fewer or more fields than the header."""
+    if len(cells) != len(header):
+        raise ValueError(f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or quote a field with commas")
 
 
 def columns_of(column: str | Sequence[str]) -> list[str]:

@@ -1,5 +1,7 @@
 import gzip
+import itertools
 import os
+from unittest import mock
 
 import pytest
 from Bio import SeqIO
@@ -7,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.files import resolve
+from dnadiff.data.genome import fasta_parser, sources
 from dnadiff.data.genome.fasta import Record, read_fasta, synthetic_record, write_fasta
+from dnadiff.data.genome.fasta_parser import parse
+from dnadiff.data.genome.genome import Genome
 
 
 def test_two_records_with_case_and_description(tmp_path):
@@ -23,13 +28,13 @@ def test_two_records_with_case_and_description(tmp_path):
         ("\n\n", "is empty"),
         ("ACGT\n", "is not FASTA: line 1 is 'ACGT'"),
         ("\n{json}\n", "is not FASTA: line 2 is"),
-        (">a\nACGT\n>b\n>c\nAC\n", r"record 2 \(b\) has no sequence"),
-        (">a\n", r"record 1 \(a\) has no sequence"),
-        (">\nACGT\n", "record 1 has no name"),
-        (">a\nAC\n>a x\nGT\n", r"record 2 \(a\) has the name of an earlier record"),
-        (">a\nACGT\n>b\nACGT\nACXT\n", r"record 2 \(b\): letter 'X' at position 7 is not a nucleotide"),
-        (">p\nMKV*\n", r"record 1 \(p\): letter '\*' at position 4"),
-        (">a\nACé\n", r"record 1 \(a\): letter 'é' at position 3"),
+        (">a\nACGT\n>b\n>c\nAC\n", "line 3: record b has no sequence"),
+        (">a\n", "line 1: record a has no sequence"),
+        (">\nACGT\n", "line 1: a record has no name"),
+        (">a\nAC\n>a x\nGT\n", "line 3: record a has the name of an earlier record"),
+        (">a\nACGT\n>b\nACGT\nACXT\n", "line 5: record b: letter 'X' at column 3 is not a nucleotide"),
+        (">p\nMKV*\n", r"line 2: record p: letter '\*' at column 4"),
+        (">a\nACé\n", "line 2: record a: letter 'é' at column 3"),
     ],
 )
 def test_a_malformed_file_is_named_in_one_line(tmp_path, content, message):
@@ -140,6 +145,57 @@ def test_any_layout_reads_as_the_same_records(tmp_path_factory, pairs, width, ne
     for name in ("out.fa", "out.fa.gz"):
         write_fasta(folder / name, records)
         assert read_fasta(folder / name) == records
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    pairs=record_lists,
+    width=st.integers(1, 40),
+    ends=st.lists(st.sampled_from(["\n", "\r\n", "\r", "\n\n", "\r\r\n"]), min_size=1, max_size=7),
+    chunk=st.integers(1, 20),
+)
+def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(tmp_path_factory, pairs, width, ends, chunk):
+    lines = [text for name, seq in pairs for text in (f">{name}", *(seq[i : i + width] for i in range(0, len(seq), width)))]
+    content = "".join(line + end for line, end in zip(lines, itertools.cycle(ends))).encode()
+    file = tmp_path_factory.mktemp("ends") / "in.fa"
+    file.write_bytes(content)
+    assert [(r.name, r.sequence.decode()) for r in read_fasta(file)] == pairs
+    pieces = [content[i : i + chunk] for i in range(0, len(content), chunk)]
+    events = list(parse("x", pieces, bytes(range(256))))
+    assert b"".join(e for e in events if isinstance(e, bytes)).decode() == "".join(sequence for _, sequence in pairs)
+    assert [e.name for e in events if not isinstance(e, bytes)] == [name for name, _ in pairs]
+    with mock.patch.object(sources, "_CHUNK", chunk), file.open("rb") as raw:
+        codes = [e for e in sources.read_codes("x", raw) if not isinstance(e, bytes)]
+    assert [e.name for e in codes] == [name for name, _ in pairs]
+
+
+def test_a_carriage_return_ends_a_header(tmp_path):
+    (tmp_path / "x.fa").write_bytes(b">a\rACGT\r>b\nGGGG\n")
+    assert [(r.name, r.sequence) for r in read_fasta(tmp_path / "x.fa")] == [("a", b"ACGT"), ("b", b"GGGG")]
+    assert Genome.open(tmp_path / "x.fa").lengths == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, read):
+    (tmp_path / "x.fa").write_bytes(b">a" + b"x" * 10_000_000)
+    with pytest.raises(ValueError, match=r"x\.fa: line 1: a header of more than 1,048,576 bytes; shorten it$"):
+        read(tmp_path / "x.fa")
+
+
+@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+def test_endless_blank_lines_are_refused(tmp_path, read, monkeypatch):
+    monkeypatch.setattr(fasta_parser, "MAX_BLANK", 10_000_000)
+    (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nA" + b"\n" * 15_000_000))
+    with pytest.raises(ValueError, match=r"more than 10,000,000 bytes of blank lines; remove them"):
+        read(tmp_path / "x.fa.gz")
+
+
+@pytest.mark.parametrize("tail", [b"x", b"\x1f\x8b", b"\0\0x", b"more text\n"])
+@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+def test_bytes_after_the_end_of_a_gzip_file_are_refused(tmp_path, read, tail):
+    (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nACGT\n") + tail)
+    with pytest.raises(ValueError, match=r"is damaged or cut short"):
+        read(tmp_path / "x.fa.gz")
 
 
 def test_biopython_reads_what_is_written_and_bgzip_is_read(tmp_path, shared_data):

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import importlib.util
 import logging
@@ -30,9 +31,9 @@ def test_bed_row_is_half_open_and_gtf_row_is_not(make_genome, tmp_path):
 
 
 def test_headers_comments_blank_lines_and_gzip_are_read(tmp_path):
-    text = '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with spaces\t0\t-\tmore\r\nchr1 7 9\n'
+    text = '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with spaces\t0\t-\r\nchr1 7 9 b 0 .\n'
     (tmp_path / "r.bed.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_bed(tmp_path / "r.bed.gz") == [Region("chr1", 1, 5, "name with spaces", "-"), Region("chr1", 7, 9)]
+    assert read_bed(tmp_path / "r.bed.gz") == [Region("chr1", 1, 5, "name with spaces", "-"), Region("chr1", 7, 9, "b")]
 
 
 @pytest.mark.parametrize(
@@ -178,3 +179,29 @@ def test_many_names_are_looked_up_in_linear_time(how):
     Counted.looks = 0
     how(names)
     assert 0 < Counted.looks < 20 * len(names)
+
+
+def test_every_damaged_bit_of_a_compressed_gff_with_sequences_is_noticed(tmp_path):
+    rows = "".join(f"c\tx\tgene\t{i}\t{i + 50}\t.\t+\t.\tID=g{i}\n" for i in range(1, 20))
+    content = gzip.compress((rows + "##FASTA\n>c\n" + "ACGT" * 50 + "\n").encode(), mtime=0)
+    path = tmp_path / "x.gff3.gz"
+    path.write_bytes(content)
+    regions = read_gtf(path)
+    for bit in range(0, 8 * len(content), 3):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert read_gtf(path) == regions, bit  # bits of the header without a meaning, such as the time, are accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("r.bed", "chr1\t0\t4\ta\t0\t+\nchr1\t2\t6\tb\n", "line 2 has 4 columns, the first row has 6"),
+        ("r.gff", "c\tx\tCDS\t5\t8\t.\t+\t0\tID=a\nc\tx\tCDS\t5\t8\t.\t+\t0\n", "line 2 has 8 columns, the first row has 9"),
+    ],
+)
+def test_a_row_with_missing_fields_is_refused(tmp_path, name, rows, message):
+    with pytest.raises(ValueError, match=message):
+        (read_bed if name == "r.bed" else read_gtf)(write(tmp_path, rows, name))

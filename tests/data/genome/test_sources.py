@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.sources import expand
+from dnadiff.data.genome.sources import expand, read_codes
 
 formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
 spec.loader.exec_module(formats)
@@ -207,6 +208,24 @@ def test_genbank_cut_after_any_line_is_noticed(tmp_path):
             Genome.open(write(tmp_path, "cut.gb", wrong))
 
 
+@pytest.mark.filterwarnings("ignore::Bio.BiopythonParserWarning")
+def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
+    content = formats.genbank({"U1": "acgt", "U2": "ttga"})
+    first = content.index(b"//\n") + 3
+    path = write(tmp_path, "cut.gb", b"")
+    for end in [*range(first + 1, first + 40), *range(len(content) - 30, len(content) - 1)]:
+        if content[first:end].strip() and not content[:end].endswith(b"//"):
+            with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
+                path.write_bytes(content[:end])
+                with path.open("rb") as raw:
+                    list(read_codes(str(path), raw))
+
+
+def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
+    with pytest.raises(ValueError, match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name and a length"):
+        Genome.open(write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq ")))
+
+
 def test_a_compressed_twobit_is_read(tmp_path):
     content = formats.twobit(SMALL)
     for packing in ("gzip", "bgzip"):
@@ -218,6 +237,22 @@ def test_a_compressed_twobit_is_read(tmp_path):
         damaged = packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:]  # within a checksum
         with pytest.raises(ValueError, match="is damaged or cut short"):
             Genome.open(write(tmp_path, "y.2bit.gz", damaged))
+
+
+def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
+    content = formats.twobit({"a": "ACGTNN" * 9, "b": "TTTTg"})
+    fewer = content[:8] + struct.pack("<I", 1) + content[12:]
+    huge = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 2**31, 4))
+    after = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 9, 60))
+    assert len({content, fewer, huge, after}) == 4
+    for damaged, message in (
+        (fewer, "the first record does not follow the list of names"),
+        (content + b"x", "bytes follow the last record"),
+        (huge, "bytes are missing"),
+        (after, "blocks of N or lower case overlap or exceed the 54 bases"),
+    ):
+        with pytest.raises(ValueError, match=rf"x\.2bit is a damaged or cut short 2bit file \({message}|[\d,]+ {message}"):
+            Genome.open(write(tmp_path, "x.2bit", damaged))
 
 
 @pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])

@@ -209,7 +209,7 @@ def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
     assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
     monkeypatch.setattr("dnadiff.data.text.documents._MAX_FIELD", 1000)
-    with pytest.raises(ValueError, match=r"t\.csv: line 1 is not CSV \(field larger than field limit"):
+    with pytest.raises(ValueError, match=r"t\.csv: line 2 is not CSV \(field larger than field limit"):
         list(Files(tmp_path / "t.csv"))
 
 
@@ -439,3 +439,17 @@ def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters, mo
     with pytest.raises(ValueError, match="a file changed while it was read; start again when it is complete"):
         module(corpus, letters).tokenized.tokens("train")
     assert folders() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("text,more\na,b\nc\n", "line 3 has 1 fields, the header has 2; complete the row"),
+        ("text\none, two\n", "line 2 has 2 fields, the header has 1; complete the row, or quote a field with commas"),
+        ('text,more\na,b\nc,"d', r"line 3 is not CSV \(unexpected end of data\)"),
+    ],
+)
+def test_a_csv_row_with_missing_fields_is_refused(tmp_path, rows, message):
+    (tmp_path / "t.csv").write_text(rows)
+    with pytest.raises(ValueError, match=message):
+        list(Files(tmp_path / "t.csv"))

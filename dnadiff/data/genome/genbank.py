@@ -1,0 +1,100 @@
+"""Reading of GenBank files with Biopython, with checks that the file is complete."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+
+from Bio import BiopythonParserWarning, SeqIO
+from Bio.SeqRecord import SeqRecord
+from typing_extensions import override
+
+from dnadiff.data.files import ByteReader
+from dnadiff.data.genome.fasta_parser import BLANK, Header, wrong_letter
+from dnadiff.data.nucleotides import NOT_A_NUCLEOTIDE
+
+_LOCUS = re.compile(r"LOCUS\s+\S.*?\s(\d+)\s+(?:bp|aa|rc)\b")
+
+
+class _CutShortError(ValueError):
+    pass
+
+
+class _CheckedLines(io.TextIOWrapper):
+    """The lines of a GenBank file; Biopython skips what it does not recognize between records, such as a LOCUS line that was cut.
+
+    `lengths` are the lengths that the LOCUS lines name.
+    """
+
+    def __init__(self, handle: ByteReader) -> None:
+        super().__init__(handle, encoding="utf-8")
+        self.lengths: list[int] = []
+        self._inside = False
+
+    @override
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as typeshed has it for IO[str]
+        line = super().readline(size)
+        if self._inside:
+            self._inside = line.rstrip() != "//"
+        elif line.strip() and line.strip() != "//":
+            locus = _LOCUS.match(line)
+            if locus is None:
+                raise _CutShortError(f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a length in bp")
+            self.lengths.append(int(locus[1]))
+            self._inside = True
+        return line
+
+    def check_end(self) -> None:
+        """Refuse a file that ends inside a record."""
+        if self._inside:
+            raise _CutShortError("the last record does not end with //")
+
+
+def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header | bytes]:
+    """Yield headers and letters, translated by `table` as in `fasta_parser.parse`.
+
+    Raises:
+        ValueError: naming file and remedy, if a record is malformed or has another length than its LOCUS line names.
+    """
+    try:
+        for record in _records(handle):
+            sequence, name = record.seq, str(record.id)
+            if sequence is None or (len(sequence) and not sequence.defined):
+                raise ValueError(f"record {name} has no sequence (only its length is given); fetch the full GenBank record")
+            yield Header(name, record.description, 0)
+            letters = bytes(sequence)
+            codes = letters.translate(table, BLANK)
+            if NOT_A_NUCLEOTIDE in codes:
+                raise ValueError(wrong_letter("", letters, 1, name, table).partition(": record ")[2])
+            if codes:
+                yield codes
+    except (ValueError, BiopythonParserWarning) as error:
+        cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(error).startswith("Premature end")
+        problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again" if cut_short else f": {error}"
+        raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+
+
+def _records(handle: ByteReader) -> Iterator[SeqRecord]:
+    """Biopython's records; its warnings of a wrong length in LOCUS and of a missing `//` at the end become errors."""
+    lines = _CheckedLines(handle)
+    try:
+        records = iter(SeqIO.parse(lines, "genbank"))
+        while True:
+            with warnings.catch_warnings():
+                for message in ("Expected sequence length", "Premature end of file"):
+                    warnings.filterwarnings("error", message, BiopythonParserWarning)
+                try:
+                    record = next(records, None)
+                except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:
+                    raise _CutShortError(f"Biopython cannot read it: {type(error).__name__} {error}".rstrip()) from error
+            if record is None:
+                lines.check_end()
+                return
+            length = lines.lengths[-1]
+            if record.seq is not None and len(record.seq) != length:
+                raise _CutShortError(f"record {record.id} has {len(record.seq)} bases, LOCUS says {length}")
+            yield record
+    finally:
+        lines.detach()
