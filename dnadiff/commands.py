@@ -40,7 +40,7 @@ COMMANDS = {
     "judge_text": "generative perplexity of text samples under a local causal model, with entropy and repetition",
     "copies": "the longest match of each record of a FASTA file with the training data",
     "finetune": "fine-tune a trained model as a classifier, compared with baselines",
-    "genome": "pack and describe a genome, extract regions of it",
+    "genome": "pack, verify and describe a genome, extract regions of it",
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
 }

@@ -1,4 +1,4 @@
-"""`python -m dnadiff.genome`: pack a genome into the cache, describe it, extract regions of it."""
+"""`python -m dnadiff.genome`: pack a genome into the cache, verify it, describe it, extract regions of it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ def pack(data: SequenceDataModule, config: Config) -> list[str]:
     print(table([("records", f"{len(genome.names):,}"), ("bases", f"{genome.total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
     print("\n".join(f"packed in {folder}" for folder in folders))
     return folders
+
+
+def verify(data: SequenceDataModule, config: Config) -> int:
+    """Compare every byte of the packed genome with its checksums, and return the number of bytes."""
+    start = time.monotonic()
+    total = 0
+    for file in {str(file.folder): file for file, _ in data.open().records.places}.values():
+        total += file.verify()
+        print(f"as it was written: {file.folder}")
+    print(table([("bytes", f"{total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
+    return total
 
 
 def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
@@ -142,7 +153,7 @@ def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
         yield Record(name if seen[name] == 1 else f"{name}_{seen[name]}", " ".join(region.name.split()), bytes(letters))
 
 
-ACTIONS = {"describe": describe, "pack": pack, "extract": extract}
+ACTIONS = {"describe": describe, "pack": pack, "verify": verify, "extract": extract}
 
 
 def main() -> None:

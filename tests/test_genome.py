@@ -46,6 +46,11 @@ def test_packing_says_where(cli, fasta, cache_folder):
         assert status == 0 and "2,414" in out and f"packed in {cache_folder}" in out
 
 
+def test_verify_reads_everything_and_names_damage(cli, fasta, cache_folder):
+    status, out, err = cli("genome", fasta, "action=verify")
+    assert status == 0 and "as it was written: " in out and "2,5" in out, err
+
+
 def extracted(folder):
     return [(r.id, r.description.partition(" ")[2], str(r.seq)) for r in SeqIO.parse(folder / "o.fa", "fasta")]
 
@@ -69,7 +74,7 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("action=pakc", "action 'pakc' is not known; choose describe, pack, extract"),
+        ("action=pakc", "action 'pakc' is not known; choose describe, pack, verify, extract"),
         ("action=extract output=o.fa", "regions is missing: give regions=my.bed"),
         ("action=extract regions=chr1", "output is missing: give output="),
         ("action=extract regions=chr1 output=g.fa", "g.fa exists; set overwrite=true"),

@@ -1,7 +1,8 @@
 """Folders of the cache that are written atomically, checked when they are opened, and written again if they are damaged.
 
-A folder contains files and `index.json` with the size and the checksum of each file, and a checksum of its own. It is written
-under a temporary name and renamed; a lock keeps processes from doing the work twice.
+A folder contains files and `index.json` with the size and the checksums of each file, and a checksum of its own. It is written
+under a temporary name and renamed; a lock keeps processes from doing the work twice. Opening a folder checks sizes, time stamps and
+a sample of each file (`dnadiff.data.checksums`); `verify` reads everything.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import logging
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from dnadiff.config import Json
 from dnadiff.data.cache import HOST, locked, megabytes, unique
+from dnadiff.data.checksums import CHUNK, SAMPLED, Checksum, checksum_of, same_chunks, sampled
 from dnadiff.data.disk import FULL, no_space
 from dnadiff.data.files import write_json
 
-_PIECE = 1 << 22  # bytes read at once
 _ABANDONED = 86_400  # seconds
-Fill = Callable[[Path], tuple[dict[str, Json], dict[str, int]]]
+Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
 log = logging.getLogger("dnadiff")
 
 
@@ -35,7 +35,7 @@ def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, 
     Args:
         folder: its path in the cache; the name is a hash of everything that decides its contents.
         version: of the format; a folder of another version is written again.
-        fill: writes files into an empty folder; returns the content of the index, and the checksum (CRC-32) of each file.
+        fill: writes files into an empty folder; returns the content of the index, and the checksum of each file.
         what, doing, done: name of the data, the work and its result, for messages.
         need: the disk space it takes, for the message when the disk is full.
 
@@ -66,30 +66,58 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
 
 
 def is_sound(folder: Path, version: int) -> bool:
-    """Whether the folder is complete and unchanged; contents are read again only if a time stamp differs."""
+    """Whether the folder is complete and unchanged.
+
+    A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the last and six other MiB of it. Folders
+    of earlier versions have one checksum per file: larger files in them are not read unless a time stamp differs.
+    """
     try:
         index = read_index(folder, version)
         for name, written in index["files"].items():
             stat = (folder / name).stat()
             if stat.st_size != written["size"]:
                 return False
+            chunks = written.get("chunks")
             if stat.st_mtime_ns != written["mtime"]:
-                if crc_of(folder / name) != written["crc"]:
+                if not _is_whole(folder / name, written["crc"]):
                     return False
                 os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
+            elif chunks is not None:
+                if not same_chunks(folder / name, chunks, sampled(len(chunks))):
+                    return False
+            elif stat.st_size <= SAMPLED * CHUNK and not _is_whole(folder / name, written["crc"]):
+                return False
         return bool(index["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return False
 
 
-def crc_of(path: Path) -> int:
-    """CRC-32 of a file."""
-    value = 0
-    with path.open("rb") as file, megabytes(path.stat().st_size, f"checking {path.parent.name}") as progress:
-        while block := file.read(_PIECE):
-            value = zlib.crc32(block, value)
-            progress(len(block))
-    return value
+def verify(folder: Path, version: int) -> int:
+    """Read every byte of a folder and return their number.
+
+    Raises:
+        ValueError: naming the file and the place, if a byte was changed.
+    """
+    remedy = "remove this folder; it is made again when it is used"
+    try:
+        files = read_index(folder, version)["files"]
+        for name, written in files.items():
+            with megabytes(written["size"], f"checking {folder.name}/{name}") as progress:
+                found = checksum_of(folder / name, progress)
+            chunks = zip(found.chunks, written.get("chunks", found.chunks))
+            first = next((number for number, (one, other) in enumerate(chunks) if one != other), None)
+            if first is not None:
+                raise ValueError(f"{name} was changed between bytes {first * CHUNK:,} and {(first + 1) * CHUNK:,}")
+            if found.whole != written["crc"]:
+                raise ValueError(f"{name} was changed")
+        return sum(written["size"] for written in files.values())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged ({error}): {remedy}") from error
+
+
+def _is_whole(path: Path, crc: int) -> bool:
+    with megabytes(path.stat().st_size, f"checking {path.parent.name}") as progress:
+        return checksum_of(path, progress).whole == crc
 
 
 def put(part: Path, folder: Path, version: int) -> None:
@@ -122,7 +150,10 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
         part.mkdir()
         about, checksums = fill(part)
         stats = {name: (part / name).stat() for name in checksums}
-        files = {name: {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": checksums[name]} for name, stat in stats.items()}
+        files = {
+            name: {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": checksums[name].whole, "chunks": checksums[name].chunks}
+            for name, stat in stats.items()
+        }
         index = {"format": version, "files": files, **about}
         write_json(part / "index.json", index | {"check": _check_of(index)})
         put(part, folder, version)

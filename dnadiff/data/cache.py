@@ -17,6 +17,7 @@ import stat
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,12 +80,16 @@ def content_hash(path: Path) -> str:
     seen = {"path": str(path), "size": about.st_size, "mtime": about.st_mtime_ns, "ctime": about.st_ctime_ns, "inode": about.st_ino}
     with suppress(OSError, ValueError):
         known = json.loads(note.read_text(encoding="utf-8"))
-        if {key: known.get(key) for key in seen} == seen and len(known["sha256"]) == 64:
+        if {key: known.get(key) for key in seen} == seen and known["check"] == _check_of(known["sha256"]):
             return known["sha256"]
     digest = hash_file(path)
     if time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED:
-        write_json(note, seen | {"sha256": digest})
+        write_json(note, seen | {"sha256": digest, "check": _check_of(digest)})
     return digest
+
+
+def _check_of(digest: str) -> int:
+    return zlib.crc32(digest.encode())
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:

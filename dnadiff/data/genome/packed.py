@@ -7,7 +7,6 @@ Folders are written atomically (`dnadiff.data.atomic_folder`).
 from __future__ import annotations
 
 import os
-import zlib
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, NotRequired, TypedDict
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff.config import Json
-from dnadiff.data.atomic_folder import crc_of, ensure_folder, read_index
+from dnadiff.data.atomic_folder import ensure_folder, read_index, verify
 from dnadiff.data.cache import cache_dir, content_hash, megabytes
+from dnadiff.data.checksums import Checksum, checksum_of
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
 
@@ -66,6 +66,10 @@ class PackedFile:
         """The bytes of one record `(length,)`, a view."""
         return self.bases[self.offsets[number] : self.offsets[number + 1]]
 
+    def verify(self) -> int:
+        """Read every byte of the packed form and return their number; ValueError, naming the place, if one was changed."""
+        return verify(self.folder, FORMAT)
+
     def __reduce__(self) -> tuple[type[PackedFile], tuple[Path]]:
         return PackedFile, (self.folder,)
 
@@ -86,7 +90,7 @@ def pack(path: str | Path) -> PackedFile:
     return PackedFile(folder)
 
 
-def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, int]]:
+def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
     """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files."""
     before = source.stat()
     with source.open("rb") as raw, (part / "bases").open("wb") as bases:
@@ -104,14 +108,14 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
     np.save(part / "runs.npy", packer.runs())
     index = {"source": {"name": source.name, "sha256": digest}, "records": packer.records}
-    return index, {"bases": packer.crc, "runs.npy": crc_of(part / "runs.npy")}
+    return index, {"bases": packer.checksum, "runs.npy": checksum_of(part / "runs.npy")}
 
 
 class Packer:
     """Writes codes to a file and counts them; `path` is the sequence file, for messages."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
-        self.path, self.file, self.crc = path, file, 0
+        self.path, self.file, self.checksum = path, file, Checksum()
         self.records: list[RecordInfo] = []
         self._names: set[str] = set()
         self._line = self._written = 0
@@ -167,7 +171,7 @@ class Packer:
         record["unknown"] += count
         record["gc"] += int(np.count_nonzero((low - np.uint8(8)) < 2))  # C 8 and G 9
         record["soft"] += int(np.count_nonzero(values >= SOFT_MASKED))
-        self.crc = zlib.crc32(values.data, self.crc)
+        self.checksum.update(values.data)
         self.file.write(values.data)
         self._written += len(values)
 

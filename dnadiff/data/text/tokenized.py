@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from dnadiff.data.atomic_folder import ensure_folder, read_index
 from dnadiff.data.cache import cache_dir
+from dnadiff.data.checksums import Checksum
 from dnadiff.data.text import detokenizer as rules
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def tokenize(
     """
     folder = cache_dir("texts") / cache_key(documents, tokenizer, detokenizer, eos_id)
 
-    def fill(part: Path) -> tuple[dict[str, Json], dict[str, int]]:
+    def fill(part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
         filled = _fill(documents, partial(_joined, tokenizer, detokenizer, eos_id), tokenizer.dtype, name, num_proc, part)
         if cache_key(documents, tokenizer, detokenizer, eos_id) != folder.name:
             raise ValueError(f"{name}: a file changed while it was read; start again when it is complete")
@@ -112,13 +112,13 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def _fill(
     documents: Iterable[str], encode: Callable[[list[str]], Chunk], dtype: np.dtype, name: str, num_proc: int | None, part: Path
-) -> tuple[dict[str, Json], dict[str, int]]:
-    started, logged, total, number, crc = time.monotonic(), time.monotonic(), 0, 0, {"tokens": 0, "ends": 0}
+) -> tuple[dict[str, Json], dict[str, Checksum]]:
+    started, logged, total, number, sums = time.monotonic(), time.monotonic(), 0, 0, {"tokens": Checksum(), "ends": Checksum()}
     with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
         for ids, lengths in map_in_order(encode, chunks(documents), num_proc):
             for file, key, values in ((tokens, "tokens", ids.astype(dtype, copy=False)), (ends, "ends", total + np.cumsum(lengths))):
                 data = np.ascontiguousarray(values).tobytes()
-                crc[key] = zlib.crc32(data, crc[key])
+                sums[key].update(data)
                 file.write(data)
             total, number = total + len(ids), number + len(lengths)
             if time.monotonic() - logged > 30:
@@ -131,7 +131,7 @@ def _fill(
         raise ValueError(f"{name} contains no text; give data with at least one window of tokens")
     if time.monotonic() - started > 2:
         log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens, in {time.monotonic() - started:.0f} s")
-    return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, crc
+    return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, dict(sums)
 
 
 def chunks(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -15,6 +15,7 @@ import pytest
 
 from dnadiff.data import atomic_folder
 from dnadiff.data.cache import cache_dir, content_hash
+from dnadiff.data.checksums import CHUNK, Checksum, checksum_of, same_chunks, sampled
 from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import PackedFile, pack
@@ -95,6 +96,92 @@ def test_a_damaged_cache_is_rebuilt(file, cache, what):
     again = pack(file)
     assert again.bases.tolist() == expected and again.records[0]["gc"] == 4 and again.runs.tolist() == [[4, 6], [12, 13]]
     assert entries(cache) == [one.folder.name]
+
+
+def damage_quietly(path, place):
+    """Change a byte without a trace in the time stamp, as a failing disk does."""
+    stat = path.stat()
+    with path.open("r+b") as raw:
+        raw.seek(place)
+        byte = raw.read(1)[0]
+        raw.seek(place)
+        raw.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A genome of 100 chunks of 64 bytes."""
+    monkeypatch.setattr("dnadiff.data.checksums.CHUNK", 64)
+    monkeypatch.setattr(atomic_folder, "CHUNK", 64)
+    (tmp_path / "large.fa").write_text(">a\n" + "ACGT" * 1600 + "\n")
+    return tmp_path / "large.fa"
+
+
+@pytest.mark.parametrize("place", [0, 63, 99 * 64, 100 * 64 - 1, 14 * 64 + 5])
+def test_a_quiet_change_of_a_sampled_chunk_is_noticed_at_open(large, cache, place):
+    one = pack(large)
+    expected = one.bases.tolist()
+    damage_quietly(one.folder / "bases", place)
+    assert pack(large).bases.tolist() == expected
+
+
+def test_a_quiet_change_of_a_small_file_is_noticed_at_open(file, cache):
+    one = pack(file)
+    expected, runs = one.bases.tolist(), one.runs.tolist()
+    for name, place in (("bases", 7), ("runs.npy", 130)):
+        damage_quietly(one.folder / name, place)
+        assert pack(file).bases.tolist() == expected and pack(file).runs.tolist() == runs
+
+
+def test_any_quiet_change_is_found_on_demand(large, cache):
+    one = pack(large)
+    assert one.verify() == 6400 + (one.folder / "runs.npy").stat().st_size
+    damage_quietly(one.folder / "bases", 50 * 64)
+    assert pack(large).bases[50 * 64] != 7  # not a sampled chunk
+    with pytest.raises(ValueError, match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it is made"):
+        one.verify()
+
+
+def without_chunks(folder):
+    """The index as earlier versions wrote it."""
+    index = json.loads((folder / "index.json").read_text())
+    for written in index["files"].values():
+        del written["chunks"]
+    del index["check"]
+    (folder / "index.json").write_text(json.dumps(index | {"check": atomic_folder._check_of(index)}))
+
+
+def test_a_cache_of_an_earlier_version_is_kept_and_verified_as_a_whole(large, cache, monkeypatch):
+    one = pack(large)
+    without_chunks(one.folder)
+    inode = (one.folder / "bases").stat().st_ino
+    damage_quietly(one.folder / "bases", 0)
+    assert (pack(large).folder / "bases").stat().st_ino == inode
+    with pytest.raises(ValueError, match=r"is damaged \(bases was changed\)"):
+        one.verify()
+    monkeypatch.setattr(atomic_folder, "CHUNK", 1 << 20)  # now it is small
+    assert (pack(large).folder / "bases").stat().st_ino != inode
+
+
+def test_a_checksum_does_not_depend_on_how_the_bytes_arrive(tmp_path):
+    content = np.random.default_rng(0).bytes(3 * CHUNK + 17)
+    one, other = Checksum(), Checksum()
+    one.update(content)
+    for start in range(0, len(content), 700_001):
+        other.update(content[start : start + 700_001])
+    (tmp_path / "x").write_bytes(content)
+    assert (one.whole, one.chunks) == (other.whole, other.chunks) and len(one.chunks) == 4
+    assert checksum_of(tmp_path / "x").chunks == one.chunks and same_chunks(tmp_path / "x", one.chunks, range(4))
+    assert sampled(0) == [] and sampled(1) == [0] and sampled(5) == [0, 1, 2, 3, 4] and sampled(3000)[::7] == [0, 2999]
+
+
+def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
+    monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)
+    digest = content_hash(file)
+    (note,) = cache_dir("sources").glob("*.json")
+    note.write_text(note.read_text().replace(digest, digest[::-1]))
+    assert content_hash(file) == digest
 
 
 def test_a_copied_cache_is_checked_and_kept(file, cache, monkeypatch):
