@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -119,11 +118,10 @@ def read_texts(path: str | Path) -> list[str]:
 
 
 def _json_lines(path: str | Path, content: str) -> list[str]:
-    try:
-        # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
-        lines = [json.loads(line) for line in content.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: a line is not JSON ({error})") from None
+    from dnadiff.data.structured import parse_json
+
+    # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
+    lines = [parse_json(line, f"{path}: line {number}") for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     if any(not isinstance(line, dict) or not isinstance(line.get("text"), str) for line in lines):
         raise ValueError(f"{path}: each line must be a JSON object with a field text")
     return [line["text"] for line in lines]

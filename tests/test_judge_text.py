@@ -159,7 +159,7 @@ def test_specials_are_counted_and_left_out():
         ("judge_text", ["judge={ar}"], "give either checkpoint=RUN, which is sampled, or samples=FILE"),
         ("judge_text", ["checkpoint={dit}", "judge={dit}"], "must be an autoregressive model of text"),
         ("judge_text", ["samples=x.fa", "judge={ar}"], "must be a .jsonl or a .txt file"),
-        ("judge_text", ["samples=broken.jsonl", "judge={ar}"], "broken.jsonl: a line is not JSON"),
+        ("judge_text", ["samples=broken.jsonl", "judge={ar}"], "broken.jsonl: line 1 is not JSON"),
         ("judge_text", ["samples=bad.jsonl", "judge={ar}"], "each line must be a JSON object with a field text"),
         ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of different names"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]"], "name a file"),

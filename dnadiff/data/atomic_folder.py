@@ -23,6 +23,7 @@ from dnadiff.data.cache import HOST, locked, megabytes, unique
 from dnadiff.data.checksums import CHUNK, SAMPLED, Checksum, checksum_of, same_chunks, sampled
 from dnadiff.data.disk import FULL, no_space
 from dnadiff.data.files import write_json
+from dnadiff.data.structured import read_json
 
 _ABANDONED = 86_400  # seconds
 Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
@@ -59,7 +60,7 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
     Raises:
         ValueError: if the index was changed or belongs to another version.
     """
-    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    index = read_json(folder / "index.json", ("format", "check", "files"))
     if index["format"] != version or index.pop("check") != _check_of(index):
         raise ValueError("changed")
     return index
@@ -88,7 +89,7 @@ def is_sound(folder: Path, version: int) -> bool:
             elif stat.st_size <= SAMPLED * CHUNK and not _is_whole(folder / name, written["crc"]):
                 return False
         return bool(index["files"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
 
 

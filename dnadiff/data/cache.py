@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -23,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dnadiff.data.files import write_json
+from dnadiff.data.structured import read_json
 from dnadiff.progress import Progress
 
 log = logging.getLogger("dnadiff")
@@ -79,9 +79,9 @@ def content_hash(path: Path) -> str:
     about = path.stat()
     seen = {"path": str(path), "size": about.st_size, "mtime": about.st_mtime_ns, "ctime": about.st_ctime_ns, "inode": about.st_ino}
     with suppress(OSError, ValueError):
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if {key: known.get(key) for key in seen} == seen and known["check"] == _check_of(known["sha256"]):
-            return known["sha256"]
+        known = read_json(note)
+        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(digest := str(known.get("sha256"))):
+            return digest
     digest = hash_file(path)
     if time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED:
         write_json(note, seen | {"sha256": digest, "check": _check_of(digest)})

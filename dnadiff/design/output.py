@@ -19,9 +19,11 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from dnadiff import checks
 from dnadiff.config import Json, with_current_names
 from dnadiff.data.disk import names_file
 from dnadiff.data.files import atomic_write, check_output
+from dnadiff.data.structured import read_json
 
 
 def temporary_path(output: Path, kind: str) -> Path:
@@ -134,10 +136,12 @@ class ResumableOutput:
 
 def read_journal(output: Path) -> dict[str, Json]:
     """The journal of an unfinished file; a ValueError if it is damaged."""
-    try:
-        return json.loads(temporary_path(output, "journal").read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{temporary_path(output, 'journal')} is damaged; start over: overwrite=true, without resume") from None
+    path, remedy = temporary_path(output, "journal"), "start over: overwrite=true, without resume"
+    found = read_json(path, ("settings", "done", "bytes", "notes", "complete"), remedy)
+    mappings = all(isinstance(found[key], dict) for key in ("settings", "notes"))
+    if not (mappings and all(checks.is_integer(found[key], 0) for key in ("done", "bytes")) and isinstance(found["complete"], bool)):
+        raise ValueError(f"{path} is damaged; {remedy}")
+    return found
 
 
 @contextmanager

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff import __version__
+from dnadiff.checks import is_number
 from dnadiff.config import Json, with_current_names
 from dnadiff.data.files import atomic_write, write_json
+from dnadiff.data.structured import json_object, read_json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import open_bytes, sha256
 from dnadiff.draws import hash64
@@ -69,22 +71,24 @@ def json_path(output: Path) -> Path:
 def weights(path: Path, compressed: bool) -> NDArray[np.float64]:
     """The log weights (S,) in the headers of a FASTA file, or in the lines of a .jsonl file."""
     with open_bytes(path, compressed) as file:
-        return np.array([found for line in file if (found := _weight(line)) is not None])
+        return np.array([found for line in file if (found := _weight(path, line)) is not None])
 
 
 def has_weights(path: Path, compressed: bool) -> bool:
     """Whether the first record of a FASTA or .jsonl file has a weight."""
     with open_bytes(path, compressed) as file:
-        return _weight(file.readline()) is not None
+        return _weight(path, file.readline()) is not None
 
 
-def _weight(line: bytes) -> float | None:
+def _weight(path: Path, line: bytes) -> float | None:
     if line.startswith(b"{"):
-        found = json.loads(line).get("log_weight")
+        found = json_object(line, f"a line of {path}").get("log_weight")
     else:
         match = _WEIGHT.search(line) if line.startswith(b">") else None
-        found = None if match is None else match[1]
-    return None if found is None else float(found)
+        found = None if match is None else float(match[1])
+    if found is None or is_number(found):
+        return found
+    raise ValueError(f"{path}: the log_weight {found!r} of a record is not a number; generate the samples again")
 
 
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
@@ -165,8 +169,8 @@ def write(output: Path, content: Mapping[str, object]) -> Path:
 def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
     """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
     try:
-        content = json.loads(json_path(output).read_text(encoding="utf-8"))
+        content = read_json(json_path(output), ("settings", "sha256"))
         same = with_current_names(content["settings"]) == json.loads(json.dumps(settings))
         return same and output.is_file() and content["sha256"] == sha256(output)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return False

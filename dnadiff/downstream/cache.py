@@ -10,6 +10,7 @@ import json
 import logging
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +21,15 @@ import numpy as np
 from dnadiff.config import Json
 from dnadiff.data.cache import cache_dir
 from dnadiff.data.files import atomic_write
+from dnadiff.data.structured import json_object
 from dnadiff.data.tokenizer import DNATokenizer
 
 log = logging.getLogger("dnadiff")
 
 FORMAT = 1
 _MIN_AGE = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
+# What reading a damaged file raises; its parts have checksums, which are compared last.
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class Entry(NamedTuple):
@@ -51,8 +55,8 @@ def load(key: str) -> Entry | None:
     path = cache_dir("tasks") / f"{key}.npz"
     if not path.is_file():
         return None
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as stored:  # zip files have checksums
-        about = json.loads(str(stored["about"]))
+    with suppress(*_DAMAGED), np.load(path) as stored:
+        about = json_object(str(stored["about"]), path)
         sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
         labels, parts = ([about[f"{name}_names"][number] for number in stored[name]] for name in ("labels", "parts"))
         return Entry(sequences, labels, parts, about["more"])

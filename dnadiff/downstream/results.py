@@ -14,6 +14,8 @@ import json
 import platform
 import re
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from typing_extensions import override
 from dnadiff.config import Json
 from dnadiff.data.cache import locked
 from dnadiff.data.files import append, atomic_write, write_json
+from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
 
@@ -129,7 +132,7 @@ class ResultsFolder(Results):
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".results.lock"):
             path = self.folder / "results.json"
-            known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            known = read_json(path) if path.is_file() else {}
             write_json(path, known | {task: {**self.provenance, **result}})
 
 
@@ -179,11 +182,14 @@ def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: M
 
 
 def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
-    """Read what `save_prediction` wrote: the prediction and the labels of its items."""
-    with np.load(path) as stored:
-        fit_info = json.loads(str(stored["about"])).get("found", [])
-        prediction = Prediction(torch.from_numpy(stored["log_probs"]), float(stored["seconds"]), fit_info)
-        return prediction, torch.from_numpy(stored["labels"])
+    """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError if the file is damaged."""
+    try:
+        with np.load(path) as stored:
+            fit_info = json_object(str(stored["about"]), "its description").get("found", [])
+            prediction = Prediction(torch.from_numpy(stored["log_probs"]), float(stored["seconds"]), fit_info)
+            return prediction, torch.from_numpy(stored["labels"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and it is computed again") from error
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

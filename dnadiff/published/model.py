@@ -6,7 +6,6 @@ the vocabulary.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +20,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config, build
 from dnadiff.data.files import atomic_write, check_output, write_json
+from dnadiff.data.structured import read_json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
@@ -200,11 +200,8 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
     """The contents of a `config.json` of one of these model types."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error})") from None
-    model_type = config.get("model_type") if isinstance(config, dict) else None
+    config = read_json(path, remedy="use another copy of it")
+    model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in model_types:
         raise ValueError(f"{path} describes a model of type {model_type!r}; known are {', '.join(model_types)}")
     return config

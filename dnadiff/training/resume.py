@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from dnadiff.config import Config, leaves, with_current_names
+from dnadiff.data.structured import read_yaml
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
@@ -44,7 +43,11 @@ def holds_run(run_dir: Path) -> bool:
 
 
 def resumable(config: Config, run_dir: Path) -> Path | None:
-    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration."""
+    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration.
+
+    Raises:
+        ValueError: if the `config.yaml` of an unfinished run is damaged: whether to resume that run cannot be known.
+    """
     own = run_dir / "checkpoints" / "last.ckpt"
     if own.is_file():
         return own
@@ -53,7 +56,7 @@ def resumable(config: Config, run_dir: Path) -> Path | None:
         folder = path.parent.parent
         if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
             continue
-        if not differences(config, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), START):
+        if not differences(config, read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"), START):
             return path
     log.info("resume=true: found no unfinished run of the same configuration; starting a new one")
     return None

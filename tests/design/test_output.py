@@ -60,7 +60,7 @@ def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     restarted.append(b"new", 1)
     assert restarted.done == 1 and short.read_bytes() == b"new"
     temporary_path(tmp_path / "a", "journal").write_text("{")
-    with pytest.raises(ValueError, match=r"journal is damaged"):
+    with pytest.raises(ValueError, match=r"journal is not JSON .*; start over: overwrite=true, without resume"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
 
 

@@ -1,0 +1,83 @@
+"""Damaged JSON and YAML: a ValueError that names the file, what is wrong and the remedy."""
+
+import numpy as np
+import pytest
+
+from dnadiff.data.structured import json_object, parse_json, read_json, read_yaml
+from dnadiff.design.output import read_journal, temporary_path
+from dnadiff.downstream.results import load_prediction
+from dnadiff.training.resume import resumable
+
+DAMAGED_JSON = {
+    b'{"a": ': "is not JSON",
+    b'{"a": "\xff"}': "is not UTF-8 text",
+    b"[" * 100_000: "is nested too deeply",
+    b"[1]": "holds a list; expected keys with values",
+    b'{"b": 1}': "lacks a",
+    b'{"a": ' + b"1" * 5000 + b"}": "is not JSON",
+    b"": "is not JSON",
+}
+DAMAGED_YAML = {
+    b"a: [1": "is not YAML",
+    b"a: \xff": "is not UTF-8 text",
+    b"[" * 5000: "is nested too deeply",
+    b"- 1": "holds a list",
+    b"b: 1": "lacks a",
+    b"a: 2026-99-99": "is not YAML",
+    b'a: !!int ""': "is not YAML",
+    b"a: !!bool x": "is not YAML",
+    b"a: !!python/name:os.system": "is not YAML",
+    b"": "holds a NoneType",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED_JSON, ids=lambda content: content[:12].decode(errors="replace"))
+def test_damaged_json_is_named(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.json {DAMAGED_JSON[content]}.*; make it again$"):
+        read_json(path, ("a",), "make it again")
+
+
+@pytest.mark.parametrize("content", DAMAGED_YAML, ids=lambda content: content[:12].decode(errors="replace"))
+def test_damaged_yaml_is_named(tmp_path, content):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.yaml {DAMAGED_YAML[content]}.*; make it again$"):
+        read_yaml(path, ("a",), "make it again")
+
+
+def test_sound_files_are_read(tmp_path):
+    (tmp_path / "x").write_text('{"a": [1, null]}', encoding="utf-8")
+    assert read_json(tmp_path / "x", ("a",)) == read_yaml(tmp_path / "x", ("a",)) == {"a": [1, None]} == json_object(b'{"a": [1, null]}', "x")
+    assert parse_json("3", "x") == 3
+
+
+def test_a_damaged_configuration_of_an_unfinished_run_is_named(tmp_path):
+    checkpoint = tmp_path / "old" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    for content in (b"\xff", b"[" * 5000, b"a: [", b"7"):
+        (tmp_path / "old" / "config.yaml").write_bytes(content)
+        with pytest.raises(ValueError, match=r"old/config\.yaml .*; restore it, or move .*old elsewhere"):
+            resumable({"a": 1}, tmp_path / "new")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"settings": [], "done": 0, "bytes": 0, "notes": {}, "complete": true}'])
+def test_a_damaged_journal_is_named(tmp_path, content):
+    temporary_path(tmp_path / "s.fa", "journal").write_bytes(content)
+    with pytest.raises(ValueError, match=r"s\.fa\.journal.*; start over: overwrite=true, without resume"):
+        read_journal(tmp_path / "s.fa")
+
+
+def test_a_damaged_prediction_is_named(tmp_path):
+    path = tmp_path / "p.npz"
+    np.savez_compressed(path, log_probs=np.zeros((40, 2)), labels=np.zeros(40, int), seconds=1.0, about="{}")
+    content = path.read_bytes()
+    assert load_prediction(path)[0].seconds == 1
+    for damaged in (b"", b"x", content[:-30], *(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, 400, 13))):
+        path.write_bytes(damaged)
+        try:
+            load_prediction(path)
+        except ValueError as error:
+            assert "p.npz is damaged" in str(error)
