@@ -151,6 +151,8 @@ class CharTokenizer(TextTokenizer):
     mask_letter: str = "\ufffd"
 
     def __init__(self, characters: str) -> None:
+        if not isinstance(characters, str) or any("\ud800" <= c <= "\udfff" for c in characters):
+            raise ValueError(f"tokenizer.characters {characters!r:.60} must be a string of characters; half of a surrogate pair is none")
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise ValueError("tokenizer.characters is empty; expected the characters that the text may contain")

@@ -49,7 +49,9 @@ def test_damaged_yaml_is_named(tmp_path, content):
 
 def test_sound_files_are_read(tmp_path):
     (tmp_path / "x").write_text('{"a": [1, null]}', encoding="utf-8")
-    assert read_json(tmp_path / "x", ("a",)) == read_yaml(tmp_path / "x", ("a",)) == {"a": [1, None]} == json_object(b'{"a": [1, null]}', "x")
+    assert (
+        read_json(tmp_path / "x", ("a",)) == read_yaml(tmp_path / "x", ("a",)) == {"a": [1, None]} == json_object(b'{"a": [1, null]}', "x")
+    )
     assert parse_json("3", "x") == 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from dnadiff.data.structured import json_object
 from dnadiff.data.text.hub import hub_is_reachable
-from dnadiff.data.text.subword import SubwordTokenizer, parse
+from dnadiff.data.text.rules import check_ids, check_merges, parse, refused
+from dnadiff.data.text.subword import SubwordTokenizer
 from dnadiff.data.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
-    from dnadiff.config import Json
     from dnadiff.data.tokenizer import TextTokenizer
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -25,6 +26,7 @@ BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 VOCAB_TXT = "vocab.txt"
 FILE_SETS = ((TOKENIZER_JSON,), *BPE_FILES, (VOCAB_TXT,))  # files that define a tokenizer, preferred first
 AUTO = "auto"
+_MAX_BYTES = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
 # Usual special tokens, most common first.
 USUAL_TOKENS = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
@@ -194,7 +196,9 @@ def from_files(paths: Sequence[Path]) -> str:
     if (len(paths), suffix) == (1, ".txt"):
         return word_piece(lines_of(texts[0]))
     if (len(paths), suffix) == (2, ".json"):
-        return byte_pairs(_table(texts[0], paths[0]), lines_of(texts[1]))
+        vocab = json_object(texts[0], f"tokenizer.source {paths[0]}")
+        check_ids(vocab, len(texts[0]), str(paths[0]))
+        return byte_pairs(vocab, lines_of(texts[1]))
     raise ValueError(
         f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
     )
@@ -214,7 +218,8 @@ def word_piece(words: Sequence[str]) -> str:
         raise ValueError("tokenizer.source: a vocab.txt must contain [UNK], one token per line")
     specials = [token for usual in USUAL_TOKENS.values() for token in usual if token in vocab]
     cased = any(word != word.lower() for word in words if word not in specials and not word.startswith("["))
-    rules = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    with refused("tokenizer.source is not a vocabulary of word pieces"):
+        rules = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     rules.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     rules.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rules.decoder = decoders.WordPiece()
@@ -230,7 +235,9 @@ def byte_pairs(vocab: dict[str, int], merges: Sequence[str]) -> str:
     if wrong := [line for line in lines if line.count(" ") != 1]:
         raise ValueError(f"tokenizer.source: a line of the merges is {wrong[0]!r}; expected two symbols")
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
-    rules = Tokenizer(models.BPE(vocab, pairs))
+    check_merges(vocab, pairs, "tokenizer.source")
+    with refused("tokenizer.source is not a vocabulary with merges"):
+        rules = Tokenizer(models.BPE(vocab, pairs))
     rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rules.decoder = decoders.ByteLevel()
     rules.add_special_tokens([s for s in ("<|endoftext|>",) if s in vocab])
@@ -241,7 +248,7 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
     """Special tokens in `tokenizer_config.json` and `special_tokens_map.json` of a folder, by role."""
     found: dict[str, str] = {}
     for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
-        content = _table(_text(path), path) if path.is_file() else {}
+        content = json_object(_text(path), f"tokenizer.source {path}") if path.is_file() else {}
         for key, role in ROLES_OF_KEYS.items():
             value = content.get(key)
             value = value.get("content") if isinstance(value, dict) else value
@@ -254,17 +261,15 @@ def _text(path: Path) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"tokenizer.source {path} does not exist; check the path")
     try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"tokenizer.source {path} is damaged or not text ({error})") from error
-
-
-def _table(text: str, path: Path) -> dict[str, Json]:
+        with path.open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"tokenizer.source {path} is damaged or cut short ({error}); use another copy of it") from error
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of a tokenizer")
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"tokenizer.source {path} is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"tokenizer.source {path} is a {type(content).__name__}; expected an object")
-    return content
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"tokenizer.source {path} is damaged or not text ({error})") from error

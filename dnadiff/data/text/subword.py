@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dnadiff.data.text.rules import parse, refused
 from dnadiff.data.tokenizer import one_sequence
 from dnadiff.vocab import Vocab
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from dnadiff.config import Json
-
-_MAX_SIZE = 1 << 24  # known vocabularies have a few hundred thousand tokens
 
 
 class SubwordTokenizer:
@@ -56,6 +55,9 @@ class SubwordTokenizer:
         eos: str | None = None,
         unk: str | None = None,
     ) -> None:
+        for key, text in {"json": json, "name": name, "mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}.items():
+            if not isinstance(text, str) and (text is not None or key in ("json", "name")):
+                raise ValueError(f"tokenizer.{key} {text!r} must be a string")
         self.name = name
         rules = self._rules = parse(json, name)
         for role, token in (("mask", mask), ("pad", pad), ("bos", bos), ("eos", eos), ("unk", unk)):
@@ -96,7 +98,8 @@ class SubwordTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, on all processor cores."""
-        encoded = self._rules.encode_batch_fast(list(texts), add_special_tokens=False)
+        with refused(f"tokenizer {self.name} cannot encode the text with its rules"):
+            encoded = self._rules.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(each.ids, dtype=self.dtype) for each in encoded]
 
     def decode(self, ids: ArrayLike | Tensor) -> str:
@@ -108,7 +111,8 @@ class SubwordTokenizer:
         array = one_sequence(ids)
         if len(wrong := np.flatnonzero((array < 0) | (array >= self.vocab.size))):
             raise ValueError(f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}")
-        return self._rules.decode(array.tolist(), skip_special_tokens=False)
+        with refused(f"tokenizer {self.name} cannot decode ids with its rules"):
+            return self._rules.decode(array.tolist(), skip_special_tokens=False)
 
     def config(self) -> dict[str, Json]:
         """A configuration from which the tokenizer can be built again, without its file."""
@@ -126,37 +130,6 @@ class SubwordTokenizer:
 
     def __repr__(self) -> str:
         return f"SubwordTokenizer({self.name}, {self.vocab.size:,} tokens)"
-
-
-def parse(content: str, name: str) -> Tokenizer:
-    """The `tokenizers.Tokenizer` defined by the content of a `tokenizer.json`, with a token for every id below the highest.
-
-    The package numbers new tokens by how many tokens there are. With gaps in the ids (a duplicate in a `vocab.txt`, a reduced
-    vocabulary), the mask would get the id of an ordinary token. Unused ids therefore get placeholder tokens that never occur in text.
-
-    Raises:
-        ValueError: if the content is not a tokenizer.
-    """
-    rules = _parsed(content, name)
-    taken = set(rules.get_vocab(with_added_tokens=False).values())
-    highest = max(taken, default=-1)
-    if highest >= _MAX_SIZE:
-        raise ValueError(f"tokenizer {name} has the id {highest:,}; expected ids below {_MAX_SIZE:,}")
-    gaps = sorted(set(range(highest + 1)) - taken)
-    if not gaps:
-        return rules
-    table = json.loads(content)
-    table["model"]["vocab"] |= {f"[no token {number}]": number for number in gaps}
-    return _parsed(json.dumps(table, ensure_ascii=False), name)
-
-
-def _parsed(content: str, name: str) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(content)
-    except Exception as error:  # the package raises bare Exception
-        raise ValueError(f"tokenizer {name}: not the content of a tokenizer.json ({' '.join(str(error).split())[:120]})") from error
 
 
 def _from_config(config: dict[str, Json]) -> SubwordTokenizer:

@@ -9,6 +9,7 @@ import pytest
 from dnadiff.config import build
 from dnadiff.data.text.pretrained import Characters, Pretrained
 from dnadiff.data.text.pretrained import byte_pairs as byte_pairs_of
+from dnadiff.data.text.rules import refused
 from dnadiff.data.text.subword import SubwordTokenizer
 from dnadiff.data.tokenizer import CharTokenizer
 
@@ -115,8 +116,82 @@ def test_gaps_in_the_ids_do_not_give_the_mask_the_id_of_a_token(tmp_path):
 def test_very_large_ids_are_rejected():
     rules = json.loads(byte_pairs_of({"a": 0}, []))
     rules["model"]["vocab"]["b"] = 2_000_000_000
-    with pytest.raises(ValueError, match=r"tokenizer far has the id 2,000,000,000; expected ids below 16,777,216"):
+    with pytest.raises(ValueError, match=r"tokenizer far has the id 2,000,000,000, but its [\d,]+ bytes have room for \d+ tokens"):
         SubwordTokenizer(json.dumps(rules), "far")
+
+
+@pytest.mark.parametrize("number", [4_000_000, 100, -1, 1.5, True, "1", 2**70, 0])
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "word level"])
+def test_ids_are_bounded_by_the_size_of_the_file(tmp_path, kind, number):
+    """They cost memory for each id below: 242 bytes with the id 4,000,000 took 2.2 GB."""
+    vocab = {"a": 0, "b": number}
+    rules = json.loads(byte_pairs_of({"a": 0}, []))
+    rules["model"] = {"type": "WordLevel", "vocab": vocab, "unk_token": "a"} if kind == "word level" else rules["model"] | {"vocab": vocab}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    source = [str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")] if kind == "vocab.json" else str(tmp_path / "tokenizer.json")
+    with pytest.raises(
+        ValueError, match=r"(has the id [\d,]+, but its [\d,]+ bytes have room for \d+|the id of 'b' is|have the same id 0)"
+    ):
+        Pretrained(source).load()
+
+
+@pytest.mark.parametrize("prefix", [None, "####"])
+@pytest.mark.parametrize("merges", [["a b"], [["a", "b"]], ["a x"], ["a b c"], [7], "a b", {"a": 1}])
+def test_merges_that_do_not_fit_the_vocabulary_are_rejected(tmp_path, capfd, merges, prefix):
+    """The package would end in a panic, which is no Exception and prints a stack."""
+    rules = json.loads(byte_pairs_of({"a": 0, "b": 1}, []))
+    rules["model"] |= {"merges": merges, "continuing_subword_prefix": prefix}
+    with pytest.raises(ValueError, match=r"tokenizer x: (the merge of 'a' and '[bx]' (needs the token '(ab|x)'|lacks the prefix '####')|a merge is .*two symbols)"):
+        SubwordTokenizer(json.dumps(rules), "x")
+    (tmp_path / "vocab.json").write_text('{"a":0,"b":1}')
+    (tmp_path / "merges.txt").write_text("a b")
+    with pytest.raises(ValueError, match=r"the merge of 'a' and 'b' needs the token 'ab', which is not in the vocabulary"):
+        Pretrained(str(tmp_path)).load()
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_panics_of_the_package_are_errors_of_the_file():
+    class Panic(BaseException):
+        pass
+
+    with pytest.raises(ValueError, match=r"x is damaged \(range end\)"), refused("x is damaged"):
+        raise Panic("range end")
+    with pytest.raises(KeyboardInterrupt), refused("x is damaged"):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json"])
+def test_damaged_files_of_a_tokenizer_are_named(tmp_path, bert, name):
+    sound = (
+        {"tokenizer.json": bert.config()["json"], "vocab.txt": "[UNK]\na\n", "tokenizer_config.json": "{}"} if name != "vocab.json" else {}
+    )
+    for other, text in ({"vocab.json": '{"a": 0}', "merges.txt": ""} if name == "vocab.json" else sound).items():
+        if other not in ("tokenizer.json", "vocab.txt") or name in (other, "tokenizer_config.json"):
+            (tmp_path / other).write_text(text)
+    packed = gzip.compress(b"[UNK]\n" * 50, mtime=0)
+    for content in (b"[" * 100_000, b"[1]", b"\xff", packed[:-9], packed[:12] + b"\0\0" + packed[14:]):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=r"^tokenizer(\.source| )") as caught:
+            Pretrained(str(tmp_path)).load()
+        assert name in str(caught.value) or "[UNK]" in str(caught.value)
+
+
+def test_a_compression_bomb_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("dnadiff.data.text.pretrained._MAX_BYTES", 1000)
+    (tmp_path / "vocab.txt").write_bytes(gzip.compress(b"\n" * 10_000))
+    with pytest.raises(ValueError, match=r"vocab\.txt has more than 1,000 bytes of text"):
+        Pretrained(str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("changed", [{"json": 5}, {"name": None}, {"mask": 5}, {"unk": ["a"]}, {"json": "[" * 9999}, {"json": "{}"}])
+def test_a_damaged_tokenizer_of_a_checkpoint_is_a_value_error(bert, changed):
+    with pytest.raises(ValueError, match="tokenizer"):
+        build(bert.config() | changed)
+    for characters in (5, None, "a\ud800", ["a"]):
+        with pytest.raises(ValueError, match=r"tokenizer\.characters .* must be a string of characters"):
+            CharTokenizer(characters)
 
 
 def test_lines_of_a_vocabulary_end_only_at_line_breaks(tmp_path):
