@@ -67,7 +67,9 @@ def check_merges(vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], nam
     inside = prefix if isinstance(prefix, str) else ""  # how a symbol inside a word starts
     for first, second in pairs:
         if not second.startswith(inside):
-            raise ValueError(f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix {inside!r} of symbols inside a word")
+            raise ValueError(
+                f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix {inside!r} of symbols inside a word"
+            )
         if missing := [token for token in (first, second, first + second.removeprefix(inside)) if token not in vocab]:
             raise ValueError(
                 f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token {missing[0]!r}, which is not in the vocabulary; "

@@ -143,7 +143,10 @@ def test_merges_that_do_not_fit_the_vocabulary_are_rejected(tmp_path, capfd, mer
     """The package would end in a panic, which is no Exception and prints a stack."""
     rules = json.loads(byte_pairs_of({"a": 0, "b": 1}, []))
     rules["model"] |= {"merges": merges, "continuing_subword_prefix": prefix}
-    with pytest.raises(ValueError, match=r"tokenizer x: (the merge of 'a' and '[bx]' (needs the token '(ab|x)'|lacks the prefix '####')|a merge is .*two symbols)"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer x: (the merge of 'a' and '[bx]' (needs the token '(ab|x)'|lacks the prefix '####')|a merge is .*two symbols)",
+    ):
         SubwordTokenizer(json.dumps(rules), "x")
     (tmp_path / "vocab.json").write_text('{"a":0,"b":1}')
     (tmp_path / "merges.txt").write_text("a b")
