@@ -60,7 +60,7 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
     Raises:
         ValueError: if the index was changed or belongs to another version.
     """
-    index = read_json(folder / "index.json", ("format", "check", "files"))
+    index = read_json(folder / "index.json", ("format", "check"))
     if index["format"] != version or index.pop("check") != _check_of(index):
         raise ValueError("changed")
     return index
