@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dnadiff.checks import integer
 from dnadiff.config import RENAMED_CHOICES, Config, as_dict, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.progress import PrintableLines, printable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -75,7 +76,7 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     except Exception as error:
         if before == "1":
             raise
-        print(f"error: {explain(error, name, [a for a in rest if not a.startswith('-')])}", file=sys.stderr)
+        print(f"error: {printable(explain(error, name, [a for a in rest if not a.startswith('-')]))}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         if before is None:
@@ -140,6 +141,7 @@ def configure_logging() -> None:
     """Show messages of this package at level INFO, and of Lightning only what a user must act on."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
+    log.handlers[0].setFormatter(PrintableLines())
     log.setLevel(logging.INFO)
     for name in ("pytorch", "fabric"):
         # Lightning sets the level of its own root logger when it is imported, but not of this child.

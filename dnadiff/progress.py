@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
 from typing import TextIO
+
+from typing_extensions import override
+
+# C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and halves of surrogate pairs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONGEST_WORD, _LONGEST_TEXT = 400, 8000  # characters
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 class Progress:
@@ -17,7 +26,7 @@ class Progress:
     """
 
     def __init__(self, total: int, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
-        self.total, self.label, self.done, self.initial, self.every = total, label, initial, initial, every
+        self.total, self.label, self.done, self.initial, self.every = total, printable(label), initial, initial, every
         self.stream = stream or sys.stderr
         self.is_terminal = self.stream.isatty()
         self.start = self.shown = time.monotonic()
@@ -28,7 +37,7 @@ class Progress:
         """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until replaced."""
         self.done += steps
         self.tokens += tokens
-        self.notes |= {name: str(value) for name, value in notes.items()}
+        self.notes |= {name: printable(str(value)) for name, value in notes.items()}
         now = time.monotonic()
         if now - self.shown >= (0.2 if self.is_terminal else self.every) or (self.done >= self.total and self.is_terminal):
             self.shown = now
@@ -55,6 +64,32 @@ class Progress:
             self.stream.flush()
 
 
+def printable(text: str) -> str:
+    r"""Text for a terminal: control characters are escaped, and long words and texts are shortened in their middle.
+
+    Names of records and files come from anywhere, and an escape sequence in one of them could change what the terminal shows.
+
+    >>> printable("chr1\x1b[2J " + "A" * 1000)[:40]
+    'chr1\\x1b[2J AAAAAAAAAAAAAAAAAAAAAAAAAAAA'
+    """
+    text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], _shortened(text, _LONGEST_TEXT))
+    return _LONG_WORD.sub(lambda found: _shortened(found[0], _LONGEST_WORD), text)
+
+
+def _shortened(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]} [{len(text) - length:,} more characters] {text[-(length // 2) :]}"
+
+
+class PrintableLines(logging.Formatter):
+    """Formats log messages with `printable`, line by line."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 def duration(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
@@ -71,6 +106,7 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
     a       1.5
     bc       10
     """
+    rows = [tuple(map(printable, row)) for row in rows]
     everything = [*([header] if header else []), *rows]
     widths = [max(len(row[i]) for row in everything if i < len(row)) for i in range(max(map(len, everything)))]
 

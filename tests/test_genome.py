@@ -104,3 +104,10 @@ def test_help_is_for_newcomers(cli):
 def test_short_sequences_are_described_too(cli, fasta):
     status, out, err = cli("genome", "data=sequences", fasta)
     assert status == 0 and "chr2" in out, err
+
+
+def test_names_from_a_file_neither_fill_nor_control_the_terminal(cli, tmp_path):
+    (tmp_path / "g.fa").write_bytes(b">a\x1b[2Jb" + b"x" * 1_000_000 + b"\nAC-T\n")
+    status, _, err = cli("genome", "data.path=g.fa")
+    assert status == 1 and "\x1b" not in err and r"record a\x1b[2Jbxxx" in err and len(err) < 1100
+    assert "letter '-' at column 3" in err
