@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
+_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)")
 log = logging.getLogger("dnadiff")
 
 
@@ -69,12 +71,39 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if trainer.is_global_zero:  # of several processes one writes the run folder and prints
         if start_from is None:
             clear(run_dir)
+        else:
+            (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run that is continued
         describe_run(config, run_dir, data, module)
         if start_from is not None:
             log.info(f"resuming {start_from}")
         metrics.begin(module, step)
-    trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
-    return finish(trainer, module, run_dir) if trainer.is_global_zero else {}
+    status = fit(trainer, module, data, start_from)
+    result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
+    if status:  # what follows with && must not run on half a training
+        raise SystemExit(status)
+    return result
+
+
+def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, start_from: Path | None) -> int:
+    """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
+
+    Raises:
+        ValueError: if a process that loads data was killed.
+    """
+    from dnadiff.training.stopping import Stopped
+
+    try:
+        trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
+    except Stopped as stopped:
+        return stopped.status
+    except RuntimeError as error:
+        if (worker := _WORKER.search(str(error))) is None:
+            raise
+        raise ValueError(
+            f"a process that loads data ended at step {trainer.global_step}: {' '.join(worker[0].split())}; often memory was short: set "
+            f"data.num_workers lower and add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
+        ) from error
+    return 0
 
 
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
@@ -117,7 +146,8 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     import torch
 
     from dnadiff.checkpoint import build_denoiser, build_objective
-    from dnadiff.training.callbacks import AtomicCheckpoints, Checkpoints
+    from dnadiff.training.callbacks import Checkpoints
+    from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
 
     if config["matmul_precision"] not in MATMUL_PRECISIONS:
@@ -221,15 +251,15 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
     return trainer.logger
 
 
-def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path) -> dict[str, Json]:
-    """Write metrics.json if the run is complete, and print the final table."""
+def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
+    """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the final table."""
+    from dnadiff.data.cache import hash_file
     from dnadiff.data.files import write_json
 
     rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
     last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
     valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
-    done = trainer.global_step >= trainer.max_steps
-    metrics = {
+    metrics: dict[str, Json] = {
         "finished": done,
         "step": trainer.global_step,
         "tokens": module.tokens_seen,
@@ -245,13 +275,12 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path) -> dict[str
     if valid:
         shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{min(valid):.4f}")]
     if done:
+        metrics["sha256"] = {path.name: hash_file(path) for path in sorted((run_dir / "checkpoints").glob("*.ckpt"))}
         write_json(run_dir / "metrics.json", metrics)
     print(table(shown))
     if not done:
         print(f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add resume=true hydra.run.dir={run_dir}")
     print(f"files are in {run_dir}")
-    if not done:
-        raise SystemExit(130)  # as for any interrupted command: what follows with && must not run on half a training
     return metrics
 
 

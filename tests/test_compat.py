@@ -101,7 +101,8 @@ def test_an_old_run_is_found_among_unfinished_ones(cli, tmp_path):
     shutil.copytree(COMPAT / "dna", run)
     (run / "metrics.json").unlink()
     status, _, err = cli("train", *OLD_DNA_RUN, "trainer.max_steps=4", "resume=true")
-    assert status == 1 and "old/checkpoints/last.ckpt is at step 4 already" in err, err
+    assert status == 0 and "resuming runs/train/old/checkpoints/last.ckpt" in err and "validating step 4" in err, err
+    assert (run / "metrics.json").is_file()
 
 
 def test_a_new_run_starts_from_an_old_one(cli, old_run, tmp_path):

@@ -122,6 +122,8 @@ def test_resume_finds_the_unfinished_run_or_starts_a_new_one(cli, train_args, tm
     (run / "metrics.json").unlink()  # as if it had been killed after its last checkpoint
     described = (run / "config.yaml").read_text()
     status, _, err = cli("train", *args, "resume=true")
+    assert status == 0 and f"resuming runs/train/{run.name}/checkpoints/last.ckpt" in err and (run / "metrics.json").is_file()
+    status, _, err = cli("train", *args, "resume=true", f"hydra.run.dir=runs/train/{run.name}")
     assert status == 1 and "is at step 3 already; set trainer.max_steps above that" in err
     assert (run / "config.yaml").read_text() == described
     assert [p.name for p in (tmp_path / "runs" / "train").iterdir()] == [run.name]
@@ -241,7 +243,7 @@ def test_resume_finds_a_run_with_init_from(cli, train_args, tmp_path):
     (run,) = (tmp_path / "runs" / "train").iterdir()
     (run / "metrics.json").unlink()
     status, _, err = cli("train", *args, "resume=true")
-    assert status == 1 and "is at step 2 already" in err
+    assert status == 0 and "resuming" in err and (run / "metrics.json").is_file()
 
 
 def test_weights_in_half_precision_are_refused_before_anything_is_written(cli, train_args, tmp_path):

@@ -20,7 +20,7 @@ from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.cutter import Records
 from dnadiff.data.genome.sources import SequencePath, paths_of
-from dnadiff.data.loader import BatchSource, LoaderState, TrainLoader
+from dnadiff.data.loader import BatchSource, LoaderState, TrainLoader, own_process_group
 from dnadiff.data.splits import DefaultSplit, Interval, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
@@ -267,8 +267,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         tiles = self.test_windows("valid")
         count = min(len(tiles), self.max_valid_windows)
         chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()
-        method = self.start_method if self.num_workers else None
-        return DataLoader(Subset(tiles, chosen), self.batch_size, num_workers=self.num_workers, multiprocessing_context=method)
+        method, workers = self.start_method if self.num_workers else None, self.num_workers
+        part = Subset(tiles, chosen)
+        return DataLoader(part, self.batch_size, num_workers=workers, multiprocessing_context=method, worker_init_fn=own_process_group)
 
     def describe(self) -> dict[str, Json]:
         """What a report must name next to each number: plain values, ready for JSON."""

@@ -13,7 +13,7 @@ import os
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO, TypeAlias
 
@@ -178,6 +178,7 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
                 os.fsync(raw.fileno())
         with names_file(path, size):
             os.replace(part, target)
+            sync_folder(target.parent)
     except Exception as error:
         if raw is None or raw.error is None:
             raise
@@ -185,6 +186,16 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
         raise write_error(raw.error, path, size, raw.count) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, so that a new file is still there after a power failure; nothing where this is unsupported."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def append(path: str | Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ Lightning saves the state of an iterable that has `state_dict`; the state is the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
@@ -91,7 +92,17 @@ class TrainLoader:
         # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
         own = Generator()
         context, workers = self.start_method, self.num_workers
-        return iter(DataLoader(reader, None, sampler=keys, num_workers=workers, generator=own, multiprocessing_context=context))
+        start = own_process_group
+        return iter(
+            DataLoader(
+                reader, None, sampler=keys, num_workers=workers, generator=own, multiprocessing_context=context, worker_init_fn=start
+            )
+        )
+
+
+def own_process_group(worker: int) -> None:
+    """Called in a worker process, so that Ctrl-C and the signals of a scheduler reach only the process that saves a checkpoint."""
+    os.setpgrp()
 
 
 class _Reader(Dataset[Batch]):

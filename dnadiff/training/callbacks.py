@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -26,10 +23,9 @@ from dnadiff.config import Config
 from dnadiff.data.files import append, atomic_write
 from dnadiff.progress import Progress
 from dnadiff.training.module import Batch, DiffusionModule
+from dnadiff.training.stopping import Stopped, StopSignals
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
+log = logging.getLogger("dnadiff")
 COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live")
 
 
@@ -69,67 +65,72 @@ class EMA(WeightAveraging):
         """Keep the live weights in place: later steps read the checkpoint, and a resumed run needs both."""
 
 
-class AtomicCheckpoints(TorchCheckpointIO):
-    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the new one."""
-
-    @override
-    def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None) -> None:
-        with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
-            torch.save(checkpoint, file)
-
-
-def _size(checkpoint: Config) -> int:
-    """Bytes of a checkpoint in a file."""
-    counter = _Counter()
-    torch.save(checkpoint, counter)
-    return counter.size
-
-
-class _Counter(io.BytesIO):
-    size = 0
-
-    @override
-    def write(self, data: ReadableBuffer, /) -> int:
-        count = memoryview(data).nbytes
-        self.size += count
-        return count
-
-
 class Checkpoints(Callback):
-    """Saves `last.ckpt` at regular intervals and at the end, and `best.ckpt` at the lowest validation loss; handles Ctrl-C.
+    """Saves `last.ckpt` at regular intervals, before each validation and at the end, and `best.ckpt` at the lowest validation loss.
 
-    The first Ctrl-C finishes the current step, saves and stops. A second one stops at once and keeps the last saved file. The command
-    line sets `folder`.
+    A run that was killed during a validation repeats it when it is resumed. At the first signal of `stopping.SIGNALS` the current step is
+    finished and saved, and `Stopped` is raised. A second signal stops at once and keeps the last saved file. The command line sets
+    `folder`.
     """
 
     def __init__(self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints") -> None:
         self.every_n_steps, self.folder = every_n_steps, Path(folder)
         self.best = float("inf")
-        self.interrupted = False
+        self.validation_due: bool | None = False  # at the step of the checkpoint; None: an older version wrote it
+        self.signals = StopSignals()
         self._saved_step = self._step = -1
-        self._handler: Callable[[int, FrameType | None], object] | int | None = None
+        self._stopped: Stopped | None = None
+        self._max_steps: int | None = None
 
     @override
     def state_dict(self) -> Config:
-        return {"best": self.best}
+        return {"best": self.best, "validation_due": self.validation_due}
 
     @override
     def load_state_dict(self, state_dict: Config) -> None:
-        self.best = state_dict["best"]
+        self.best, self.validation_due = state_dict["best"], state_dict.get("validation_due")
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.validation_due is not False:  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
+            self._max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, -1
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = self._step = trainer.global_step
         for incomplete in self.folder.glob(".*.ckpt.*"):  # of a killed process
             incomplete.unlink(missing_ok=True)
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        self.signals.install()
+        if self._max_steps is not None:
+            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+        if self.validation_due is None:
+            self.validation_due = trainer.global_step == trainer.max_steps
+        if self.validation_due:
+            self._validate(trainer)
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        print("\nCtrl-C: saving after this step; press it again to stop at once", flush=True)
+    def _validate(self, trainer: Trainer) -> None:
+        # As in Lightning's training loop. Its own restart goes on with the next step.
+        log.info(f"validating step {trainer.global_step}, at which the run was stopped")
+        if isinstance(trainer.logger, MetricsFile):
+            trainer.logger.remove_validation(trainer.global_step)
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop.restarting = False
+        trainer.validating = True
+        loop.run()
+        trainer.training = True
+
+    def _signal(self, trainer: Trainer) -> int | None:
+        """The signal that was received by this process or another one of the run."""
+        number = self.signals.received
+        if trainer.world_size > 1:  # processes receive it in different steps; one that stops alone leaves the others waiting forever
+            several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
+            return (number or signal.SIGTERM) if several else None
+        return number
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        if self._stopped is not None:  # only now are the metrics of the last step written
+            raise self._stopped
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int) -> None:
@@ -137,19 +138,32 @@ class Checkpoints(Callback):
         step = trainer.global_step
         if step == self._step:
             return  # in the middle of an accumulation, whose gradients no checkpoint holds
-        self._step = step
-        interrupted = self.interrupted
-        if trainer.world_size > 1:  # processes receive Ctrl-C in different steps; one that stops alone leaves the others waiting forever
-            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
-        due = step % self.every_n_steps == 0 or interrupted or step == trainer.max_steps
+        self._step, number = step, self._signal(trainer)
+        every = trainer.val_check_batch
+        self.validation_due = trainer.enable_validation and every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
+        due = step % self.every_n_steps == 0 or number is not None or self.validation_due or step == trainer.max_steps
         if due and step > self._saved_step:
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
             self._saved_step = step
-        if interrupted:
-            trainer.should_stop = True
+        if number is not None:
+            self._stopped = Stopped(number)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        number = self._signal(trainer)
+        if number is not None and self._saved_step == trainer.global_step:  # the resumed run repeats the validation
+            raise Stopped(number)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validation_due = False
         nll = trainer.callback_metrics.get("valid/nll")
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
@@ -159,10 +173,12 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
 
     @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.signals.restore()
+
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            self._handler = None
+        self.signals.restore()
 
 
 class ProgressBar(Callback):
@@ -196,6 +212,11 @@ class ProgressBar(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -233,12 +254,19 @@ class MetricsFile(Logger):
         self.module, self.start = module, time.monotonic()
         rows = [row for row in self.rows() if int(row["step"]) <= step] if step and self.path.is_file() else []
         self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
+        self._write(rows)
+
+    def _write(self, rows: Sequence[dict[str, str]]) -> None:
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
         with atomic_write(self.path, overwrite=True) as file:
             file.write(text.getvalue().encode())
+
+    def remove_validation(self, step: int) -> None:
+        """Drop the validation at a step, which a resumed run repeats."""
+        self._write([row for row in self.rows() if int(row["step"]) != step or not row["valid_nll"]])
 
     def rows(self) -> list[dict[str, str]]:
         """The rows written so far."""

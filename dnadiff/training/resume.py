@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> i
     """The step of the checkpoint to resume.
 
     Raises:
-        ValueError: if it has another network, data or training configuration, or has reached the last step.
+        ValueError: if it has another network, data or training configuration, or the run is complete.
     """
     from dnadiff.checkpoint import read
 
@@ -95,9 +96,17 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> i
     elif saved["digest"] != data.digest:
         raise ValueError(f"{start_from} was trained on other sequence than {data.name} has now; restore the file, or start a new run")
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
-    if step >= steps:
+    if step > steps or (step == steps and is_complete(start_from.parent.parent, step)):
         raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to continue")
     return step
+
+
+def is_complete(run_dir: Path, step: int) -> bool:
+    """Whether a run ended at this step; one that was killed at its last step lacks its last validation or `metrics.json`."""
+    try:
+        return bool(json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))["step"] == step)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def clear(run_dir: Path) -> None:

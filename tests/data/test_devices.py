@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dnadiff.training.callbacks import Checkpoints
+from dnadiff.training.stopping import Stopped
 
 RECORDER = """
 import json
@@ -82,8 +83,16 @@ def test_one_of_two_processes_writes_the_run_folder(folder):
 def test_all_processes_stop_when_one_hears_ctrl_c(tmp_path):
     saved = []
     trainer = SimpleNamespace(
-        world_size=2, global_step=3, max_steps=9, should_stop=False, save_checkpoint=lambda path, **_: saved.append(path)
+        world_size=2,
+        global_step=3,
+        max_steps=9,
+        enable_validation=False,
+        val_check_batch=4,
+        save_checkpoint=lambda path, **_: saved.append(path),
     )
     trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: not own)  # the other one heard it
-    Checkpoints(folder=tmp_path).on_train_batch_end(trainer, None, None, None, 0)
-    assert trainer.should_stop and saved == [tmp_path / "last.ckpt"]
+    checkpoints = Checkpoints(folder=tmp_path)
+    checkpoints.on_train_batch_end(trainer, None, None, None, 0)
+    assert saved == [tmp_path / "last.ckpt"]
+    with pytest.raises(Stopped):
+        checkpoints.on_train_batch_start(trainer, None, None, 1)

@@ -12,7 +12,7 @@ import torch
 from dnadiff.data import disk
 from dnadiff.data.files import append, atomic_write, check_output, write_json
 from dnadiff.design.output import ResumableOutput
-from dnadiff.training.callbacks import AtomicCheckpoints
+from dnadiff.training.checkpoint_io import AtomicCheckpoints
 
 LIMITED = r"limited to 20,000 bytes \(ulimit -f; [\d,]+ bytes are free in "
 

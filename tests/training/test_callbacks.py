@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.training.callbacks import EMA, AtomicCheckpoints, Checkpoints, MetricsFile
+from dnadiff.training.callbacks import EMA, MetricsFile
+from dnadiff.training.checkpoint_io import AtomicCheckpoints
 
 
 def test_the_decay_warms_up():
@@ -42,14 +43,6 @@ def test_the_metrics_file_is_continued_from_the_step_of_a_resumed_run(tmp_path):
     again.log_metrics({"valid/nll": 1.25}, 24)
     assert [r["step"] for r in again.rows()] == ["10", "20", "25"]
     assert again.rows()[-1]["valid_nll"] == "1.25" and again.rows()[-1]["train_loss"] == ""
-
-
-def test_the_second_interrupt_stops_at_once():
-    checkpoints = Checkpoints()
-    checkpoints._on_interrupt(2, None)
-    assert checkpoints.interrupted
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints._on_interrupt(2, None)
 
 
 def test_impossible_decay_is_refused():

@@ -1,0 +1,202 @@
+"""Signals, kills and damaged files: a run ends with a documented status, and a second start finishes what is missing."""
+
+import csv
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from dnadiff import checkpoint
+from dnadiff.training import callbacks
+from dnadiff.training.callbacks import Checkpoints
+from dnadiff.training.module import DiffusionModule
+from dnadiff.training.stopping import SIGNALS, StopSignals
+
+CONSTANT = ("lr_scheduler=constant", "lr_scheduler.warmup_steps=1")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the package runs after it."""
+
+
+def die(*args, **kwargs):
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of a run of eight steps with validations after four and eight, and its arguments."""
+    from dnadiff.config import compose
+    from dnadiff.train import run
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
+    args = ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=64", "data.batch_size=4", "data.max_valid_windows=8"]
+    args += ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
+    args += ["trainer.max_steps=8", "trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=3", "data.epoch_size=12"]
+    args += ["trainer.log_every_n_steps=1"]
+    run(compose("train", args), folder / "run", args)
+    return folder / "run", args
+
+
+def rows(folder):
+    """metrics.csv without the time."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader((folder / "metrics.csv").open())]
+
+
+def assert_same(folder, whole):
+    """Two runs agree to the last bit: weights, averages, optimizer and position in the data."""
+    for name in ("last.ckpt", "best.ckpt"):
+        ours, theirs = (checkpoint.read(f / "checkpoints" / name) for f in (folder, whole))
+        for part in ("state_dict", "current_model_state", "averaging_state"):
+            assert all(torch.equal(ours[part][key], theirs[part][key]) for key in theirs[part]), (name, part)
+        state, other = (c["optimizer_states"][0]["state"] for c in (ours, theirs))
+        assert all(torch.equal(state[i]["exp_avg_sq"], other[i]["exp_avg_sq"]) for i in other)
+        keys = ("global_step", "lr_schedulers", "tokens_seen", "SequenceDataModule", "GenomeDataModule")
+        assert all(ours.get(key) == theirs.get(key) for key in keys), name
+        assert ours["callbacks"]["Checkpoints"] == theirs["callbacks"]["Checkpoints"], name
+    assert rows(folder) == rows(whole)
+    ours, theirs = (json.loads((f / "metrics.json").read_text()) for f in (folder, whole))
+    assert {k: ours[k] for k in ("finished", "step", "tokens", "valid_nll", "best_valid_nll")} == {
+        k: theirs[k] for k in ("finished", "step", "tokens", "valid_nll", "best_valid_nll")
+    }
+
+
+def killed_at(module, name, number):
+    """Let a method of a class die at its call of this number."""
+    original, calls = getattr(module, name), []
+
+    def method(*args, **kwargs):
+        calls.append(0)
+        return die() if len(calls) == number else original(*args, **kwargs)
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "number"),
+    [
+        (DiffusionModule, "validation_step", 2),  # in the middle of the first validation
+        (DiffusionModule, "validation_step", 3),  # at the beginning of the last one
+        (Checkpoints, "on_validation_end", 2),  # its row is in metrics.csv, best.ckpt is not written
+        (callbacks.MetricsFile, "rows", 1),  # everything but metrics.json
+    ],
+)
+def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undisturbed, cli, tmp_path, monkeypatch):
+    whole, args = undisturbed
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, killed_at(where, name, number))
+        with pytest.raises(Killed):
+            cli("train", *args, "hydra.run.dir=run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 0, err
+    assert ("validating step" in err) == (name != "rows")
+    assert_same(tmp_path / "run", whole)
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 1 and "is at step 8 already" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "where", "name", "call"),
+    [
+        (signal.SIGTERM, DiffusionModule, "training_step", 3),
+        (signal.SIGUSR1, DiffusionModule, "training_step", 8),
+        (signal.SIGTERM, DiffusionModule, "validation_step", 1),
+    ],
+)
+def test_a_signal_ends_the_run_with_a_checkpoint_that_is_resumed(number, where, name, call, undisturbed, cli, tmp_path, monkeypatch):
+    whole, args = undisturbed
+    original, calls = getattr(where, name), []
+
+    def signaled(*arguments):
+        calls.append(0)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, signaled)
+        handlers = [signal.getsignal(n) for n in SIGNALS]
+        status, out, err = cli("train", *args, "hydra.run.dir=run")
+        assert [signal.getsignal(n) for n in SIGNALS] == handlers
+    assert status == 128 + number, err
+    step = call if name == "training_step" else 4
+    assert f"stopped at step {step} of 8; to continue, add resume=true hydra.run.dir=run" in out
+    assert checkpoint.read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == step
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 0, err
+    assert_same(tmp_path / "run", whole)
+
+
+def test_the_second_signal_ends_the_process_at_once():
+    signals = StopSignals()
+    signals.on_signal(signal.SIGUSR1, None)  # an early notice
+    signals.on_signal(signal.SIGTERM, None)
+    assert signals.received == signal.SIGTERM
+    with pytest.raises(SystemExit) as stop:
+        signals.on_signal(signal.SIGINT, None)
+    assert stop.value.code == 130
+
+
+def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(undisturbed, cli, tmp_path, monkeypatch):
+    whole, args = undisturbed
+    workers = [*args, "hydra.run.dir=run", "data.num_workers=1"]
+    original, calls = DiffusionModule.training_step, []
+
+    def training_step(*arguments):
+        import multiprocessing
+        import time
+
+        calls.append(0)
+        if len(calls) == 5:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+            time.sleep(1)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiffusionModule, "training_step", training_step)
+        status, _, err = cli("train", *workers)
+    last = err.strip().splitlines()[-1]
+    assert status == 1 and last.startswith("error: a process that loads data ended at step 4: DataLoader worker (pid"), err
+    assert "is killed by signal: Killed" in last and "add resume=true hydra.run.dir=run" in last
+    assert cli("train", *workers, "resume=true")[0] == 0
+    assert_same(tmp_path / "run", whole)
+
+
+def test_the_hashes_of_the_checkpoints_are_recorded(undisturbed):
+    import hashlib
+
+    run, _ = undisturbed
+    recorded = json.loads((run / "metrics.json").read_text())["sha256"]
+    assert recorded == {name: hashlib.sha256((run / "checkpoints" / name).read_bytes()).hexdigest() for name in ("best.ckpt", "last.ckpt")}
+
+
+@pytest.mark.parametrize("how", ["resume", "init_from"])
+def test_a_damaged_checkpoint_is_not_trained_on(how, undisturbed, cli, tmp_path):
+    import shutil
+
+    whole, args = undisturbed
+    last = shutil.copytree(whole, tmp_path / "run") / "checkpoints" / "last.ckpt"
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+    more = ["hydra.run.dir=run", "resume=true", "trainer.max_steps=9"] if how == "resume" else [f"init_from={last}"]
+    status, _, err = cli("train", *[a for a in args if how == "resume" or "backbone" not in a], *more)
+    assert status == 1 and "last.ckpt is damaged or truncated (the checksum of" in err and "use another copy" in err
+
+
+def test_a_run_that_is_continued_is_not_finished_until_it_ends(undisturbed, cli, tmp_path, monkeypatch):
+    import shutil
+
+    whole, args = undisturbed
+    shutil.copytree(whole, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiffusionModule, "training_step", die)
+        with pytest.raises(Killed):
+            cli("train", *args, "hydra.run.dir=run", "resume=true", "trainer.max_steps=9")
+    assert not (tmp_path / "run" / "metrics.json").exists()
