@@ -109,7 +109,7 @@ class Checkpoints(Callback):
             self._validate(trainer)
 
     def _validate(self, trainer: Trainer) -> None:
-        # As in Lightning's training loop. Its own restart goes on with the next step.
+        # As in Lightning's training loop. Its own restart would skip the validation.
         log.info(f"validating step {trainer.global_step}, at which the run was stopped")
         if isinstance(trainer.logger, MetricsFile):
             trainer.logger.remove_validation(trainer.global_step)
