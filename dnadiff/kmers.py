@@ -88,7 +88,7 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
     integer("k", k, 1, MAX_SPECTRUM_K)
     counts = np.zeros(4**k, np.int64)
     for bases in checked(sequences):
-        for _, block in _blocks(bases, k, max(_BLOCK, 4**k)):
+        for _, block in blocks(bases, k, max(_BLOCK, 4**k)):
             values, valid = codes(block, k)
             counts += np.bincount(values[valid].view(np.int64), minlength=4**k)
     if both_strands:
@@ -114,7 +114,7 @@ class KmerSet:
         values = np.empty(sum(max(len(bases) - k + 1, 0) for bases in sequences), np.uint64)
         filled = 0
         for bases in sequences:
-            for _, block in _blocks(bases, k):
+            for _, block in blocks(bases, k):
                 kmers, valid = canonical(block, k)
                 kmers = kmers[valid]
                 values[filled : filled + len(kmers)] = kmers
@@ -133,7 +133,7 @@ class KmerSet:
         found = np.zeros(max(len(bases) - self.k + 1, 0), bool)
         if len(self) == 0:
             return found
-        for start, block in _blocks(bases, self.k):
+        for start, block in blocks(bases, self.k):
             kmers, valid = canonical(block, self.k)
             order = np.argsort(kmers)  # consecutive queries then read neighboring memory
             index = np.minimum(np.searchsorted(self._values, kmers[order]), len(self) - 1)
@@ -153,7 +153,7 @@ class KmerSet:
         return np.cumsum(change[:-1]) > 0
 
 
-def _blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
     """Overlapping blocks that together contain every k-mer exactly once, each with its start position."""
     for start in range(0, len(bases) - k + 1, size):
         yield start, bases[start : start + size + k - 1]

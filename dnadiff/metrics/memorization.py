@@ -12,7 +12,7 @@ import numpy as np
 from dnadiff.config import Json
 from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.data.run_data import run_data
-from dnadiff.kmers import UNKNOWN, KmerSet, checked, codes, reverse_complement
+from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
+_MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
+_FEW = 16  # candidates that are compared one by one, in long steps
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
 
 class TrainingIndex:
     """An index of the training part that finds exact matches on both strands.
 
-    Memory: about 40 bytes a base while it is built, and 34 MB for the table.
+    Memory: about 40 bytes a base of the training part while it is built, and 34 MB for the table. Searching takes 3 bytes a base of the
+    window, and up to 300 MB.
 
     Args:
         sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of them.
@@ -52,33 +55,63 @@ class TrainingIndex:
 
     def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
         """For each window, its k-mers that occur in the training part, and all its k-mers without unknown bases: (S, 2)."""
-        return np.array([(self._kmers.hits(bases).sum(), codes(bases, self.k)[1].sum()) for bases in windows])
+        return np.array([(self._kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows])
 
     def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
         """Length in bases of the longest exact match of each window with the training part: (S,)."""
         return np.array([self._longest(bases) for bases in windows])
 
     def _longest(self, bases: np.ndarray) -> int:
-        values, known = codes(bases, _SEED_LENGTH)
-        start, hits = np.flatnonzero(known), self._kmers.hits(bases)
-        if hits.any() and self.k >= _SEED_LENGTH:  # then the longest match starts with a k-mer that was seen
-            start = np.flatnonzero(hits)
-        first, after = (self._first[values[start].view(np.int64) + offset] for offset in (0, 1))
+        padded = np.append(bases, np.uint8(UNKNOWN))  # padded[-1] is before the window as well as after it
+        longest = 0
+        for first, block in blocks(bases, _SEED_LENGTH):
+            values, known = codes(block, _SEED_LENGTH)
+            start = np.flatnonzero(known)
+            if self.k >= _SEED_LENGTH:
+                hits = self._kmers.hits(bases[first : first + len(values) + self.k - 1])
+                if hits.any():  # then the longest match that starts in this block starts with a k-mer that was seen
+                    start = np.flatnonzero(hits)
+                elif longest >= self.k:
+                    continue
+            ends = np.cumsum(np.diff(self._first)[values[start].view(np.int64)])
+            for few in np.split(start, np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES))):
+                longest = max(longest, self._extended(padded, few + first, values[few]))
+        return longest or next((k for k in range(_SEED_LENGTH - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)
+
+    def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
+        """The longest match that begins at one of the starts with its k-mer; 0 if the training part does not have these k-mers."""
+        first, after = (self._first[values.view(np.int64) + offset] for offset in (0, 1))
         number = after - first
         if not number.sum():
-            return next((k for k in range(_SEED_LENGTH - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)
+            return 0
         offset = np.repeat(start, number)
         rank = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
         place = self._place[np.repeat(first, number) + rank]
         # A match that extends to the left is found from an earlier start.
-        padded = np.append(bases, np.uint8(UNKNOWN))  # padded[-1] is before the window as well as after it
         extends_left = _same(padded[offset - 1], self._text[place - 1])
         offset, place, length = offset[~extends_left], place[~extends_left], _SEED_LENGTH
-        while True:
+        while len(offset) > _FEW:
             extends = _same(padded[offset + length], self._text[place + length])
             if not extends.any():
                 return length
             offset, place, length = offset[extends], place[extends], length + 1
+        return max((_match(padded[i:], self._text[j:], length) for i, j in zip(offset.tolist(), place.tolist())), default=0)
+
+
+def _count(bases: np.ndarray, k: int) -> int:
+    """Number of k-mers without unknown bases."""
+    return sum(int(codes(block, k)[1].sum()) for _, block in blocks(bases, k))
+
+
+def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
+    """Number of equal known bases at the beginning of two arrays, of which `length` are known to be equal."""
+    step, size = 64, min(len(a), len(b))  # one of them ends there with an unknown base
+    while True:
+        part = slice(length, min(length + step, size))
+        same = _same(a[part], b[part])
+        if not same.all():
+            return length + int(np.argmin(same))
+        length, step = length + step, min(2 * step, 1 << 20)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
