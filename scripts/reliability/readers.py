@@ -1,0 +1,1117 @@
+"""Every reader of a file that a user gives, and of every file that the package loads back, on tiny files.
+
+A `Reader` writes undamaged files, reads them through the function that the commands call, and states what a damaged file may be read as
+(`formats`). Paths are relative to the working folder, so that the files have the same bytes in any folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import formats
+import mutations as m
+from formats import Anything, InvalidError
+
+if TYPE_CHECKING:
+    from dnadiff.data.text.hub import Hub
+
+RUNS, CACHE = Path("runs"), "cache"
+Make = Callable[[Path], None]
+
+
+def nothing(folder: Path, name: str) -> object:
+    """The rule of a format with checksums: no damaged file may be read, unless as what it was."""
+    raise InvalidError("the checksum differs")
+
+
+def anything(folder: Path, name: str) -> object:
+    """The rule of a format in which nothing can be detected."""
+    return Anything()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way to read files.
+
+    Args:
+        name: of the reader.
+        make: writes undamaged files into a folder.
+        files: the files that are damaged (patterns), each with its kinds of damage.
+        read: the content of the folder, comparable by `==`.
+        expected: what a folder with a damaged file of this name contains by the definition of its format; raises `InvalidError` if it is
+            not a complete file.
+        share: relative number of inputs.
+        command_files: what the commands call these files: endings of input files in `cases`, or names in a run folder.
+        also_named: words that an error may name instead of the file.
+    """
+
+    name: str
+    make: Make
+    files: Mapping[str, Sequence[m.Mutation]]
+    read: Callable[[Path], object]
+    expected: Callable[[Path, str], object] = nothing
+    share: int = 2
+    command_files: tuple[str, ...] = ()
+    also_named: tuple[str, ...] = ()
+
+
+def _records() -> dict[str, str]:
+    draw = random.Random(1)
+    records = {name: "".join(draw.choices("AAACCGGTTT", k=size)) for name, size in (("one", 900), ("two", 420), ("3", 61))}
+    two = records["two"]
+    return records | {"two": two[:90] + two[90:150].lower() + "N" * 40 + two[190:]}
+
+
+def _fasta(records: Mapping[str, str], width: int = 60) -> bytes:
+    lines = []
+    for name, letters in records.items():
+        lines += [f">{name} some words", *(letters[i : i + width] for i in range(0, len(letters), width))]
+    return ("\n".join(lines) + "\n").encode()
+
+
+FASTA = _fasta(_records() | {"codes": "ACGURYKMSWBDHVNacgtn"})
+LENGTHS = {name: len(letters) for name, letters in _records().items()}
+WORDS = [f"{word}{number}" for number in range(12) for word in ("the cat", "a dog", "one \u00fc bird", "that, tree")]
+
+
+def _twobit(records: Mapping[str, str]) -> bytes:
+    def block(pairs: Sequence[tuple[int, int]]) -> bytes:
+        return struct.pack(f"<{1 + 2 * len(pairs)}I", len(pairs), *(a for a, _ in pairs), *(n for _, n in pairs))
+
+    index, body, size = b"", b"", 16 + sum(5 + len(name) for name in records)
+    for name, letters in records.items():
+        index += bytes([len(name)]) + name.encode() + struct.pack("<I", size + len(body))
+        padded = letters.upper() + "T" * (-len(letters) % 4)
+        codes = ["TCAG".find(letter) % 5 % 4 for letter in padded]
+        packed = bytes(sum(codes[i + k] << (6 - 2 * k) for k in range(4)) for i in range(0, len(padded), 4))
+        unknown = [(150, 40)] if "N" in letters else []
+        body += struct.pack("<I", len(letters)) + block(unknown) + block([(90, 60)] if unknown else []) + struct.pack("<I", 0) + packed
+    return struct.pack("<4I", 0x1A412743, 0, len(records), 0) + index + body
+
+
+def _genbank() -> bytes:
+    import io
+
+    from Bio import SeqIO
+    from Bio.Seq import Seq
+    from Bio.SeqFeature import SeqFeature, SimpleLocation
+    from Bio.SeqRecord import SeqRecord
+
+    text, records = io.StringIO(), []
+    for name, letters in _records().items():
+        about = {"molecule_type": "DNA", "date": "01-JAN-2020"}
+        gene = SeqFeature(SimpleLocation(3, 30, 1), "gene", qualifiers={"gene": ["abc"]})
+        records.append(SeqRecord(Seq(letters), f"acc{name}.1", name, "made", annotations=about, features=[gene]))
+    SeqIO.write(records, text, "genbank")
+    return text.getvalue().encode()
+
+
+def _writes(name: str, content: Callable[[], bytes]) -> Make:
+    return lambda folder: _write(folder / name, content())
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _zipped(content: Callable[[], bytes]) -> Callable[[], bytes]:
+    return lambda: gzip.compress(content(), mtime=0)
+
+
+# Genomes and regions
+
+
+def _read_fasta(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.genome.fasta import read_fasta
+
+        return tuple((r.name, r.sequence.decode().upper()) for r in read_fasta(folder / name))
+
+    return read
+
+
+def _genome(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.genome.genome import Genome
+
+        genome = Genome.open(folder / name)
+        letters = bytes.maketrans(bytes(range(7, 12)), b"ACGTN")
+        codes = [(genome.records.packed(i) & 127).tobytes() for i in range(len(genome.names))]
+        return tuple((record, each.translate(letters).decode("latin-1")) for record, each in zip(genome.names, codes))
+
+    return read
+
+
+def _genome_letters(name: str) -> Callable[[Path], object]:
+    """Without names: those of GenBank files are composed from several lines."""
+    return lambda folder: tuple(letters for _, letters in _genome(name)(folder))  # type: ignore[attr-defined]
+
+
+def _by_format(parse: Callable[..., object], *more: object) -> Callable[[Path, str], object]:
+    return lambda folder, name: parse(formats.content_of(folder / name), *more)
+
+
+def _as_genome(folder: Path, name: str) -> object:
+    return formats.unknown_as_n(formats.fasta(formats.content_of(folder / name)))
+
+
+BED = "".join(f"{chrom}\t{start}\t{start + 20}\tname{start}\t0\t{'+-.'[start % 3]}\n" for chrom in ("one", "two") for start in range(0, 300, 37))
+GTF = "".join(
+    f'{chrom}\tmade\tCDS\t{start + 1}\t{start + 20}\t.\t{"+-"[start % 2]}\t0\tgene_id "g{start}";\n'
+    for chrom in ("one", "two")
+    for start in range(0, 300, 37)
+)
+GFF = "##gff-version 3\n" + GTF.replace('gene_id "', "ID=").replace('";', "") + "##FASTA\n" + FASTA.decode()
+
+
+def _regions(name: str, read: str) -> Callable[[Path], object]:
+    def regions(folder: Path) -> object:
+        from dnadiff.data.genome import regions
+
+        return tuple((r.chrom, r.start, r.end, r.strand) for r in vars(regions)[read](folder / name, lengths=LENGTHS))
+
+    return regions
+
+
+GENOMES = (
+    Reader("fasta", _writes("s.fa", lambda: FASTA), {"s.fa": m.TEXT}, _read_fasta("s.fa"), _by_format(formats.fasta), 6, ("samples.fa",)),
+    Reader(
+        "fasta.gz",
+        _writes("s.fa.gz", _zipped(lambda: FASTA)),
+        {"s.fa.gz": m.compressed(m.TEXT)},
+        _read_fasta("s.fa.gz"),
+        _by_format(formats.fasta),
+        3,
+        ("samples.fa",),
+    ),
+    Reader("genome fasta", _writes("g.fa", lambda: FASTA), {"g.fa": m.TEXT}, _genome("g.fa"), _as_genome, 6, ("genome.fa.gz",)),
+    Reader(
+        "genome fasta.gz",
+        _writes("g.fa.gz", _zipped(lambda: FASTA)),
+        {"g.fa.gz": m.compressed(m.TEXT)},
+        _genome("g.fa.gz"),
+        _as_genome,
+        4,
+        ("genome.fa.gz",),
+    ),
+    Reader(
+        "genome bgzip",
+        _writes("g.fa.gz", lambda: m.bgzip(FASTA, 400)),
+        {"g.fa.gz": m.compressed(m.TEXT, blocks=True)},
+        _genome("g.fa.gz"),
+        _as_genome,
+        4,
+        ("genome.fa.gz",),
+    ),
+    Reader(
+        "genome 2bit",
+        _writes("g.2bit", lambda: _twobit(_records())),
+        {"g.2bit": [*m.BYTES, m.change_integer, m.change_integer, m.change_integer]},
+        _genome("g.2bit"),
+        _by_format(formats.twobit),
+        6,
+        ("genome.fa.gz",),
+    ),
+    Reader("genome genbank", _writes("g.gb", _genbank), {"g.gb": m.TEXT}, _genome_letters("g.gb"), _by_format(formats.genbank), 6, ("genome.fa.gz",)),
+    Reader(
+        "genome genbank.gz",
+        _writes("g.gb.gz", _zipped(_genbank)),
+        {"g.gb.gz": m.compressed(m.TEXT)},
+        _genome_letters("g.gb.gz"),
+        _by_format(formats.genbank),
+        2,
+        ("genome.fa.gz",),
+    ),
+    Reader(
+        "bed", _writes("r.bed", BED.encode), {"r.bed": m.TABLE}, _regions("r.bed", "read_bed"), _by_format(formats.bed, LENGTHS), 4, ("regions.bed",)
+    ),
+    Reader(
+        "bed.gz",
+        _writes("r.bed.gz", _zipped(BED.encode)),
+        {"r.bed.gz": m.compressed(m.TABLE)},
+        _regions("r.bed.gz", "read_bed"),
+        _by_format(formats.bed, LENGTHS),
+        2,
+        ("regions.bed",),
+    ),
+    Reader(
+        "gtf", _writes("r.gtf", GTF.encode), {"r.gtf": m.TABLE}, _regions("r.gtf", "read_gtf"), _by_format(formats.gff, LENGTHS), 4, ("regions.bed",)
+    ),
+    Reader(
+        "gff3", _writes("r.gff3", GFF.encode), {"r.gff3": m.TABLE}, _regions("r.gff3", "read_gtf"), _by_format(formats.gff, LENGTHS), 4, ("regions.bed",)
+    ),
+    Reader(
+        "gff3.gz",
+        _writes("r.gff3.gz", _zipped(GFF.encode)),
+        {"r.gff3.gz": m.compressed(m.TABLE)},
+        _regions("r.gff3.gz", "read_gtf"),
+        _by_format(formats.gff, LENGTHS),
+        4,
+        ("regions.bed",),
+    ),
+)
+
+# Labeled sequences
+
+
+def _label_rows(separator: str) -> bytes:
+    draw = random.Random(2)
+    rows = [separator.join((str(n), "".join(draw.choices("ACGT", k=20)), f'"say ""{"ab"[n % 2]}"""')) for n in range(30)]
+    return (separator.join(("number", "sequence", "label")) + "\n" + "\n".join(rows) + "\n").encode()
+
+
+def _parquet(columns: Mapping[str, list[str]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink, write_page_checksum=True, row_group_size=16)
+    return sink.getvalue().to_pybytes()
+
+
+def _label_parquet() -> bytes:
+    rows = [line.replace('""', "'").replace('"', "").split(",") for line in _label_rows(",").decode().splitlines()[1:]]
+    return _parquet({name: [row[i] for row in rows] for i, name in enumerate(("number", "sequence", "label"))})
+
+
+def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.tokenizer import DNATokenizer
+
+        tokenizer = DNATokenizer()
+        found = task(folder).read(tokenizer)  # type: ignore[attr-defined]
+        return tuple(sorted((tokenizer.decode(ids), label, part) for ids, label, part in zip(found.sequences, found.labels, found.parts)))
+
+    return read
+
+
+def _csv(name: str) -> Callable[[Path], object]:
+    def task(folder: Path) -> object:
+        from dnadiff.downstream.table import CsvTask
+
+        return CsvTask(str(folder / name))
+
+    return _labeled(task)
+
+
+def _of_table(delimiter: str) -> Callable[[Path, str], object]:
+    def expected(folder: Path, name: str) -> object:
+        rows = formats.table(formats.content_of(folder / name), ("sequence", "label"), delimiter)
+        if not all(formats.LETTERS.fullmatch(letters) for letters, _ in rows):
+            raise InvalidError("no nucleotide")
+        return tuple(sorted((letters, label, "train") for (_, letters), (_, label) in zip(formats.unknown_as_n([(b, a.upper()) for a, b in rows]), rows)))
+
+    return expected
+
+
+def _class_folders(folder: Path) -> None:
+    draw = random.Random(3)
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            for n in range(3):
+                _write(folder / "t" / part / label / f"{n}.txt", ("".join(draw.choices("ACGT", k=40)) + "\n").encode())
+
+
+def _folder_task(folder: Path) -> object:
+    from dnadiff.downstream.folders import FolderTask
+
+    return FolderTask(str(folder / "t"))
+
+
+def _of_folders(folder: Path, name: str) -> object:
+    found = []
+    for file in sorted((folder / "t").rglob("*.txt")):
+        letters = "".join(formats.text_of(file.read_bytes()).split()).upper()
+        if not letters or not formats.LETTERS.fullmatch(letters):
+            raise InvalidError("no nucleotide")
+        found.append((formats.unknown_as_n([("", letters)])[0][1], file.parent.name, file.parent.parent.name))
+    return tuple(sorted(found))
+
+
+def _intervals(folder: Path) -> None:
+    _write(folder / "g.fa", FASTA)
+    _write(folder / "t" / "metadata.yaml", b"version: 0\nclasses:\n  a: {type: fa.gz, url: x}\n  b: {type: fa.gz, url: y}\n")
+    for part, first in (("train", 0), ("test", 200)):
+        for label, step in (("a", 31), ("b", 43)):
+            rows = [f"{i},one,{first + i * step % 400},{first + i * step % 400 + 25},{'+-'[i % 2]}" for i in range(8)]
+            _write(folder / "t" / part / f"{label}.csv.gz", gzip.compress(("id,region,start,end,strand\n" + "\n".join(rows) + "\n").encode(), mtime=0))
+
+
+def _interval_task(folder: Path) -> object:
+    from dnadiff.downstream.intervals import IntervalTask
+
+    return IntervalTask(str(folder / "t"), str(folder / "g.fa"))
+
+
+def _of_intervals(folder: Path, name: str) -> object:
+    if name.endswith(".yaml"):
+        return Anything()  # an independent check of YAML is not worth it: only the names of the classes are used, and compared
+    records, found = dict(formats.unknown_as_n(formats.fasta((folder / "g.fa").read_bytes()))), []
+    complement = str.maketrans("ACGTN", "TGCAN")
+    for file in sorted((folder / "t").rglob("*.csv.gz")):
+        for chrom, start, end, strand in formats.table(formats.content_of(file), ("region", "start", "end", "strand")):
+            low, high = formats._integer(start), formats._integer(end)
+            chrom = chrom if chrom in records else chrom.removeprefix("chr")
+            if chrom not in records or not 0 <= low < high <= len(records[chrom]) or strand not in ("+", "-", "."):
+                raise InvalidError("interval")
+            letters = records[chrom][low:high]
+            letters = letters.translate(complement)[::-1] if strand == "-" else letters
+            found.append((letters, file.name.removesuffix(".csv.gz"), file.parent.name))
+    return tuple(sorted(found))
+
+
+LABELED = (
+    Reader("labels csv", _writes("l.csv", lambda: _label_rows(",")), {"l.csv": m.TABLE}, _csv("l.csv"), _of_table(","), 5, ("labels.csv",)),
+    Reader("labels tsv", _writes("l.tsv", lambda: _label_rows("\t")), {"l.tsv": m.TABLE}, _csv("l.tsv"), _of_table("\t"), 4, ("labels.csv",)),
+    Reader(
+        "labels csv.gz",
+        _writes("l.csv.gz", _zipped(lambda: _label_rows(","))),
+        {"l.csv.gz": m.compressed(m.TABLE)},
+        _csv("l.csv.gz"),
+        _of_table(","),
+        3,
+        ("labels.csv",),
+    ),
+    Reader("labels parquet", _writes("l.parquet", _label_parquet), {"l.parquet": m.BYTES}, _csv("l.parquet"), nothing, 3, ("labels.csv",)),
+    Reader("class folders", _class_folders, {"t/*/*/*.txt": m.TEXT}, _labeled(_folder_task), _of_folders, 2, ("labels.csv",)),
+    Reader(
+        "intervals",
+        _intervals,
+        {"t/*/*.csv.gz": m.compressed(m.TABLE), "t/metadata.yaml": m.YAML},
+        _labeled(_interval_task),
+        _of_intervals,
+        3,
+        ("labels.csv",),
+        ("metadata.yaml", "work/t "),
+    ),
+)
+
+# Texts and tokenizers
+
+
+def _documents(name: str, **settings: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.text.documents import Files
+
+        return tuple(Files(str(folder / name), **settings))
+
+    return read
+
+
+def _arrow(folder: Path) -> None:
+    import pyarrow
+
+    schema = pyarrow.schema([("text", pyarrow.string())])
+    with pyarrow.OSFile(str(folder / "d.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pyarrow.table({"text": WORDS}, schema=schema), 16)
+
+
+def _read_arrow(folder: Path) -> object:
+    from dnadiff.data.text.hub import Hub, HubPart
+
+    hub: Hub = Hub("arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())})
+    return tuple(HubPart(hub, "train", "d.arrow", streaming=True))
+
+
+def _of_texts(folder: Path, name: str) -> object:
+    return (formats.text_of(formats.content_of(folder / name)),)
+
+
+def _of_lines(folder: Path, name: str) -> object:
+    return tuple(line.strip() for line in formats.lines_of(formats.content_of(folder / name)))
+
+
+def _of_rows(folder: Path, name: str) -> object:
+    return tuple(cells[0] for cells in _unstripped(formats.content_of(folder / name)))
+
+
+def _unstripped(data: bytes) -> list[tuple[str, ...]]:
+    import csv
+    import io
+
+    formats.table(data, ("text",))
+    rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=None), strict=True)
+    where = next(rows).index("text")
+    return [(row[where],) for row in rows if row]
+
+
+def _judged(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.judge_text import read_texts
+
+        return tuple(read_texts(folder / name))
+
+    return read
+
+
+def _paragraphs(folder: Path, name: str) -> object:
+    found = tuple(part for part in formats.text_of(formats.content_of(folder / name)).split("\n\n") if part.strip())
+    if not found:
+        raise InvalidError("empty")
+    return found
+
+
+def _spoken(folder: Path, name: str) -> object:
+    found = tuple(text for text in formats.objects(formats.content_of(folder / name), "text") if text.strip())
+    if not found:
+        raise InvalidError("empty")
+    return found
+
+
+def _jsonl() -> bytes:
+    return "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(WORDS)).encode()
+
+
+def _vocab() -> dict[str, int]:
+    letters = [*map(chr, range(33, 127)), "\u0120", "\u010a"]
+    return {token: number for number, token in enumerate([*letters, "th", "the", "ca", "cat", "<|endoftext|>"])}
+
+
+MERGES = "#version: 0.2\nt h\nth e\nc a\nca t\n"
+
+
+def _tokenizer_json() -> bytes:
+    from dnadiff.data.text.pretrained import byte_pairs
+
+    return byte_pairs(_vocab(), MERGES.splitlines()).encode()
+
+
+def _tokenizer_folder(folder: Path) -> None:
+    _write(folder / "k" / "tokenizer.json", _tokenizer_json())
+    _write(folder / "k" / "tokenizer_config.json", json.dumps({"eos_token": {"content": "<|endoftext|>"}, "model_max_length": 1024}).encode())
+    _write(folder / "k" / "special_tokens_map.json", json.dumps({"bos_token": "<|endoftext|>", "unk_token": "the"}).encode())
+
+
+def _pair(folder: Path) -> None:
+    _write(folder / "vocab.json", json.dumps(_vocab()).encode())
+    _write(folder / "merges.txt", MERGES.encode())
+
+
+def _tokenizer(*names: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.text.pretrained import Pretrained
+
+        paths = [str(folder / name) for name in names]
+        tokenizer = Pretrained(paths if len(paths) > 1 else paths[0]).load()
+        ids = tokenizer.encode("the cat sat").tolist()
+        tokenizer.decode(range(min(tokenizer.vocab.size, 4000)))
+        rules = json.loads(tokenizer.config()["json"])
+        vocab = {token: number for token, number in rules["model"]["vocab"].items() if not token.startswith("[no token")}
+        return tuple(sorted(vocab.items())), len(rules["model"].get("merges", ())), len(ids) > 0
+
+    return read
+
+
+def _of_tokenizer(folder: Path, name: str) -> object:
+    if not name.endswith("tokenizer.json"):
+        formats.parsed((folder / name).read_bytes())
+        return Anything()
+    model = formats.parsed((folder / name).read_bytes()).get("model")
+    try:
+        vocab = {t: n for t, n in model["vocab"].items() if not t.startswith("[no token")}  # type: ignore[index]
+        return _WithIds(vocab, len(model.get("merges", ())))  # type: ignore[union-attr]
+    except (TypeError, KeyError, AttributeError):
+        raise InvalidError("no vocabulary") from None
+
+
+class _WithIds:
+    """Equal to the content of a tokenizer that has these tokens; whether a text gets tokens is its own business."""
+
+    def __init__(self, vocab: Mapping[str, int], merges: int) -> None:
+        self.known = tuple(sorted(vocab.items())), merges
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and other[:2] == self.known
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _of_pair(folder: Path, name: str) -> object:
+    vocab = formats.parsed((folder / "vocab.json").read_bytes())
+    lines = [line for line in formats.text_of((folder / "merges.txt").read_bytes()).split("\n") if line and not line.startswith("#version")]
+    if any(line.count(" ") != 1 for line in lines) or any(type(value) is not int for value in vocab.values()):
+        raise InvalidError("merges or ids")
+    return _WithIds(vocab, len(lines))  # type: ignore[arg-type]
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "or", "not", "##s", ".", ",", "the", "cat", "sat"]
+
+
+def _of_vocab_txt(folder: Path, name: str) -> object:
+    text = formats.text_of((folder / name).read_bytes())
+    vocab = {word: number for number, word in enumerate(text.removesuffix("\n").split("\n"))}
+    if "[UNK]" not in vocab:
+        raise InvalidError("no [UNK]")
+    return _WithIds(vocab, 0)
+
+
+def _characters(folder: Path) -> object:
+    """The tokenizer that a run folder stores."""
+    from dnadiff.config import build
+
+    return build(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))).config()
+
+
+def _template(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+        from dnadiff.design.options import read_patterns
+
+        tokenizer = DNATokenizer() if name.endswith(".fa") else CharTokenizer("".join(WORDS) + "\n")
+        return tuple((record, pattern.ids.tolist(), pattern.codes.tolist()) for record, pattern in read_patterns(str(folder / name), tokenizer, []))
+
+    return read
+
+
+def _of_template(folder: Path, name: str) -> object:
+    code = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15)))
+    ids = {1: 7, 2: 8, 4: 9, 8: 10}
+    codes = [(record, [code[letter] for letter in letters]) for record, letters in formats.fasta((folder / name).read_bytes())]
+    return tuple((record, [ids.get(c, 3) for c in each], each) for record, each in codes)
+
+
+BOOK = ("\n\n".join(WORDS) + "\n").encode()
+TEXTS = (
+    Reader("text txt", _writes("d.txt", lambda: BOOK), {"d.txt": m.TEXT}, _documents("d.txt"), _of_texts, 3, ("book.txt",)),
+    Reader(
+        "text lines.gz",
+        _writes("d.txt.gz", _zipped(lambda: BOOK)),
+        {"d.txt.gz": m.compressed(m.TEXT)},
+        _documents("d.txt.gz", documents="line"),
+        _of_lines,
+        3,
+        ("book.txt",),
+    ),
+    Reader(
+        "text jsonl",
+        _writes("d.jsonl", _jsonl),
+        {"d.jsonl": m.JSON_LINES},
+        _documents("d.jsonl"),
+        lambda folder, name: formats.objects((folder / name).read_bytes(), "text"),
+        4,
+        ("book.txt",),
+    ),
+    Reader(
+        "text csv",
+        _writes("d.csv", lambda: ("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(WORDS))).encode()),
+        {"d.csv": m.TABLE},
+        _documents("d.csv"),
+        _of_rows,
+        4,
+        ("book.txt",),
+    ),
+    Reader(
+        "text parquet",
+        _writes("d.parquet", lambda: _parquet({"text": WORDS})),
+        {"d.parquet": m.BYTES},
+        _documents("d.parquet"),
+        nothing,
+        3,
+        ("book.txt",),
+    ),
+    Reader("text arrow", _arrow, {"d.arrow": m.BYTES}, _read_arrow, anything, 1, ("book.txt",)),
+    Reader("samples jsonl", _writes("d.jsonl", _jsonl), {"d.jsonl": m.JSON_LINES}, _judged("d.jsonl"), _spoken, 2, ("samples.jsonl",)),
+    Reader(
+        "samples txt.gz", _writes("d.txt.gz", _zipped(lambda: BOOK)), {"d.txt.gz": m.compressed(m.TEXT)}, _judged("d.txt.gz"), _paragraphs, 2, ("samples.jsonl",)
+    ),
+    Reader(
+        "tokenizer.json",
+        _tokenizer_folder,
+        {"k/tokenizer.json": m.JSON, "k/tokenizer_config.json": m.JSON, "k/special_tokens_map.json": m.JSON},
+        _tokenizer("k"),
+        _of_tokenizer,
+        6,
+        ("book.txt",),
+        ("work/k",),
+    ),
+    Reader("vocab.json, merges.txt", _pair, {"vocab.json": m.JSON, "merges.txt": m.TEXT}, _tokenizer("vocab.json", "merges.txt"), _of_pair, 4, ("book.txt",)),
+    Reader(
+        "vocab.txt",
+        _writes("vocab.txt", ("\n".join(WORD_PIECES) + "\n").encode),
+        {"vocab.txt": m.TEXT},
+        _tokenizer("vocab.txt"),
+        _of_vocab_txt,
+        2,
+        ("book.txt",),
+    ),
+    Reader("template fasta", _writes("t.fa", lambda: FASTA[:400]), {"t.fa": m.TEXT}, _template("t.fa"), _of_template, 2, ("template",)),
+    Reader("template text", _writes("t.txt", lambda: b"the cat[MASK*3]\na dog[MASK]1\n"), {"t.txt": m.TEXT}, _template("t.txt"), anything, 1, ("template",)),
+)
+
+# Published models
+
+
+def _small(backbone: str, vocab: object) -> object:
+    import torch
+
+    from dnadiff.config import build, compose
+    from dnadiff.denoiser import Denoiser
+
+    torch.manual_seed(0)
+    sizes = ("backbone.d_model=16", "backbone.n_layers=1", *(["backbone.n_heads=2"] if backbone == "dit" else []))
+    config = compose("train", ["data=ecoli", f"backbone={backbone}", *sizes], resolve=True)["backbone"]
+    return Denoiser(build({**config, "time_conditioning": False} if "time_conditioning" in config else config, vocab=vocab))
+
+
+def _published(backbone: str) -> Make:
+    def make(folder: Path) -> None:
+        from dnadiff.data.tokenizer import DNATokenizer
+        from dnadiff.published import export_published
+        from dnadiff.vocab import Vocab
+
+        vocab = DNATokenizer().vocab if backbone != "dit" else Vocab(size=14, mask_id=13, pad_id=13, never_emitted=(13,))
+        export_published(_small(backbone, vocab), folder / "p")  # type: ignore[arg-type]
+
+    return make
+
+
+def _gpt2(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save
+
+    from dnadiff.published import published_layout
+    from dnadiff.published.gpt2 import from_published
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "bos_token_id": 19}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", **sizes}
+    from dnadiff.config import build
+
+    network = build(from_published(config), vocab=_gpt2_vocab())
+    tensors = {names[0]: tensor.contiguous().clone() for tensor, names in published_layout(network).weights}
+    _write(folder / "p" / "config.json", json.dumps(config).encode())
+    _write(folder / "p" / "model.safetensors", save(tensors, metadata={"format": "pt"}))
+
+
+def _gpt2_vocab() -> object:
+    from dnadiff.vocab import Vocab
+
+    return Vocab(size=22, mask_id=20, pad_id=21, never_emitted=(20, 21))
+
+
+def _digest(denoiser: object) -> str:
+    from dnadiff.downstream.results import weights_digest
+
+    return weights_digest(denoiser.backbone)  # type: ignore[attr-defined]
+
+
+def _read_published(folder: Path) -> object:
+    from dnadiff.published import model
+
+    return _digest(model.read(folder / "p").denoiser)
+
+
+def _read_gpt2(folder: Path) -> object:
+    from dnadiff.published import model
+
+    return _digest(model.load_gpt2(folder / "p", _gpt2_vocab()))  # type: ignore[arg-type]
+
+
+def _of_published(folder: Path, name: str) -> object:
+    formats.safetensors((folder / "p" / "model.safetensors").read_bytes())
+    formats.parsed((folder / "p" / "config.json").read_bytes())
+    return Anything()  # values of weights and of most keys are not protected by the format
+
+
+def _bin(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    _published("caduceus")(folder)
+    torch.save(load_file(folder / "p" / "model.safetensors"), folder / "p" / "pytorch_model.bin")
+    (folder / "p" / "model.safetensors").unlink()
+
+
+_FOLDER = {"p/config.json": m.JSON, "p/model.safetensors": m.SAFETENSORS}
+_NAMES = ("config.json", "model.safetensors", "pytorch_model.bin")
+PUBLISHED = (
+    Reader("published Caduceus", _published("caduceus"), _FOLDER, _read_published, _of_published, 3, ("dna",), _NAMES),
+    Reader("published MDLM", _published("dit"), _FOLDER, _read_published, _of_published, 3, ("text",), _NAMES),
+    Reader("GPT-2 folder", _gpt2, _FOLDER, _read_gpt2, _of_published, 3, ("ar",), _NAMES),
+    Reader("pytorch_model.bin", _bin, {"p/pytorch_model.bin": [*m.BYTES, m.forged_entry]}, _read_published, nothing, 2, ("dna",), _NAMES),
+)
+
+# Run folders
+
+
+def train_runs() -> None:
+    """A short run on DNA and one on text in the folder `RUNS`, with an evaluation."""
+    import cases
+
+    RUNS.mkdir()
+    (RUNS / "g.fa").write_bytes(_fasta({"one": "ACGTTGCA" * 200, "two": "AACCTGG" * 120}))
+    (RUNS / "d.txt").write_text("the cat sat on a mat and saw one small red bird\n" * 40)
+    small = (*cases.SMALL_RUN, *cases.SMALL_NETWORK, "trainer.max_steps=2", "data.max_valid_windows=2", "callbacks.checkpoints.every_n_steps=1")
+    for kind, data in (("dna", ("data=fasta", f"data.path={RUNS}/g.fa")), ("text", ("data=text", f"data.path={RUNS}/d.txt"))):
+        if cases.start("train", [*data, *small, f"hydra.run.dir={RUNS}/{kind}"]):
+            raise RuntimeError(f"training of {kind} failed")
+    run = RUNS / "dna"
+    arguments = [f"checkpoint={run}", f"output={run}/evaluate.json", "num_draws=2", "orders=[0]", "accelerator=cpu", f"hydra.run.dir={RUNS}/eval"]
+    (RUNS / "s.fa").write_bytes(_fasta({f"s{n}": "ACGTTGCAAC" * 3 for n in range(4)}))
+    compress = [f"checkpoint={run}", f"input={RUNS}/s.fa", f"output={RUNS}/s.dnd", "num_groups=2", "threads=1", f"hydra.run.dir={RUNS}/compress"]
+    if cases.start("evaluate", arguments) or cases.start("compress", compress):
+        raise RuntimeError("evaluate or compress failed")
+
+
+def _run(kind: str) -> Make:
+    return lambda folder: shutil.copytree(RUNS / kind, folder / "run")  # type: ignore[return-value]
+
+
+def _checkpoint(folder: Path) -> object:
+    from dnadiff import checkpoint
+
+    loaded = checkpoint.load(folder / "run")
+    return _digest(loaded.denoiser), json.dumps(loaded.config, sort_keys=True, default=str), loaded.tokenizer.config(), loaded.step, loaded.labels
+
+
+@lru_cache
+def _data() -> object:
+    import yaml
+
+    from dnadiff.config import build
+
+    config = yaml.safe_load((RUNS / "dna" / "config.yaml").read_text())
+    return config, build(config["data"], trust=None)
+
+
+def _unfinished(folder: Path) -> None:
+    _run("dna")(folder)
+    (folder / "run" / "metrics.json").unlink()
+
+
+def _resume(folder: Path) -> object:
+    """What `train resume=true` reads before it starts."""
+    from dnadiff.training import resume
+
+    config, data = _data()  # type: ignore[misc]
+    config = {**config, "trainer": {**config["trainer"], "max_steps": 4}}
+    found = resume.resumable({**config, "trainer": {**config["trainer"], "max_steps": 2}}, folder / "new")
+    return None if found is None else (found.name, resume.resume_step(found, config, data))
+
+
+def _of_resume(folder: Path, name: str) -> object:
+    if name.endswith(".yaml"):
+        return None  # a run of another, or of no known, configuration: not one to resume
+    raise InvalidError("the checksum differs")
+
+
+def _metrics(folder: Path) -> object:
+    """What a resumed run reads of the log, and a report."""
+    from dnadiff.report.results import read_metrics
+    from dnadiff.training.callbacks import MetricsFile
+
+    log = MetricsFile(folder / "run")
+    log.begin(None, 2)  # type: ignore[arg-type]
+    read_metrics(folder / "run" / "metrics.csv")
+    return tuple(tuple(row.items()) for row in log.rows())
+
+
+def _of_metrics(folder: Path, name: str) -> object:
+    import csv
+    import io
+
+    text = formats.text_of((folder / name).read_bytes())
+    try:
+        rows = list(csv.reader(io.StringIO(text), strict=True))
+        if any(len(row) != len(rows[0]) for row in rows):
+            raise InvalidError("fields")
+        numbers = [[float(cell) if cell else 0.0 for cell in row] for row in rows[1:]]
+    except (csv.Error, ValueError, IndexError) as error:
+        raise InvalidError(str(error)) from None
+    step = rows[0].index("step") if "step" in rows[0] else None
+    if step is None:
+        raise InvalidError("no steps")
+    return tuple(tuple(zip(rows[0], row)) for row, number in zip(rows[1:], numbers) if number[step] <= 2)
+
+
+def _curve(folder: Path) -> object:
+    from dnadiff.likelihood.stored_curve import StoredCurve
+
+    return tuple(sorted(StoredCurve(folder / "run" / "checkpoints" / "best.ckpt", 2).groups(32).items(), key=str))
+
+
+def _of_curve(folder: Path, name: str) -> object:
+    formats.parsed((folder / name).read_bytes())
+    return Anything()
+
+
+@lru_cache
+def _command(name: str, *overrides: str) -> dict[str, object]:
+    from dnadiff.config import compose
+
+    return compose(name, overrides)
+
+
+def _dnd(folder: Path) -> None:
+    _run("dna")(folder)
+    shutil.copy(RUNS / "s.dnd", folder / "s.dnd")
+
+
+def _decompress(folder: Path) -> object:
+    from dnadiff import decompress
+
+    config = dict(_command("decompress", f"checkpoint={folder}/run", f"input={folder}/s.dnd", f"output={folder}/s.fa", "accelerator=cpu"))
+    return decompress.run(config, folder, []).read_bytes()
+
+
+# Files that the package loads back
+
+
+def _packed(folder: Path) -> None:
+    _write(folder / "g.fa", FASTA)
+    with _cache_in(folder):
+        _read_packed(folder)
+
+
+def _read_packed(folder: Path) -> object:
+    from dnadiff.data.genome.genome import Genome
+
+    genome = Genome.open(folder / "g.fa")
+    return _genome("g.fa")(folder), genome.n_runs.starts.tolist() if hasattr(genome.n_runs, "starts") else str(vars(genome.n_runs))
+
+
+@contextlib.contextmanager
+def _cache_in(folder: Path) -> object:  # type: ignore[misc]
+    before = os.environ.get("DNADIFF_CACHE")
+    os.environ["DNADIFF_CACHE"] = str(folder / CACHE)
+    yield
+    if before is not None:
+        os.environ["DNADIFF_CACHE"] = before
+
+
+def _tokenized(folder: Path) -> None:
+    _write(folder / "d.txt", BOOK)
+    with _cache_in(folder):
+        _read_tokenized(folder)
+
+
+def _read_tokenized(folder: Path) -> object:
+    from dnadiff.data.text.documents import Files
+    from dnadiff.data.text.tokenized import tokenize
+    from dnadiff.data.tokenizer import CharTokenizer
+
+    found = tokenize(Files(str(folder / "d.txt"), "line"), CharTokenizer(BOOK.decode()), None, None, "d.txt", 1)
+    return found.tokens.tolist(), found.ends.tolist()
+
+
+def _task_cache(folder: Path) -> None:
+    import numpy as np
+
+    from dnadiff.downstream import cache
+
+    with _cache_in(folder):
+        sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
+        cache.save("0" * 32, cache.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}))
+
+
+def _read_task_cache(folder: Path) -> object:
+    from dnadiff.downstream import cache
+
+    found = cache.load("0" * 32)
+    return None if found is None else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.more)
+
+
+def _read_again(folder: Path, name: str) -> object:
+    """A damaged cache of a task is not used."""
+    return None
+
+
+SETTINGS = {"num_samples": 6, "seed": 1, "sampler": {"_target_": "dnadiff.sampler.grouped.Grouped", "num_groups": 4}}
+
+
+def _sample_files(folder: Path) -> None:
+    from dnadiff.design import provenance
+
+    _write(folder / "s.fa", FASTA)
+    provenance.write(folder / "s.fa", {"records": 4, "settings": SETTINGS, "seed": 1})
+
+
+def _is_complete(folder: Path) -> object:
+    from dnadiff.design import provenance
+
+    return provenance.is_complete(folder / "s.fa", SETTINGS)
+
+
+def _not_complete(folder: Path, name: str) -> object:
+    return False
+
+
+def _unfinished_samples(folder: Path) -> None:
+    from dnadiff.design.output import ResumableOutput
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix in ("", ".gz"):
+        output = ResumableOutput(folder / f"s.fa{suffix}", SETTINGS)
+        for n in range(3):
+            output.append(f">s{n}\nACGTTGCA\n".encode() * 9, 2, nfe=n, gc=[1, 2])
+        output.close()
+
+
+def _resume_samples(folder: Path) -> object:
+    from dnadiff.design.output import ResumableOutput
+
+    found = []
+    for suffix in ("", ".gz"):
+        output = ResumableOutput(folder / f"s.fa{suffix}", SETTINGS, resume=True)
+        output.append(b">new\nACGT\n", 1, nfe=9)
+        output.finish()
+        try:
+            found.append((output.done, formats.content_of(folder / f"s.fa{suffix}")))
+        except InvalidError as error:
+            found.append((output.done, str(error).encode()))
+    return found
+
+
+def _of_journal(folder: Path, name: str) -> object:
+    raise InvalidError("the journal or the batches were changed")
+
+
+def _results(folder: Path) -> None:
+    import torch
+
+    from dnadiff.downstream.results import COLUMNS, Prediction, append_row, save_prediction
+
+    labels = torch.arange(6) % 2
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(3):
+        prediction = Prediction(torch.log_softmax(torch.arange(12.0).reshape(6, 2) * n, -1), 1.5, [{"epochs": n}])
+        save_prediction(folder / f"m-s{n}-0123456789a{n}.npz", prediction, labels, {"model": "m", "seed": n})
+        row = dict.fromkeys(COLUMNS, "0.5") | {"task": "t", "model": 'm, "x"', "seed": n, "digest": f"0123456789a{n}"}
+        append_row(folder / "results.csv", row, COLUMNS)
+    _write(folder / "results.json", json.dumps({"other": {"seeds": [1], "models": {}}}).encode())
+
+
+def _prediction(folder: Path) -> object:
+    from dnadiff.downstream.results import load_prediction
+
+    prediction, labels = load_prediction(folder / "m-s1-0123456789a1.npz")
+    return prediction.log_probs.tolist(), prediction.seconds, prediction.fit_info, labels.tolist()
+
+
+def _result_rows(folder: Path) -> object:
+    import csv
+
+    from dnadiff.downstream.results import COLUMNS, append_row, listed_digests
+
+    listed = listed_digests(folder / "results.csv")
+    append_row(folder / "results.csv", dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}, (*COLUMNS, "more"))
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file, strict=True))
+    return listed, [row for row in rows if any(row)]
+
+
+def _of_result_rows(folder: Path, name: str) -> object:
+    import csv
+    import io
+
+    from dnadiff.downstream.results import COLUMNS
+
+    try:
+        rows = [row for row in csv.reader(io.StringIO((folder / name).read_text(encoding="utf-8"), newline=None), strict=True) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidError(str(error)) from None
+    if any(len(row) != len(rows[0]) for row in rows) or (rows and "digest" not in rows[0]):
+        raise InvalidError("fields")
+    if not rows:
+        return set(), [[*COLUMNS, "more"], [*("new" if name == "digest" else "0.7" for name in COLUMNS), ""]]
+    header = [*rows[0], *(name for name in (*COLUMNS, "more") if name not in rows[0])]
+    new = dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}
+    wider = [[*row, *[""] * (len(header) - len(row))] for row in rows[1:]]
+    return {row[rows[0].index("digest")] for row in rows[1:]}, [header, *wider, [new.get(name, "") for name in header]]
+
+
+def _summary(folder: Path) -> object:
+    from dnadiff.downstream.results import ResultsFolder
+
+    ResultsFolder(folder, {"checkpoint": "x"}, "1").write_summary("new", {"seeds": [1]})
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def _of_summary(folder: Path, name: str) -> object:
+    return formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}}
+
+
+def _scores(folder: Path) -> None:
+    import numpy as np
+
+    from dnadiff.likelihood.held_out import Scores
+
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"all": np.arange(6.0), "novel": np.arange(6.0)[::-1]}
+    Scores(np.arange(18).reshape(6, 3), values, {name: np.full(6, 9) for name in values}, 2, "abc").save(folder / "w.npz")
+
+
+def _read_scores(folder: Path) -> object:
+    from dnadiff.likelihood.held_out import Scores
+
+    found = Scores.load(folder / "w.npz")
+    found.minus(found)
+    return found.windows.tolist(), {k: v.tolist() for k, v in found.nats.items()}, {k: v.tolist() for k, v in found.tokens.items()}, found.data
+
+
+STORED = (
+    Reader("checkpoint", _run("dna"), {"run/checkpoints/best.ckpt": m.CHECKPOINT}, _checkpoint, nothing, 6, ("dna", "ar")),
+    Reader("checkpoint of text", _run("text"), {"run/checkpoints/best.ckpt": m.CHECKPOINT}, _checkpoint, nothing, 4, ("text", "ar")),
+    Reader(
+        "resume",
+        _unfinished,
+        {"run/config.yaml": m.YAML, "run/checkpoints/last.ckpt": m.CHECKPOINT},
+        _resume,
+        _of_resume,
+        6,
+        ("resume=true",),
+    ),
+    Reader("metrics.csv", _run("dna"), {"run/metrics.csv": m.TABLE}, _metrics, _of_metrics, 4, ("resume=true",)),
+    Reader("evaluate.json", _run("dna"), {"run/evaluate.json": m.JSON}, _curve, _of_curve, 4, ("sample",)),
+    Reader("dnd", _dnd, {"s.dnd": m.DND}, _decompress, nothing, 5, ("samples.dnd",)),
+    Reader("genome cache", _packed, {"cache/genomes/*/*": [*m.BYTES, m.number]}, _read_packed, nothing, 4, ("genome.fa.gz",)),
+    Reader("token cache", _tokenized, {"cache/texts/*/*": [*m.BYTES, m.number]}, _read_tokenized, nothing, 4, ("book.txt",)),
+    Reader("task cache", _task_cache, {"cache/tasks/*.npz": m.ARRAYS}, _read_task_cache, _read_again, 3, ("labels.csv",)),
+    Reader("sample sidecar", _sample_files, {"s.fa.json": m.JSON, "s.fa": m.TEXT}, _is_complete, _not_complete, 3, ("sample",)),
+    Reader(
+        "sample journal",
+        _unfinished_samples,
+        {".s.fa.journal": m.JSON, ".s.fa.gz.journal": m.JSON, ".s.fa.part": m.BYTES, ".s.fa.gz.part": m.BYTES},
+        _resume_samples,
+        _of_journal,
+        4,
+        ("sample",),
+        (".s.fa.part", ".s.fa.gz.part", ".s.fa.journal", ".s.fa.gz.journal"),
+    ),
+    Reader("predictions", _results, {"m-s1-0123456789a1.npz": m.ARRAYS}, _prediction, nothing, 3, ("finetune",)),
+    Reader("results.csv", _results, {"results.csv": m.TABLE}, _result_rows, _of_result_rows, 3, ("finetune",)),
+    Reader("results.json", _results, {"results.json": m.JSON}, _summary, _of_summary, 3, ("finetune",)),
+    Reader("windows npz", _scores, {"w.npz": m.ARRAYS}, _read_scores, nothing, 2, ("evaluate",)),
+)
+READERS = {reader.name: reader for reader in (*GENOMES, *LABELED, *TEXTS, *PUBLISHED, *STORED)}
+
+
+def readers_of(command: str) -> list[str]:
+    """The readers of the files that a command reads: those of its inputs in `cases`, and of its own results that it loads back."""
+    import cases
+
+    read = {command}
+    for case in cases.CASES:
+        if case.command == command:
+            read |= {*case.inputs, *case.resume, *(key.partition("=")[0] for key in case.arguments if key.startswith("template="))}
+    return [name for name, reader in READERS.items() if read & {*reader.command_files}]
+
+
+def unread_inputs() -> list[str]:
+    """Inputs of cases that no reader stands for."""
+    import cases
+
+    known = {name for reader in READERS.values() for name in reader.command_files}
+    return sorted({name for case in cases.CASES for name in case.inputs} - known)
