@@ -288,7 +288,6 @@ def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: in
     before = Path.cwd()
     os.chdir(folder)
     try:
-        import_all()
         prepare(readers, folder)
         rows = []
         for reader, number in zip(readers, shares(readers, count).values()):
@@ -375,6 +374,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("--input needs one --reader")
         return show_one(chosen[0], given.seed, given.input, given.folder.absolute(), given.save)
     started = time.monotonic()
+    import_all()
     print(HEADER)
     rows = run(chosen, given.count, given.seed, given.folder.absolute())
     print(summary(rows))

@@ -1,0 +1,148 @@
+"""A share of the fuzzer's inputs; that it finds bad readers; that every command has readers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "reliability"
+sys.path.append(str(FOLDER))
+
+import fuzz
+import mutations
+import readers
+from dnadiff.commands import COMMANDS
+
+CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
+
+
+def rows_of(path):
+    return tuple(line.split("\t") for line in path.read_text().splitlines())
+
+
+def strict(folder):
+    """A reader without faults."""
+    path = folder / "t.tsv"
+    try:
+        rows = rows_of(path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text") from None
+    if rows[-1:] != (["end"],):
+        raise ValueError(f"{path} is cut short")
+    return rows
+
+
+def lenient(folder):
+    """Ignores that the end is missing."""
+    try:
+        return tuple(row for row in rows_of(folder / "t.tsv") if len(row) == 2)
+    except UnicodeDecodeError:
+        raise ValueError("t.tsv is not text") from None
+
+
+def raising(folder):
+    """Meets what is not in its table."""
+    names = {row[0]: row for row in strict(folder)}
+    return tuple([names[str(n)] for n in range(20)] + [names["end"]])
+
+
+def hanging(folder):
+    if len((folder / "t.tsv").read_bytes()) != len(CONTENT):
+        time.sleep(60)
+    return strict(folder)
+
+
+def greedy(folder):
+    if len((folder / "t.tsv").read_bytes()) != len(CONTENT):
+        bytearray(fuzz.FORK_AGAIN)
+    return strict(folder)
+
+
+def dying(folder):
+    if len((folder / "t.tsv").read_bytes()) != len(CONTENT):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return strict(folder)
+
+
+def nameless(folder):
+    try:
+        return strict(folder)
+    except ValueError:
+        raise ValueError("the file is damaged") from None
+
+
+def expected(folder, name):
+    try:
+        rows = rows_of(folder / name)
+    except UnicodeDecodeError:
+        raise fuzz.InvalidError("not text") from None
+    if rows[-1:] != (["end"],):
+        raise fuzz.InvalidError("cut short")
+    return rows
+
+
+def outcomes(read, tmp_path, count=60, mutation=None):
+    kinds = {"t.tsv": mutations.TABLE if mutation is None else [mutation]}
+    toy = readers.Reader("toy", lambda folder: readers._write(folder / "t.tsv", CONTENT), kinds, read, expected)
+    return fuzz.run([toy], count, 0, tmp_path / "fuzz")[0]
+
+
+def test_a_strict_reader_passes(tmp_path):
+    row = outcomes(strict, tmp_path)
+    assert not row.wrong and row.counts["success"] > 5 and row.counts["refused"] > 5, row.wrong
+
+
+@pytest.mark.parametrize(
+    ("read", "mutation", "message"),
+    [
+        (lenient, mutations.cut, "is accepted, but is damaged (cut short)"),
+        (raising, mutations.drop_line, "raises KeyError: "),
+        (nameless, mutations.cut, "an error without the name of the file"),
+        (dying, mutations.remove_block, "ends the process with status -9"),
+        (hanging, mutations.remove_block, "hangs: more than 0.2 s"),
+        (greedy, mutations.remove_block, "takes "),
+    ],
+)
+def test_bad_readers_are_found(read, mutation, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(fuzz, "SECONDS", 0.2 if read is hanging else 10)
+    monkeypatch.setattr(fuzz, "MEMORY", fuzz._memory("VmRSS") + fuzz.FORK_AGAIN // 2)
+    row = outcomes(read, tmp_path, 4, mutation)
+    assert row.wrong and all(message in outcome.why for outcome in row.wrong)
+    saved = sorted((tmp_path / "fuzz" / "wrong").iterdir())
+    assert saved and all(path.name.startswith("toy-") for path in saved)
+
+
+def test_an_input_is_the_same_every_time(tmp_path):
+    reader = readers.READERS["bed"]
+    reader.make(tmp_path)
+    first, second, other = (fuzz.damage(reader, tmp_path, 0, number) for number in (7, 7, 8))
+    assert first == second != other
+
+
+def test_formats_read_the_undamaged_files_as_the_readers_do(tmp_path):
+    """The rules of the fuzzer agree with the readers before any damage."""
+    for name, reader in readers.READERS.items():
+        if reader.expected in (readers.nothing, readers.anything) or reader in readers.STORED or reader in readers.PUBLISHED:
+            continue
+        folder = tmp_path / name
+        reader.make(folder)
+        file = next(str(path.relative_to(folder)) for pattern in reader.files for path in sorted(folder.glob(pattern)))
+        assert reader.expected(folder, file) == reader.read(folder), name
+
+
+def test_every_command_has_readers_and_every_input_too():
+    assert {name for name in COMMANDS if not readers.readers_of(name)} == set()
+    assert readers.unread_inputs() == []
+
+
+def test_some_hundred_inputs_pass(tmp_path):
+    run = [sys.executable, str(FOLDER / "fuzz.py"), "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {row["reader"] for row in found["readers"]} == readers.READERS.keys()
