@@ -270,8 +270,8 @@ def safetensors(data: bytes) -> dict[str, object]:
     (size,) = struct.unpack("<Q", data[:8])
     header = parsed(data[8 : 8 + size])
     try:
-        extents = sorted(tuple(about["data_offsets"]) for name, about in header.items() if name != "__metadata__")  # type: ignore[index]
-    except (TypeError, KeyError) as error:
+        extents = sorted((int(a), int(b)) for name, about in header.items() if name != "__metadata__" for a, b in [about["data_offsets"]])  # type: ignore[index]
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise InvalidError(str(error)) from None
     ends = [0, *(end for _, end in extents)]
     if any(start != before for (start, _), before in zip(extents, ends)) or ends[-1] != len(data) - 8 - size:

@@ -28,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,7 +171,7 @@ def _memory(key: str) -> int:
     return 0
 
 
-def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]):
+def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]) -> Iterator[Outcome]:
     """The outcome of each input; a process that hangs or dies is replaced by another, which goes on with the next input."""
     left = list(numbers)
     while left:
@@ -189,7 +189,7 @@ def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Seque
                 os._exit(status)
         os.close(theirs)
         before = len(left)
-        for outcome in _received(ours, child, left):
+        for outcome in _received(ours, child):
             left.remove(outcome.number)
             yield outcome
         os.close(ours)
@@ -197,7 +197,7 @@ def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Seque
             raise RuntimeError(f"{reader.name}: the process that reads it ends without a result")
 
 
-def _received(pipe: int, child: int, left: Sequence[int]):
+def _received(pipe: int, child: int) -> Iterator[Outcome]:
     buffer, current, ended = b"", None, None
     while True:
         ready, _, _ = select.select([pipe], [], [], 60 if current is None else SECONDS)
@@ -281,15 +281,14 @@ def import_all() -> None:
         importlib.import_module(name)
 
 
-def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: int = 3) -> list[Row]:
-    """Damage and read `count` files of these readers; the first inputs that do not pass are saved under `folder`/wrong."""
+def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: int = 3) -> Iterator[Row]:
+    """Damage and read `count` files of these readers, one reader after the other; the first inputs that do not pass are saved in `wrong`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     before = Path.cwd()
     os.chdir(folder)
     try:
         prepare(readers, folder)
-        rows = []
         for reader, number in zip(readers, shares(readers, count).values()):
             row, source = Row(reader.name), Path("files") / slug(reader)
             for outcome in outcomes(reader, source, Path("work"), seed, range(number)):
@@ -299,9 +298,7 @@ def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: in
                     target = Path("wrong") / f"{slug(reader)}-{outcome.number}-{path.name}"
                     target.parent.mkdir(exist_ok=True)
                     target.write_bytes(content)
-            rows.append(row)
-            print(f"{line_of(row)}", flush=True)
-        return rows
+            yield row
     finally:
         os.chdir(before)
 
@@ -376,12 +373,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     import_all()
     print(HEADER)
-    rows = run(chosen, given.count, given.seed, given.folder.absolute())
+    rows: list[Row] = []
+    target = None if given.json is None else given.json.absolute()
+    for row in run(chosen, given.count, given.seed, given.folder.absolute()):
+        rows.append(row)
+        print(line_of(row), flush=True)
+        if target is not None:
+            content = [{**vars(row), "wrong": [vars(outcome) for outcome in row.wrong]} for row in rows]
+            target.write_text(json.dumps({"seed": given.seed, "readers": content}, indent=1) + "\n")
     print(summary(rows))
     print(f"{sum(row.counts.total() for row in rows):,} inputs in {time.monotonic() - started:.0f} s, seed {given.seed}")
-    if given.json is not None:
-        content = [{**vars(row), "wrong": [vars(outcome) for outcome in row.wrong]} for row in rows]
-        given.json.write_text(json.dumps({"seed": given.seed, "readers": content}, indent=1) + "\n")
     return int(any(row.wrong for row in rows))
 
 
