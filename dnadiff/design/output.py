@@ -1,7 +1,7 @@
 """A file written batch by batch that can be resumed after an interruption.
 
 Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the number of
-finished items, and their bytes; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, each batch is
+finished items, their bytes and checksum; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, each batch is
 one gzip member without a time stamp, so that the bytes are the same with and without an interruption.
 """
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase
@@ -24,6 +25,10 @@ from dnadiff.config import Json, with_current_names
 from dnadiff.data.disk import names_file
 from dnadiff.data.files import atomic_write, check_output
 from dnadiff.data.structured import read_json
+
+_KEYS = {"settings", "done", "bytes", "notes", "complete"}
+_CHECKED = _KEYS | {"crc", "check"}  # since version 0.2: of the finished batches, and of the journal itself
+_PIECE = 1 << 22  # bytes read at once
 
 
 def temporary_path(output: Path, kind: str) -> Path:
@@ -63,7 +68,7 @@ class ResumableOutput:
     def __init__(self, output: Path, settings: Mapping[str, Json], resume: bool = False, overwrite: bool = False) -> None:
         self.output, self.settings = output, json.loads(json.dumps(settings))
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
-        self.done, self.bytes, self.complete = 0, 0, False
+        self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
         self.notes: dict[str, Json] = {}
         self._file: BinaryIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
@@ -86,6 +91,10 @@ class ResumableOutput:
         self.complete = found["complete"]
         if not (self.complete and self.output.exists()) and (not self.part.is_file() or self.part.stat().st_size < found["bytes"]):
             raise ValueError(f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume")
+        if self.part.is_file():
+            self.crc = _crc(self.part, found["bytes"])
+            if self.crc != found.get("crc", self.crc):
+                raise ValueError(f"{self.part} is damaged (its checksum differs); start over: overwrite=true, without resume")
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
 
     def append(self, content: bytes, count: int, **notes: Json) -> None:
@@ -97,6 +106,7 @@ class ResumableOutput:
             file.flush()
             os.fsync(file.fileno())
         self.done, self.bytes, self.notes = self.done + count, file.tell(), notes
+        self.crc = zlib.crc32(content, self.crc)
         self._write_journal()
 
     def _open(self) -> BinaryIO:
@@ -115,8 +125,9 @@ class ResumableOutput:
 
     def _write_journal(self) -> None:
         content = {"settings": self.settings, "done": self.done, "bytes": self.bytes, "notes": self.notes, "complete": self.complete}
+        content |= {"crc": self.crc}
         with atomic_write(self.journal, overwrite=True) as file:
-            file.write(json.dumps(content).encode())
+            file.write(json.dumps(content | {"check": _check_of(content)}).encode())
 
     def finish(self) -> None:
         """Give the complete file its name."""
@@ -137,11 +148,25 @@ class ResumableOutput:
 def read_journal(output: Path) -> dict[str, Json]:
     """The journal of an unfinished file; a ValueError if it is damaged."""
     path, remedy = temporary_path(output, "journal"), "start over: overwrite=true, without resume"
-    found = read_json(path, ("settings", "done", "bytes", "notes", "complete"), remedy)
+    found = read_json(path, tuple(sorted(_KEYS)), remedy)
     mappings = all(isinstance(found[key], dict) for key in ("settings", "notes"))
-    if not (mappings and all(checks.is_integer(found[key], 0) for key in ("done", "bytes")) and isinstance(found["complete"], bool)):
+    fits = mappings and all(checks.is_integer(found[key], 0) for key in ("done", "bytes")) and isinstance(found["complete"], bool)
+    if not fits or (found.keys() != _KEYS and (found.keys() != _CHECKED or found.pop("check") != _check_of(found))):
         raise ValueError(f"{path} is damaged; {remedy}")
     return found
+
+
+def _check_of(content: Mapping[str, Json]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _crc(path: Path, size: int) -> int:
+    """CRC-32 of the first bytes of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while size and (block := file.read(min(size, _PIECE))):
+            value, size = zlib.crc32(block, value), size - len(block)
+    return value
 
 
 @contextmanager

@@ -9,8 +9,6 @@ import hashlib
 import json
 import logging
 import time
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.config import Json
+from dnadiff.data.arrays import read_npz
 from dnadiff.data.cache import cache_dir
 from dnadiff.data.files import atomic_write
 from dnadiff.data.structured import json_object
@@ -55,11 +54,13 @@ def load(key: str) -> Entry | None:
     path = cache_dir("tasks") / f"{key}.npz"
     if not path.is_file():
         return None
-    with suppress(*_DAMAGED), np.load(path) as stored:
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        stored = read_npz(path)
         about = json_object(str(stored["about"]), path)
         sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
         labels, parts = ([about[f"{name}_names"][number] for number in stored[name]] for name in ("labels", "parts"))
-        return Entry(sequences, labels, parts, about["more"])
+        if stored["lengths"].sum() == len(stored["ids"]) and len(sequences) == len(labels) == len(parts):
+            return Entry(sequences, labels, parts, about["more"])
     log.info(f"{path} is damaged; the task is read again")
     return None
 

@@ -14,8 +14,6 @@ import json
 import platform
 import re
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +24,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Json
+from dnadiff.data.arrays import read_npz
 from dnadiff.data.cache import locked
+from dnadiff.data.csv_file import read_csv
 from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.items import TaskData
@@ -101,7 +101,9 @@ class ResultsFolder(Results):
 
     def _load(self, path: Path, job: Job, digest: str) -> Prediction:
         """A stored prediction. Its row is added if missing: a process may be killed between writing the two."""
-        prediction = load_prediction(path)[0]
+        prediction, labels = load_prediction(path)
+        if not torch.equal(labels, job.labels):
+            raise ValueError(f"{path} has other items than the task {job.data.name}; remove it, and it is computed again")
         self._add_row(job, prediction, digest)
         return prediction
 
@@ -138,34 +140,23 @@ class ResultsFolder(Results):
 
 def listed_digests(path: Path) -> set[str]:
     """The digests in a table of results; an empty set if there is no table."""
-    if not path.is_file():
-        return set()
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row.get("digest") or "" for row in csv.DictReader(file)}
+    return {row.get("digest", "") for row in read_csv(path)[1]} if path.is_file() else set()
 
 
 def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
-    """Append a row to a CSV file that the caller has locked. If columns are missing, the file is rewritten with them added."""
-    known: list[dict[str, str]] = []
-    header = list(columns)
-    if path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            header = list(reader.fieldnames or ())
-            missing = [name for name in columns if name not in header]
-            known = list(reader) if missing else []
-            header += missing
-        if not missing:
-            with path.open("rb") as raw:  # a truncated or hand-edited file may lack the final newline
-                raw.seek(-1, io.SEEK_END)
-                has_newline = raw.read() == b"\n"
-            text = io.StringIO("" if has_newline else "\n")
-            text.seek(0, io.SEEK_END)
-            csv.DictWriter(text, header, lineterminator="\n").writerow(row)
-            append(path, text.getvalue().encode())
-            return
+    """Append a row to a CSV file that the caller has locked. If columns or the last line break are missing, the file is rewritten with them.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    header, known = read_csv(path) if path.is_file() else ([], [])
+    missing = [name for name in columns if name not in header]
     text = io.StringIO()
-    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*header, *missing], restval="", lineterminator="\n")
+    if header and not missing and path.read_bytes().endswith(b"\n"):
+        writer.writerow(row)
+        append(path, text.getvalue().encode())
+        return
     writer.writeheader()
     writer.writerows([*known, row])
     with atomic_write(path, overwrite=True) as file:
@@ -183,13 +174,13 @@ def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: M
 
 def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError if the file is damaged."""
-    try:
-        with np.load(path) as stored:
-            fit_info = json_object(str(stored["about"]), "its description").get("found", [])
-            prediction = Prediction(torch.from_numpy(stored["log_probs"]), float(stored["seconds"]), fit_info)
-            return prediction, torch.from_numpy(stored["labels"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and it is computed again") from error
+    stored = read_npz(path, ("about", "log_probs", "labels", "seconds"))
+    log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
+    fit_info = json_object(str(stored["about"]), path).get("found", [])
+    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "i" and labels.shape == log_probs.shape[:1]
+    if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
+        raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
+    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info), torch.from_numpy(labels)
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

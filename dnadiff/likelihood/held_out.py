@@ -15,6 +15,7 @@ import torch
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.config import Json
+from dnadiff.data.arrays import read_npz
 from dnadiff.data.files import atomic_write
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
@@ -118,11 +119,16 @@ class Scores:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
-        """Read a file written by `save`."""
-        with np.load(path) as content:
-            names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
-            nats, tokens = ({name: content[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens"))
-            return cls(content["windows"], nats, tokens, int(content["block_size"]), str(content["data"]))
+        """Read a file written by `save`; ValueError if it is damaged."""
+        content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
+        windows, block_size, data = (content.pop(name) for name in ("windows", "block_size", "data"))
+        names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
+        numbers = {key: values for key, values in content.items() if values.shape == windows.shape[:1] and values.dtype.kind in "fi"}
+        expected = {f"{kind}/{name}" for kind in ("nats", "tokens") for name in names}
+        if windows.ndim != 2 or windows.dtype.kind != "i" or block_size.shape or block_size.dtype.kind != "i" or numbers.keys() != expected:
+            raise ValueError(f"{path} is damaged: not the scores of windows; evaluate again with windows={path}")
+        nats, tokens = ({name: numbers[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens"))
+        return cls(windows, nats, tokens, int(block_size), str(data))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
         """This model minus the other, nats per token, windows paired; raises ValueError if the scores are of different windows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from dnadiff.checks import is_number
 from dnadiff.config import Json
+from dnadiff.data.csv_file import number_in, read_csv
 from dnadiff.metrics.composition import Composition, compare
 
 BIT = math.log(2)  # nats
@@ -68,20 +68,10 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: if a cell is not a number, a row is incomplete, or there is no row.
     """
-    with open(path, newline="", encoding="utf-8") as handle:
-        rows = list(csv.DictReader(handle))
+    header, rows = read_csv(path)
     if not rows:
         raise ValueError(f"{path} has no rows; has the training logged anything?")
-    return {name: np.array([_cell(row[name], name, number, path) for number, row in enumerate(rows, start=2)]) for name in rows[0] if name}
-
-
-def _cell(text: str | None, name: str, line: int, path: str | os.PathLike[str]) -> float:
-    if text is None:
-        raise ValueError(f"{path}, line {line}: the row is incomplete, {name} is missing")
-    try:
-        return float(text) if text.strip() else float("nan")
-    except ValueError:
-        raise ValueError(f"{path}, line {line}: {name} is {text!r}, which is not a number") from None
+    return {name: np.array([number_in(row, name, f"{path}, line {number}") for number, row in enumerate(rows, start=2)]) for name in header}
 
 
 def has_loss(metrics: Columns) -> bool:

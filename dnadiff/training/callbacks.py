@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
+from dnadiff.data.csv_file import number_in, read_csv
 from dnadiff.data.files import append, atomic_write
 from dnadiff.progress import Progress
 from dnadiff.training.module import Batch, DiffusionModule
@@ -252,7 +254,7 @@ class MetricsFile(Logger):
     def begin(self, module: DiffusionModule, step: int) -> None:
         """Start the file; on resume, drop the rows after the step of the checkpoint."""
         self.module, self.start = module, time.monotonic()
-        rows = [row for row in self.rows() if int(row["step"]) <= step] if step and self.path.is_file() else []
+        rows = [row for row in self.rows() if float(row["step"]) <= step] if step and self.path.is_file() else []
         self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
         self._write(rows)
 
@@ -269,9 +271,19 @@ class MetricsFile(Logger):
         self._write([row for row in self.rows() if int(row["step"]) != step or not row["valid_nll"]])
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows written so far."""
-        with open(self.path, newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        """The rows written so far, without a last one that was cut.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        header, rows = read_csv(self.path, ended=True)
+        if unknown := set(header) - set(COLUMNS) or {"step", "seconds"} - set(header):
+            raise ValueError(f"{self.path} is damaged: its columns are not {', '.join(COLUMNS)} ({min(unknown)[:40]!r}); remove it")
+        for number, row in enumerate(rows, 2):
+            for name in row:
+                if math.isnan(number_in(row, name, f"{self.path}, line {number}")) and name in ("step", "seconds"):
+                    raise ValueError(f"{self.path}, line {number}: the row has no {name}; correct the row or remove it")
+        return rows
 
     @property
     def seconds(self) -> float:

@@ -223,7 +223,9 @@ def table(data: bytes, columns: Sequence[str], delimiter: str = ",") -> tuple[tu
     """The cells of some columns in each row, stripped."""
     try:
         csv.field_size_limit(2**31 - 1)
-        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=None), delimiter=delimiter, strict=True) if any(row)]
+        rows = [
+            row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=None), delimiter=delimiter, strict=True) if any(row)
+        ]
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidError(str(error)) from None
     header = [name.strip() for name in rows[0]] if rows else []

@@ -273,9 +273,26 @@ def import_all() -> None:
     """What the readers import, once, before processes are forked."""
     import importlib
 
-    for name in ("train", "evaluate", "decompress", "judge_text", "checkpoint", "model", "published", "downstream.finetuning", "downstream.folders"):
+    for name in (
+        "train",
+        "evaluate",
+        "decompress",
+        "judge_text",
+        "checkpoint",
+        "model",
+        "published",
+        "downstream.finetuning",
+        "downstream.folders",
+    ):
         importlib.import_module(f"dnadiff.{name}")
-    for name in ("downstream.intervals", "downstream.table", "data.text.datamodule", "data.genome.datamodule", "design.options", "report.results"):
+    for name in (
+        "downstream.intervals",
+        "downstream.table",
+        "data.text.datamodule",
+        "data.genome.datamodule",
+        "design.options",
+        "report.results",
+    ):
         importlib.import_module(f"dnadiff.{name}")
     for name in ("Bio.SeqIO", "pyarrow.parquet", "safetensors.torch", "tokenizers", "yaml", "lightning", "constriction", "numpy"):
         importlib.import_module(name)
@@ -305,9 +322,7 @@ def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: in
 
 def line_of(row: Row) -> str:
     total, wrong = row.counts.total(), row.counts["wrong"]
-    return (
-        f"{row.reader:<24}{total:>7,}{row.counts['success']:>9,}{row.counts['refused']:>9,}{wrong:>7,}{row.slowest:>9.2f} s{row.memory >> 20:>8,} MB"
-    )
+    return f"{row.reader:<24}{total:>7,}{row.counts['success']:>9,}{row.counts['refused']:>9,}{wrong:>7,}{row.slowest:>9.2f} s{row.memory >> 20:>8,} MB"
 
 
 HEADER = f"{'reader':<24}{'inputs':>7}{'success':>9}{'refused':>9}{'wrong':>7}{'slowest':>11}{'memory':>11}"

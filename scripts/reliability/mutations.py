@@ -20,7 +20,27 @@ from collections.abc import Callable, Sequence
 Mutation = Callable[[random.Random, bytes], bytes]
 BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 HUGE = ("0", "-1", "1e309", "4294967296", "9223372036854775808", "1" + "0" * 30, "1" * 400, "1_0", "nan", "+1", "٣", "")
-WRONG = (None, True, -1, 0, 1e308, math.nan, math.inf, 10**30, 2**63, "", "x", "\x1b[31m", "\ud800", "9" * 5000, [], {}, [[]], [None], {"a": 1})
+WRONG = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    math.nan,
+    math.inf,
+    10**30,
+    2**63,
+    "",
+    "x",
+    "\x1b[31m",
+    "\ud800",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": 1},
+)
 _LONG, _DEEP, _BOMB = 1 << 20, 100_000, 1 << 28
 
 
@@ -78,7 +98,9 @@ def swap_blocks(draw: random.Random, data: bytes) -> bytes:
 
 def insert(draw: random.Random, data: bytes) -> bytes:
     at = _place(draw, data)
-    new = draw.choice((b"\0", b"\0" * 500, b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\n", b"\r", b"\n\n", b"\t", b" ", draw.randbytes(9)))
+    new = draw.choice(
+        (b"\0", b"\0" * 500, b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\n", b"\r", b"\n\n", b"\t", b" ", draw.randbytes(9))
+    )
     return data[:at] + new + data[at:]
 
 
@@ -104,7 +126,10 @@ BYTES += [change_integer, change_integer, empty]
 
 
 def line_ends(draw: random.Random, data: bytes) -> bytes:
-    lines, ends = data.split(b"\n"), draw.choice(((b"\r",), (b"\r\n",), (b"\r", b"\n"), (b"\r\n", b"\n", b"\r"), (b"\n\r",), (b"\x0b",), (b"\xe2\x80\xa8",)))
+    lines, ends = (
+        data.split(b"\n"),
+        draw.choice(((b"\r",), (b"\r\n",), (b"\r", b"\n"), (b"\r\n", b"\n", b"\r"), (b"\n\r",), (b"\x0b",), (b"\xe2\x80\xa8",))),
+    )
     return b"".join(line + draw.choice(ends) for line in lines)
 
 
@@ -262,7 +287,16 @@ def compressed(inner: Sequence[Mutation], blocks: bool = False) -> list[Mutation
         text.__name__ = f"{mutation.__name__} inside"
         return text
 
-    return [*BYTES, *BYTES, gzip_member, gzip_member, cut_between_members, *([without_last_block] if blocks else []), bomb, *map(packed, inner)]
+    return [
+        *BYTES,
+        *BYTES,
+        gzip_member,
+        gzip_member,
+        cut_between_members,
+        *([without_last_block] if blocks else []),
+        bomb,
+        *map(packed, inner),
+    ]
 
 
 def forged_entry(draw: random.Random, data: bytes) -> bytes:
@@ -287,7 +321,9 @@ def forged_checkpoint(draw: random.Random, data: bytes) -> bytes:
     action = draw.randrange(8)
     if action == 0:
         name = draw.choice(list(state))
-        state[name] = draw.choice((state[name][:-1], state[name].double(), state[name].long(), torch.zeros(()), state[name].to_sparse(), "x"))
+        state[name] = draw.choice(
+            (state[name][:-1], state[name].double(), state[name].long(), torch.zeros(()), state[name].to_sparse(), "x")
+        )
     elif action == 1:
         state.pop(draw.choice(list(state)))
     elif action == 2:

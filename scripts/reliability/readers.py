@@ -167,7 +167,9 @@ def _as_genome(folder: Path, name: str) -> object:
     return formats.unknown_as_n(formats.fasta(formats.content_of(folder / name)))
 
 
-BED = "".join(f"{chrom}\t{start}\t{start + 20}\tname{start}\t0\t{'+-.'[start % 3]}\n" for chrom in ("one", "two") for start in range(0, 300, 37))
+BED = "".join(
+    f"{chrom}\t{start}\t{start + 20}\tname{start}\t0\t{'+-.'[start % 3]}\n" for chrom in ("one", "two") for start in range(0, 300, 37)
+)
 GTF = "".join(
     f'{chrom}\tmade\tCDS\t{start + 1}\t{start + 20}\t.\t{"+-"[start % 2]}\t0\tgene_id "g{start}";\n'
     for chrom in ("one", "two")
@@ -224,7 +226,15 @@ GENOMES = (
         6,
         ("genome.fa.gz",),
     ),
-    Reader("genome genbank", _writes("g.gb", _genbank), {"g.gb": m.TEXT}, _genome_letters("g.gb"), _by_format(formats.genbank), 6, ("genome.fa.gz",)),
+    Reader(
+        "genome genbank",
+        _writes("g.gb", _genbank),
+        {"g.gb": m.TEXT},
+        _genome_letters("g.gb"),
+        _by_format(formats.genbank),
+        6,
+        ("genome.fa.gz",),
+    ),
     Reader(
         "genome genbank.gz",
         _writes("g.gb.gz", _zipped(_genbank)),
@@ -235,7 +245,13 @@ GENOMES = (
         ("genome.fa.gz",),
     ),
     Reader(
-        "bed", _writes("r.bed", BED.encode), {"r.bed": m.TABLE}, _regions("r.bed", "read_bed"), _by_format(formats.bed, LENGTHS), 4, ("regions.bed",)
+        "bed",
+        _writes("r.bed", BED.encode),
+        {"r.bed": m.TABLE},
+        _regions("r.bed", "read_bed"),
+        _by_format(formats.bed, LENGTHS),
+        4,
+        ("regions.bed",),
     ),
     Reader(
         "bed.gz",
@@ -247,10 +263,22 @@ GENOMES = (
         ("regions.bed",),
     ),
     Reader(
-        "gtf", _writes("r.gtf", GTF.encode), {"r.gtf": m.TABLE}, _regions("r.gtf", "read_gtf"), _by_format(formats.gff, LENGTHS), 4, ("regions.bed",)
+        "gtf",
+        _writes("r.gtf", GTF.encode),
+        {"r.gtf": m.TABLE},
+        _regions("r.gtf", "read_gtf"),
+        _by_format(formats.gff, LENGTHS),
+        4,
+        ("regions.bed",),
     ),
     Reader(
-        "gff3", _writes("r.gff3", GFF.encode), {"r.gff3": m.TABLE}, _regions("r.gff3", "read_gtf"), _by_format(formats.gff, LENGTHS), 4, ("regions.bed",)
+        "gff3",
+        _writes("r.gff3", GFF.encode),
+        {"r.gff3": m.TABLE},
+        _regions("r.gff3", "read_gtf"),
+        _by_format(formats.gff, LENGTHS),
+        4,
+        ("regions.bed",),
     ),
     Reader(
         "gff3.gz",
@@ -311,7 +339,11 @@ def _of_table(delimiter: str) -> Callable[[Path, str], object]:
         rows = formats.table(formats.content_of(folder / name), ("sequence", "label"), delimiter)
         if not all(formats.LETTERS.fullmatch(letters) for letters, _ in rows):
             raise InvalidError("no nucleotide")
-        return tuple(sorted((letters, label, "train") for (_, letters), (_, label) in zip(formats.unknown_as_n([(b, a.upper()) for a, b in rows]), rows)))
+        return tuple(
+            sorted(
+                (letters, label, "train") for (_, letters), (_, label) in zip(formats.unknown_as_n([(b, a.upper()) for a, b in rows]), rows)
+            )
+        )
 
     return expected
 
@@ -346,7 +378,10 @@ def _intervals(folder: Path) -> None:
     for part, first in (("train", 0), ("test", 200)):
         for label, step in (("a", 31), ("b", 43)):
             rows = [f"{i},one,{first + i * step % 400},{first + i * step % 400 + 25},{'+-'[i % 2]}" for i in range(8)]
-            _write(folder / "t" / part / f"{label}.csv.gz", gzip.compress(("id,region,start,end,strand\n" + "\n".join(rows) + "\n").encode(), mtime=0))
+            _write(
+                folder / "t" / part / f"{label}.csv.gz",
+                gzip.compress(("id,region,start,end,strand\n" + "\n".join(rows) + "\n").encode(), mtime=0),
+            )
 
 
 def _interval_task(folder: Path) -> object:
@@ -374,7 +409,9 @@ def _of_intervals(folder: Path, name: str) -> object:
 
 LABELED = (
     Reader("labels csv", _writes("l.csv", lambda: _label_rows(",")), {"l.csv": m.TABLE}, _csv("l.csv"), _of_table(","), 5, ("labels.csv",)),
-    Reader("labels tsv", _writes("l.tsv", lambda: _label_rows("\t")), {"l.tsv": m.TABLE}, _csv("l.tsv"), _of_table("\t"), 4, ("labels.csv",)),
+    Reader(
+        "labels tsv", _writes("l.tsv", lambda: _label_rows("\t")), {"l.tsv": m.TABLE}, _csv("l.tsv"), _of_table("\t"), 4, ("labels.csv",)
+    ),
     Reader(
         "labels csv.gz",
         _writes("l.csv.gz", _zipped(lambda: _label_rows(","))),
@@ -490,7 +527,9 @@ def _tokenizer_json() -> bytes:
 
 def _tokenizer_folder(folder: Path) -> None:
     _write(folder / "k" / "tokenizer.json", _tokenizer_json())
-    _write(folder / "k" / "tokenizer_config.json", json.dumps({"eos_token": {"content": "<|endoftext|>"}, "model_max_length": 1024}).encode())
+    _write(
+        folder / "k" / "tokenizer_config.json", json.dumps({"eos_token": {"content": "<|endoftext|>"}, "model_max_length": 1024}).encode()
+    )
     _write(folder / "k" / "special_tokens_map.json", json.dumps({"bos_token": "<|endoftext|>", "unk_token": "the"}).encode())
 
 
@@ -570,7 +609,9 @@ def _template(name: str) -> Callable[[Path], object]:
         from dnadiff.design.options import read_patterns
 
         tokenizer = DNATokenizer() if name.endswith(".fa") else CharTokenizer("".join(WORDS) + "\n")
-        return tuple((record, pattern.ids.tolist(), pattern.codes.tolist()) for record, pattern in read_patterns(str(folder / name), tokenizer, []))
+        return tuple(
+            (record, pattern.ids.tolist(), pattern.codes.tolist()) for record, pattern in read_patterns(str(folder / name), tokenizer, [])
+        )
 
     return read
 
@@ -624,7 +665,13 @@ TEXTS = (
     Reader("text arrow", _arrow, {"d.arrow": m.BYTES}, _read_arrow, anything, 1, ("book.txt",)),
     Reader("samples jsonl", _writes("d.jsonl", _jsonl), {"d.jsonl": m.JSON_LINES}, _judged("d.jsonl"), _spoken, 2, ("samples.jsonl",)),
     Reader(
-        "samples txt.gz", _writes("d.txt.gz", _zipped(lambda: BOOK)), {"d.txt.gz": m.compressed(m.TEXT)}, _judged("d.txt.gz"), _paragraphs, 2, ("samples.jsonl",)
+        "samples txt.gz",
+        _writes("d.txt.gz", _zipped(lambda: BOOK)),
+        {"d.txt.gz": m.compressed(m.TEXT)},
+        _judged("d.txt.gz"),
+        _paragraphs,
+        2,
+        ("samples.jsonl",),
     ),
     Reader(
         "tokenizer.json",
@@ -636,7 +683,15 @@ TEXTS = (
         ("book.txt",),
         ("work/k",),
     ),
-    Reader("vocab.json, merges.txt", _pair, {"vocab.json": m.JSON, "merges.txt": m.TEXT}, _tokenizer("vocab.json", "merges.txt"), _of_pair, 4, ("book.txt",)),
+    Reader(
+        "vocab.json, merges.txt",
+        _pair,
+        {"vocab.json": m.JSON, "merges.txt": m.TEXT},
+        _tokenizer("vocab.json", "merges.txt"),
+        _of_pair,
+        4,
+        ("book.txt",),
+    ),
     Reader(
         "vocab.txt",
         _writes("vocab.txt", ("\n".join(WORD_PIECES) + "\n").encode),
@@ -647,7 +702,15 @@ TEXTS = (
         ("book.txt",),
     ),
     Reader("template fasta", _writes("t.fa", lambda: FASTA[:400]), {"t.fa": m.TEXT}, _template("t.fa"), _of_template, 2, ("template",)),
-    Reader("template text", _writes("t.txt", lambda: b"the cat[MASK*3]\na dog[MASK]1\n"), {"t.txt": m.TEXT}, _template("t.txt"), anything, 1, ("template",)),
+    Reader(
+        "template text",
+        _writes("t.txt", lambda: b"the cat[MASK*3]\na dog[MASK]1\n"),
+        {"t.txt": m.TEXT},
+        _template("t.txt"),
+        anything,
+        1,
+        ("template",),
+    ),
 )
 
 # Published models
@@ -686,7 +749,13 @@ def _gpt2(folder: Path) -> None:
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "bos_token_id": 19}
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", **sizes}
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        **sizes,
+    }
     from dnadiff.config import build
 
     network = build(from_published(config), vocab=_gpt2_vocab())
@@ -753,14 +822,34 @@ def train_runs() -> None:
     RUNS.mkdir()
     (RUNS / "g.fa").write_bytes(_fasta({"one": "ACGTTGCA" * 200, "two": "AACCTGG" * 120}))
     (RUNS / "d.txt").write_text("the cat sat on a mat and saw one small red bird\n" * 40)
-    small = (*cases.SMALL_RUN, *cases.SMALL_NETWORK, "trainer.max_steps=2", "data.max_valid_windows=2", "callbacks.checkpoints.every_n_steps=1")
+    small = (
+        *cases.SMALL_RUN,
+        *cases.SMALL_NETWORK,
+        "trainer.max_steps=2",
+        "data.max_valid_windows=2",
+        "callbacks.checkpoints.every_n_steps=1",
+    )
     for kind, data in (("dna", ("data=fasta", f"data.path={RUNS}/g.fa")), ("text", ("data=text", f"data.path={RUNS}/d.txt"))):
         if cases.start("train", [*data, *small, f"hydra.run.dir={RUNS}/{kind}"]):
             raise RuntimeError(f"training of {kind} failed")
     run = RUNS / "dna"
-    arguments = [f"checkpoint={run}", f"output={run}/evaluate.json", "num_draws=2", "orders=[0]", "accelerator=cpu", f"hydra.run.dir={RUNS}/eval"]
+    arguments = [
+        f"checkpoint={run}",
+        f"output={run}/evaluate.json",
+        "num_draws=2",
+        "orders=[0]",
+        "accelerator=cpu",
+        f"hydra.run.dir={RUNS}/eval",
+    ]
     (RUNS / "s.fa").write_bytes(_fasta({f"s{n}": "ACGTTGCAAC" * 3 for n in range(4)}))
-    compress = [f"checkpoint={run}", f"input={RUNS}/s.fa", f"output={RUNS}/s.dnd", "num_groups=2", "threads=1", f"hydra.run.dir={RUNS}/compress"]
+    compress = [
+        f"checkpoint={run}",
+        f"input={RUNS}/s.fa",
+        f"output={RUNS}/s.dnd",
+        "num_groups=2",
+        "threads=1",
+        f"hydra.run.dir={RUNS}/compress",
+    ]
     if cases.start("evaluate", arguments) or cases.start("compress", compress):
         raise RuntimeError("evaluate or compress failed")
 
@@ -773,7 +862,13 @@ def _checkpoint(folder: Path) -> object:
     from dnadiff import checkpoint
 
     loaded = checkpoint.load(folder / "run")
-    return _digest(loaded.denoiser), json.dumps(loaded.config, sort_keys=True, default=str), loaded.tokenizer.config(), loaded.step, loaded.labels
+    return (
+        _digest(loaded.denoiser),
+        json.dumps(loaded.config, sort_keys=True, default=str),
+        loaded.tokenizer.config(),
+        loaded.step,
+        loaded.labels,
+    )
 
 
 @lru_cache
@@ -830,9 +925,9 @@ def _of_metrics(folder: Path, name: str) -> object:
         numbers = [[float(cell) if cell else 0.0 for cell in row] for row in rows[1:]]
     except (csv.Error, ValueError, IndexError) as error:
         raise InvalidError(str(error)) from None
-    step = rows[0].index("step") if "step" in rows[0] else None
-    if step is None:
+    if not rows or not {"step", "seconds"} <= {*rows[0]}:
         raise InvalidError("no steps")
+    step = rows[0].index("step")
     return tuple(tuple(zip(rows[0], row)) for row, number in zip(rows[1:], numbers) if number[step] <= 2)
 
 
@@ -1058,7 +1153,12 @@ def _read_scores(folder: Path) -> object:
 
     found = Scores.load(folder / "w.npz")
     found.minus(found)
-    return found.windows.tolist(), {k: v.tolist() for k, v in found.nats.items()}, {k: v.tolist() for k, v in found.tokens.items()}, found.data
+    return (
+        found.windows.tolist(),
+        {k: v.tolist() for k, v in found.nats.items()},
+        {k: v.tolist() for k, v in found.tokens.items()},
+        found.data,
+    )
 
 
 STORED = (

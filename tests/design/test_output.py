@@ -98,3 +98,47 @@ def test_a_full_disk_loses_only_the_current_batch(tmp_path, monkeypatch):
     assert not (tmp_path / "a").exists() and temporary_path(tmp_path / "a", "part").stat().st_size > stream.bytes
     write(tmp_path / "a", BATCHES[1:], resume=True).finish()
     assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def unfinished(path):
+    output = ResumableOutput(path, {"seed": 1})
+    output.append(b"ACGT\n" * 20, 2, calls=3)
+    output.append(b"GGGG\n" * 20, 2, calls=6)
+    output.close()
+
+
+@pytest.mark.parametrize("name", ["a.fa", "a.fa.gz"])
+def test_damaged_batches_are_not_continued(name, tmp_path):
+    unfinished(tmp_path / name)
+    part = temporary_path(tmp_path / name, "part")
+    content = part.read_bytes()
+    for place in (0, len(content) // 2, len(content) - 1):
+        part.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"part is damaged \(its checksum differs\); start over: overwrite=true"):
+            ResumableOutput(tmp_path / name, {"seed": 1}, resume=True)
+    part.write_bytes(content + b"more")  # of a process that was killed before it wrote the journal
+    assert ResumableOutput(tmp_path / name, {"seed": 1}, resume=True).done == 4
+
+
+def test_a_journal_with_other_values_is_not_trusted(tmp_path):
+    unfinished(tmp_path / "a.fa")
+    path = temporary_path(tmp_path / "a.fa", "journal")
+    content = json.loads(path.read_text())
+    for changed in ({"done": 5}, {"bytes": 100, "crc": 0}, {"notes": None}, {"more": 1}, {"check": "x"}):
+        path.write_text(json.dumps(content | changed))
+        with pytest.raises(ValueError, match=r"journal is damaged; start over"):
+            ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
+    for text in ("[]", "[" * 100_000, json.dumps({key: value for key, value in content.items() if key != "check"})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"journal is damaged; start over"):
+            ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
+
+
+def test_a_journal_of_an_earlier_version_is_continued(tmp_path):
+    unfinished(tmp_path / "a.fa")
+    path = temporary_path(tmp_path / "a.fa", "journal")
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in ("crc", "check")}))
+    again = ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
+    again.append(b"TTTT\n", 1)
+    again.close()
+    assert ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True).done == 5

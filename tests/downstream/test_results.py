@@ -200,10 +200,10 @@ def test_a_missing_row_is_added_once(tmp_path):
     assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
 
 
-def test_a_row_is_not_appended_to_a_truncated_line(tmp_path):
+def test_a_truncated_line_is_left_out(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3")
     append_row(tmp_path / "t.csv", {"a": 5, "b": 6}, ("a", "b"))
-    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n3\n5,6\n"
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n5,6\n"
 
 
 def test_digests_use_the_class_names_of_earlier_versions():
@@ -219,3 +219,20 @@ def test_digests_use_the_class_names_of_earlier_versions():
 
 def test_a_slug_has_no_spaces():
     assert slug("6-mer logistic regression") == "6-mer_logistic_regression"
+
+
+def test_damaged_results_are_refused_by_name(tmp_path):
+    folder = ResultsFolder(tmp_path, {}, "1")
+    run_study(data(), {"m": Counted()}, [1], [], results=folder)
+    path = next(tmp_path.rglob("*.npz"))
+    content = path.read_bytes()
+    path.write_bytes(content[:400] + bytes([content[400] ^ 1]) + content[401:])
+    with pytest.raises(ValueError, match=r"\.npz is damaged or cut short"):
+        run_study(data(), {"m": Counted()}, [1], [], results=folder)
+    np.savez(path, log_probs=np.zeros(3), labels=np.zeros(3, int), seconds=1.0, about="{}")
+    with pytest.raises(ValueError, match=r"\.npz is damaged: not the arrays of a prediction; remove it"):
+        run_study(data(), {"m": Counted()}, [1], [], results=folder)
+    for text in ("{", "[1]", "[" * 100_000):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(ValueError, match=r"results\.json is "):
+            folder.write_summary("t", {})

@@ -17,7 +17,7 @@ def test_metrics_are_read_with_empty_cells(tmp_path):
     with pytest.raises(ValueError, match="line 2: train_nll is 'abc'"):
         read_metrics(path)
     path.write_text("step,train_nll\n1,2\n2\n")
-    with pytest.raises(ValueError, match="line 3: the row is incomplete"):
+    with pytest.raises(ValueError, match="line 3: the row has 1 fields, the header 2"):
         read_metrics(path)
 
 

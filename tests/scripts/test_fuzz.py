@@ -8,16 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-FOLDER = Path(__file__).parents[2] / "scripts" / "reliability"
-sys.path.append(str(FOLDER))
-
 import fuzz
 import mutations
+import pytest
 import readers
+
 from dnadiff.commands import COMMANDS
 
+FOLDER = Path(fuzz.__file__).parent
 CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
 
 

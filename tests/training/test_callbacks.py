@@ -45,6 +45,35 @@ def test_the_metrics_file_is_continued_from_the_step_of_a_resumed_run(tmp_path):
     assert again.rows()[-1]["valid_nll"] == "1.25" and again.rows()[-1]["train_loss"] == ""
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("step,", "stop,"), r"metrics\.csv is damaged: its columns are not step, tokens, .*'stop'"),
+        (lambda text: text.replace("\n10,", "\n1o,"), r"metrics\.csv, line 2: step is '1o', which is not a number"),
+        (lambda text: text.replace("\n10,", "\n,"), r"metrics\.csv, line 2: the row has no step"),
+        (lambda text: text.replace("10,100,", "10,"), r"metrics\.csv, line 2: the row has \d fields"),
+    ],
+)
+def test_a_damaged_metrics_file_is_refused_in_one_line(damage, message, tmp_path):
+    log = MetricsFile(tmp_path)
+    log.begin(SimpleNamespace(tokens_seen=100), 0)
+    log.log_metrics({"train/loss": 1.5}, 9)
+    log.path.write_text(damage(log.path.read_text().replace("\r", "")))
+    with pytest.raises(ValueError, match=message):
+        MetricsFile(tmp_path).begin(SimpleNamespace(tokens_seen=100), 20)
+
+
+def test_a_row_that_a_killed_run_left_half_written_is_dropped(tmp_path):
+    log = MetricsFile(tmp_path)
+    log.begin(SimpleNamespace(tokens_seen=100), 0)
+    for step in (9, 19):
+        log.log_metrics({"train/loss": 1.5}, step)
+    log.path.write_text(log.path.read_text()[:-5])
+    again = MetricsFile(tmp_path)
+    again.begin(SimpleNamespace(tokens_seen=100), 20)
+    assert [row["step"] for row in again.rows()] == ["10"]
+
+
 def test_impossible_decay_is_refused():
     with pytest.raises(ValueError, match="decay 1"):
         EMA(1.0)

@@ -1,0 +1,55 @@
+"""CSV tables that this package wrote and reads back: a header, and rows with as many fields.
+
+Tables of users are read in `dnadiff.downstream.table` and `dnadiff.data.text.documents`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+log = logging.getLogger("dnadiff")
+
+
+def read_csv(path: str | os.PathLike[str], ended: bool = False) -> tuple[list[str], list[dict[str, str]]]:
+    """The column names and the rows of a table.
+
+    A last row with fewer fields and without a line break was cut when the process that wrote it was killed. It is left out, with a warning.
+
+    Args:
+        ended: leave out any last row without a line break; its last field may be cut too.
+
+    Raises:
+        ValueError: naming file and line, if the file is not such a table.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        csv.field_size_limit(2**31 - 1)
+        table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        rows = [(table.line_num, row) for row in table if row]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason}); use another copy of it, or remove it") from None
+    except csv.Error as error:
+        raise ValueError(f"{path} is damaged: it is not a table ({error}); use another copy of it, or remove it") from None
+    header = rows[0][1] if rows else []
+    if len(set(header)) < len(header) or not all(header):
+        raise ValueError(f"{path} is damaged: a column has no name, or the name of another one; use another copy of it, or remove it")
+    if len(rows) > 1 and not text.endswith(("\n", "\r")) and (ended or len(rows[-1][1]) < len(header)):
+        log.warning(f"{path}: line {rows[-1][0]} was cut and is left out")
+        rows.pop()
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {line}: the row has {len(row)} fields, the header {len(header)}; correct the row or remove it")
+    return header, [dict(zip(header, row)) for _, row in rows[1:]]
+
+
+def number_in(row: Mapping[str, str], name: str, where: str) -> float:
+    """The number in a cell; NaN if it is empty. Raises ValueError, naming `where`, if it is not a number."""
+    try:
+        return float(row[name]) if row[name].strip() else float("nan")
+    except ValueError:
+        raise ValueError(f"{where}: {name} is {row[name][:40]!r}, which is not a number") from None
