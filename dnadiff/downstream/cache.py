@@ -27,8 +27,6 @@ log = logging.getLogger("dnadiff")
 
 FORMAT = 1
 _MIN_AGE = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
-# What reading a damaged file raises; its parts have checksums, which are compared last.
-_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class Entry(NamedTuple):

@@ -139,8 +139,11 @@ class ResultsFolder(Results):
 
 
 def listed_digests(path: Path) -> set[str]:
-    """The digests in a table of results; an empty set if there is no table."""
-    return {row.get("digest", "") for row in read_csv(path)[1]} if path.is_file() else set()
+    """The digests in a table of results; an empty set if there is no table. ValueError if it is damaged."""
+    header, rows = read_csv(path) if path.is_file() else ([], [])
+    if header and "digest" not in header:
+        raise ValueError(f"{path} has no column digest; it is not a table of results: remove it, or choose another folder")
+    return {row["digest"] for row in rows}
 
 
 def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import math
 import re
 import struct
 import zlib
@@ -147,7 +149,7 @@ def _twobit(data: bytes) -> tuple[tuple[str, str], ...]:
         extents.append((start, end))
         found.append((name, letters.decode()))
     extents.sort()
-    if any(end > after for (_, end), (after, _) in zip(extents, extents[1:])) or extents[-1][1] != len(data):
+    if any(end > after for (_, end), (after, _) in itertools.pairwise(extents)) or extents[-1][1] != len(data):
         raise InvalidError("records overlap, or do not end where the file ends")
     if not found or len(dict(found)) < len(found):
         raise InvalidError("no record, or a name twice")
@@ -252,6 +254,20 @@ def objects(data: bytes, column: str) -> tuple[str, ...]:
             raise InvalidError("no text")
         found.append(row[column])
     return tuple(found)
+
+
+def ended_lines(text: str) -> str:
+    """The text without a last line that has no line break: a killed process had not finished it."""
+    return text[: text.rfind("\n") + 1]
+
+
+def finite(value: object) -> object:
+    """A JSON value as the package writes it: NaN and infinities become null."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parsed(data: bytes) -> dict[str, object]:

@@ -172,7 +172,7 @@ def _memory(key: str) -> int:
 
 
 def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]) -> Iterator[Outcome]:
-    """The outcome of each input; a process that hangs or dies is replaced by another, which goes on with the next input."""
+    """The outcome of each input; a process that hangs or dies is replaced by another, which continues with the next input."""
     left = list(numbers)
     while left:
         ours, theirs = os.pipe()

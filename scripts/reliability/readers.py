@@ -917,12 +917,12 @@ def _of_metrics(folder: Path, name: str) -> object:
     import csv
     import io
 
-    text = formats.text_of((folder / name).read_bytes())
+    text = formats.ended_lines(formats.text_of((folder / name).read_bytes()))
     try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
+        rows = [row for row in csv.reader(io.StringIO(text), strict=True) if row]
         if any(len(row) != len(rows[0]) for row in rows):
             raise InvalidError("fields")
-        numbers = [[float(cell) if cell else 0.0 for cell in row] for row in rows[1:]]
+        numbers = [[float(cell) if cell.strip() else 0.0 for cell in row] for row in rows[1:]]
     except (csv.Error, ValueError, IndexError) as error:
         raise InvalidError(str(error)) from None
     if not rows or not {"step", "seconds"} <= {*rows[0]}:
@@ -1117,6 +1117,8 @@ def _of_result_rows(folder: Path, name: str) -> object:
         rows = [row for row in csv.reader(io.StringIO((folder / name).read_text(encoding="utf-8"), newline=None), strict=True) if row]
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidError(str(error)) from None
+    if len(rows) > 1 and len(rows[-1]) < len(rows[0]) and not (folder / name).read_bytes().endswith((b"\n", b"\r")):
+        rows.pop()
     if any(len(row) != len(rows[0]) for row in rows) or (rows and "digest" not in rows[0]):
         raise InvalidError("fields")
     if not rows:
@@ -1135,7 +1137,7 @@ def _summary(folder: Path) -> object:
 
 
 def _of_summary(folder: Path, name: str) -> object:
-    return formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}}
+    return formats.finite(formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}})
 
 
 def _scores(folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""Makes the modules of scripts/experiments importable."""
+"""Makes the modules of scripts/experiments and scripts/reliability importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "experiments"))
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path += [str(SCRIPTS / "experiments"), str(SCRIPTS / "reliability")]
