@@ -1,12 +1,8 @@
 """A share of the fuzzer's inputs; that it finds bad readers; that every command has readers."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import fuzz
 import mutations
@@ -15,7 +11,6 @@ import readers
 
 from dnadiff.commands import COMMANDS
 
-FOLDER = Path(fuzz.__file__).parent
 CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
 
 
@@ -57,7 +52,7 @@ def hanging(folder):
 
 def greedy(folder):
     if len((folder / "t.tsv").read_bytes()) != len(CONTENT):
-        bytearray(fuzz.FORK_AGAIN)
+        bytearray(fuzz.FORK_AGAIN // 2)
     return strict(folder)
 
 
@@ -108,7 +103,7 @@ def test_a_strict_reader_passes(tmp_path):
 )
 def test_bad_readers_are_found(read, mutation, message, tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz, "SECONDS", 0.2 if read is hanging else 10)
-    monkeypatch.setattr(fuzz, "MEMORY", fuzz._memory("VmRSS") + fuzz.FORK_AGAIN // 2)
+    monkeypatch.setattr(fuzz, "MEMORY", fuzz.FORK_AGAIN // 2 if read is greedy else 2 << 30)
     row = outcomes(read, tmp_path, 4, mutation)
     assert row.wrong and all(message in outcome.why for outcome in row.wrong)
     saved = sorted((tmp_path / "fuzz" / "wrong").iterdir())
@@ -136,11 +131,3 @@ def test_formats_read_the_undamaged_files_as_the_readers_do(tmp_path):
 def test_every_command_has_readers_and_every_input_too():
     assert {name for name in COMMANDS if not readers.readers_of(name)} == set()
     assert readers.unread_inputs() == []
-
-
-def test_some_hundred_inputs_pass(tmp_path):
-    run = [sys.executable, str(FOLDER / "fuzz.py"), "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {row["reader"] for row in found["readers"]} == readers.READERS.keys()
