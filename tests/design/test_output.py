@@ -126,11 +126,11 @@ def test_a_journal_with_other_values_is_not_trusted(tmp_path):
     content = json.loads(path.read_text())
     for changed in ({"done": 5}, {"bytes": 100, "crc": 0}, {"notes": None}, {"more": 1}, {"check": "x"}):
         path.write_text(json.dumps(content | changed))
-        with pytest.raises(ValueError, match=r"journal is damaged; start over"):
+        with pytest.raises(ValueError, match=r"journal .*; start over"):
             ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
     for text in ("[]", "[" * 100_000, json.dumps({key: value for key, value in content.items() if key != "check"})):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"journal is damaged; start over"):
+        with pytest.raises(ValueError, match=r"journal .*; start over"):
             ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
 
 

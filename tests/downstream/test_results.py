@@ -234,5 +234,5 @@ def test_damaged_results_are_refused_by_name(tmp_path):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
     for text in ("{", "[1]", "[" * 100_000):
         (tmp_path / "results.json").write_text(text)
-        with pytest.raises(ValueError, match=r"results\.json is "):
+        with pytest.raises(ValueError, match=r"results\.json "):
             folder.write_summary("t", {})
