@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 log = logging.getLogger("dnadiff")
@@ -45,6 +46,26 @@ def read_csv(path: str | os.PathLike[str], ended: bool = False) -> tuple[list[st
         if len(row) != len(header):
             raise ValueError(f"{path}, line {line}: the row has {len(row)} fields, the header {len(header)}; correct the row or remove it")
     return header, [dict(zip(header, row)) for _, row in rows[1:]]
+
+
+def read_log(path: str | os.PathLike[str], columns: Sequence[str], required: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table of numbers to which a process appends, without a last one that was cut.
+
+    Args:
+        columns: the columns that it may have.
+        required: those that have a number in every row.
+
+    Raises:
+        ValueError: naming file and line, if the file is not such a table.
+    """
+    header, rows = read_csv(path, ended=True)
+    if wrong := [name for name in header if name not in columns] or [name for name in required if name not in header]:
+        raise ValueError(f"{path} is damaged: its columns are not {', '.join(columns)} ({wrong[0][:40]!r}); remove it")
+    for line, row in enumerate(rows, 2):
+        for name in row:
+            if math.isnan(number_in(row, name, f"{path}, line {line}")) and name in required:
+                raise ValueError(f"{path}, line {line}: the row has no {name}; correct the row or remove it")
+    return rows
 
 
 def number_in(row: Mapping[str, str], name: str, where: str) -> float:

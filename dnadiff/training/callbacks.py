@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
 import os
 import signal
 import time
@@ -21,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.csv_file import number_in, read_csv
+from dnadiff.data.csv_file import read_log
 from dnadiff.data.files import append, atomic_write
 from dnadiff.progress import Progress
 from dnadiff.training.module import Batch, DiffusionModule
@@ -276,14 +275,7 @@ class MetricsFile(Logger):
         Raises:
             ValueError: if the file is damaged.
         """
-        header, rows = read_csv(self.path, ended=True)
-        if unknown := set(header) - set(COLUMNS) or {"step", "seconds"} - set(header):
-            raise ValueError(f"{self.path} is damaged: its columns are not {', '.join(COLUMNS)} ({min(unknown)[:40]!r}); remove it")
-        for number, row in enumerate(rows, 2):
-            for name in row:
-                if math.isnan(number_in(row, name, f"{self.path}, line {number}")) and name in ("step", "seconds"):
-                    raise ValueError(f"{self.path}, line {number}: the row has no {name}; correct the row or remove it")
-        return rows
+        return read_log(self.path, COLUMNS, ("step", "seconds"))
 
     @property
     def seconds(self) -> float:

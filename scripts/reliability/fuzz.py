@@ -41,7 +41,7 @@ import mutations
 from formats import InvalidError
 from readers import CACHE, READERS, Reader, train_runs
 
-SECONDS, MEMORY, LINE = 10.0, 2 << 30, 2000
+SECONDS, MEMORY, LINE = 10.0, 2 << 30, 10_000
 FORK_AGAIN = 256 << 20  # bytes by which a process may grow before a new one takes over
 PASSED = ("success", "refused")
 
@@ -122,16 +122,17 @@ def judge(reader: Reader, work: Path, path: Path, names: str, undamaged: object)
 
 
 def refusal(reader: Reader, path: Path, error: Exception) -> tuple[str, str]:
-    """Whether an error is one line, of a documented type, and names the file."""
-    text = str(error)
+    """Whether an error is of a documented type and names the file, and what a command shows of it is one line."""
+    from dnadiff.commands import explain
+    from dnadiff.progress import printable
+
     if isinstance(error, UnicodeError) or type(error).__module__ == "json.decoder":
         return "wrong", f"raises a bare {type(error).__name__}: {_short(error)}"
-    if "\n" in text or not text.isprintable():
-        return "wrong", f"an error of several lines or with control characters: {_short(error)}"
-    if len(text) > LINE:
-        return "wrong", f"an error of {len(text):,} characters: {_short(error)}"
-    if not any(word in text for word in (path.name, *reader.also_named)):
+    if not any(word in str(error) for word in (path.name, *reader.also_named)):
         return "wrong", f"an error without the name of the file: {type(error).__name__}: {_short(error)}"
+    text = printable(explain(error, "train", []))
+    if "\n" in text or "\x1b" in text or len(text) > LINE:
+        return "wrong", f"not one line: {_short(text)}"
     return "refused", text
 
 
