@@ -24,6 +24,27 @@ class AbsorbingProcess:
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         self.vocab, self.noise = vocab, noise
 
+    def maskable(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The positions of `x (B, L)` that the process can mask: masks and tokens that a sample may contain, (B, L) bool.
+
+        An N of a genome, the special tokens of DNA and positions outside `valid` stay visible at all times.
+        """
+        found = self.vocab.is_emitted(x.device)[x] | (x == self.vocab.mask_id)
+        return found if valid is None else found & valid
+
+    def time_at(self, count: Tensor, total: Tensor) -> Tensor:
+        """The time (B,) at which `count` of `total` maskable positions, (B,) both, are masked, relative to what is masked at t = 1.
+
+        Samplers and likelihoods give this time to a network with time conditioning, with the maskable positions of the whole window as
+        `total`. In training the time determines which fraction of a whole window is masked, so the tokens that a template gives count as
+        visible ones: with 8 masks among 64 tokens it is the time at which an eighth is masked, not that at which everything is. Float64
+        where the device has it.
+        """
+        fraction = (count / total.clamp(min=1)).clamp(max=1)
+        local = fraction.cpu() if fraction.device.type == "mps" else fraction  # Apple GPUs have no float64
+        t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
+        return t if local is fraction else t.float().to(fraction.device)
+
     def prior(self, batch_size: int, length: int, device: torch.device | str = "cpu") -> Tensor:
         """x at t = 1: `(batch_size, length)` masks."""
         return torch.full((batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device)

@@ -28,7 +28,6 @@ from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import time_of
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -145,7 +144,8 @@ def code(
         for i in step[masked].unique().tolist():
             unmask = masked & (step == i)
             active = unmask.any(-1).nonzero()[:, 0]
-            t = time_of(x, process, valid)[active]
+            total = torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)  # every N too
+            t = process.time_at((x == vocab.mask_id).sum(-1), total).float()[active]  # must not change: existing files depend on it
             log_probs = denoiser.log_probs(x[active], t, None, unmask[active], None if valid is None else valid[active])
             symbols = coder.code(frequencies(log_probs[:, emitted]), symbol_of[x0[unmask]].cpu().numpy())
             x[unmask] = emitted[torch.from_numpy(symbols).to(device)]

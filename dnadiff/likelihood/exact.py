@@ -24,7 +24,8 @@ def exact_curve(
     Args:
         denoiser: not conditioned on labels.
         x0: (B, L) tokens, L at most 14.
-        maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n. None is all.
+        maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n, but in the time that a network is conditioned
+            on, as in sampling (`AbsorbingProcess.time_at`). None is all.
         batch_size: masked sequences per network call.
 
     Returns:
@@ -45,9 +46,9 @@ def exact_curve(
     masks[:, maskable_at] = chosen
     masks = masks.to(x0.device)
     count = masks.sum(-1)
-    t = process.noise.inverse(1 - count.double() / len(maskable_at)).clamp(max=1.0).float()
     h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=x0.device)
     for row, x in enumerate(x0.long()):
+        t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
         per_mask = torch.cat(
             [_mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s) for m, s in zip(masks.split(batch_size), t.split(batch_size))]
         )

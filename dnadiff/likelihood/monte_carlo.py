@@ -1,8 +1,9 @@
 """Monte Carlo estimates of the NELBO, and the exact likelihood of autoregressive models in the same form.
 
-Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times their summed cross-entropy is the
-NELBO (arXiv 2310.01334, section 2; equal to MDLM's integral over t for every schedule). The counts are stratified, two draws
-per stratum, so that the estimate of the Monte Carlo error is unbiased.
+Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times their summed cross-entropy is an
+upper bound on -log p, the NELBO of one position at a time (arXiv 2310.01334, section 2). Without time conditioning it equals MDLM's
+integral over t for every schedule; a network that is conditioned on time gets the time at which the fraction k/L is masked. The counts
+are stratified, two draws per stratum, so that the estimate of the Monte Carlo error is unbiased.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def estimate(
 
     Args:
         denoiser: in evaluation mode.
-        batches: positions outside the group `all` are neither masked nor counted.
+        batches: positions outside the group `all` are neither masked nor counted; those that training can mask count as visible for the
+            time that a network is conditioned on (`AbsorbingProcess.time_at`).
         num_draws: network calls per sequence, even and at least 2.
         seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also depends on `num_draws`.
         block_size: windows per bootstrap block.
@@ -248,10 +250,10 @@ def _collect(
 def _at_count(
     denoiser: BaseDenoiser, process: AbsorbingProcess, batch: WindowBatch, available: Tensor, count: Tensor, draws: Draws
 ) -> _Draw:
-    """One mask of `count (B,)` tokens per sequence: the counts and each group's estimate `(B,)` float64."""
+    """One mask of `count (B,)` of the `available (B,)` tokens per sequence: the counts and each group's estimate `(B,)` float64."""
     counted = batch.groups["all"]
     xt = process.corrupt_count(batch.ids, count, counted, draws)
-    t = process.noise.inverse(1 - count / available.clamp(min=1)).clamp(max=1.0)
+    t = process.time_at(count, process.maskable(batch.ids, batch.valid).sum(-1))  # of the window, as in sampling: see `time_at`
     nll = _cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
     return count, _per_group(available / count.clamp(min=1), nll, batch.groups)
 

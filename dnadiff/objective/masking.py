@@ -1,7 +1,8 @@
 """How many tokens of each training sequence are masked: independently at a random time, or an exact count.
 
-Independent masks at uniform times, at importance-sampled times, and exact counts have the same mean, the NELBO (arXiv 2406.07524 and
-2310.01334), with decreasing variance. Discrete time has the NELBO of T steps as its mean, which is larger.
+Independent masks at uniform times, at importance-sampled times, and exact counts estimate the NELBO (arXiv 2406.07524 and 2310.01334),
+with decreasing variance. For a network without time conditioning all three have the same mean, whatever the schedule. Discrete time has
+the NELBO of T steps as its mean, which is larger for the exact posterior.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Masking(ABC):
         return type(self).__name__
 
     def evaluation(self) -> Masking:
-        """The masking with the same mean and the lowest variance."""
+        """The masking of lowest variance; without time conditioning its mean is the same."""
         return ExactCount()
 
 
@@ -220,5 +221,5 @@ class ExactCount(Masking):
         available = maskable.sum(-1)
         u = strata(draws, self.stratified, x0.device)
         count = torch.minimum((u * available).floor().long() + 1, available)
-        t = process.noise.inverse(1 - count.to(u) / available.clamp(min=1))
+        t = process.time_at(count, available)
         return MaskedBatch(process.corrupt_count(x0, count, maskable, draws), t, available.to(u) / count.clamp(min=1))

@@ -191,27 +191,19 @@ class Sampler(Configurable, ABC):
         """
 
 
-def time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which `count (B,)` positions of `x (B, L)` are masked, relative to what is masked at t = 1; float32.
-
-    Positions outside `valid` are not counted.
-    """
-    length = torch.full_like(count, x.shape[1]) if valid is None else valid.sum(-1).clamp(min=1)
-    fraction = (count / length).clamp(max=1)
-    local = (fraction.cpu() if fraction.device.type == "mps" else fraction).double()
-    one = torch.ones(1, dtype=local.dtype, device=local.device)
-    return process.noise.inverse(1 - local * (1 - process.noise.alpha(one))).float().to(fraction.device)
-
-
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which as many positions are masked as in `x (B, L)`."""
-    return time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
+    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see `AbsorbingProcess.time_at`."""
+    return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
 
 
 def time_left(left: Tensor | float, x: Tensor, masked: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
     """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still masked, and so are frozen masks of `x`."""
     count = masked.sum(-1)
-    return time_with((x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid)
+    return _time_with((x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid)
+
+
+def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None) -> Tensor:
+    return process.time_at(count, process.maskable(x, valid).sum(-1)).float()
 
 
 class Plan(NamedTuple):
