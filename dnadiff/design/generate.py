@@ -91,8 +91,10 @@ class ConditionalSampler:
 
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
         """Generate the samples from number `first` on, one batch at a time; sample i depends on (seed, i)."""
+        weighted = self.has_weights(request) is not None  # for all samples of a request or for none, also where some are shorter
         for start in range(first, len(request), batch_size):
-            yield self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
+            batch = self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
+            yield batch if weighted else batch._replace(log_weight=None)
 
     def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> SampleBatch:
         """Generate one batch of targets, each with the number that keys its noise.
@@ -111,7 +113,7 @@ class ConditionalSampler:
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if self.sampler.supports_weights else None
+        log_weights = weight if self.sampler.supports_weights(max(lengths)) else None
         return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
     def has_weights(self, request: Request) -> bool | None:
@@ -119,7 +121,7 @@ class ConditionalSampler:
         # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
         firsts = (request[group * request.each] for group in range(request.num_groups))
         constrained = self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
-        return None if constrained and not self.sampler.supports_weights else constrained
+        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether an autoregressive model would generate tokens without seeing fixed ones to their right."""
@@ -142,7 +144,7 @@ class ConditionalSampler:
             return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
         constrained = Constrained(self.denoiser, kind, self.allowed, self._added())
         samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
-        if not self.sampler.supports_weights:
+        if not self.sampler.supports_weights(x_init.shape[1]):
             return samples, np.zeros(len(x_init))
         return samples, constrained.log_weight(x_init, samples.tokens, cond).cpu().numpy()
 

@@ -115,7 +115,7 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
         if weighted is None:
             raise ValueError(
                 "resample=true needs a sampler with importance weights: not low_confidence, threshold, remdm or forward_backward, "
-                "and temperature, top_k, nucleus and noise_removal at their defaults"
+                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults"
             )
         raise ValueError(
             "resample=true: these samples have no weights; it is for partial letters, gc, or templates with sampler=ar, in DNA"

@@ -108,9 +108,8 @@ class Sampler(Configurable, ABC):
         chunks = zip(local.split(max(1, size)), uniform.split(max(1, size)))
         return torch.cat([categorical.draw(self.adjust(part), u) for part, u in chunks]).to(log_probs.device)
 
-    @property
-    def supports_weights(self) -> bool:
-        """Whether its samples have importance weights: `has_weights`, at temperature 1 and without truncation."""
+    def supports_weights(self, length: int) -> bool:
+        """Whether samples of `length` tokens or fewer have importance weights: `has_weights`, temperature 1 and no truncation."""
         return self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
 
     def check_length(self, length: int) -> None:

@@ -21,13 +21,16 @@ class Gibbs(Sampler):
     """Refine sequences in sweeps; each sweep masks every position and draws it again once, in `num_groups` random groups.
 
     In a template with masks, `Grouped` fills the masked positions, and these are refined. In a sequence without masks, every token is
-    refined that is not frozen and that a sample may contain. With one position at a time each draw leaves the model's distribution
-    unchanged, and sweeps bring any sequence closer to it. Deviation from the paper: it picks a random position each time, which
+    refined that is not frozen and that a sample may contain. Deviation from the paper: it picks a random position each time, which
     visits some positions twice and others never.
+
+    Only one position at a time is exact: then each draw leaves the model's distribution unchanged, and sweeps bring any sequence closer to
+    it. Positions of one group are drawn independently of each other. Such a sweep changes the distribution, also that of sequences that
+    had it before, and more sweeps do not repair this. Samples therefore have importance weights only if `num_groups` is the length.
 
     Args:
         num_sweeps: sweeps over all positions.
-        num_groups: K network calls per sweep; None is 64, or the length if that is less.
+        num_groups: K network calls per sweep; the length for one position at a time. None is 64, or the length if that is less.
 
     Example:
         >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)
@@ -45,6 +48,10 @@ class Gibbs(Sampler):
         self.num_sweeps = checks.integer("sampler.num_sweeps", self.num_sweeps)
         self._grouped = Grouped(self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus)
         self.num_groups = self._grouped.num_groups
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        return super().supports_weights(length) and self._grouped.num_steps_for(length) >= length
 
     @override
     def check_length(self, length: int) -> None:
@@ -65,7 +72,9 @@ class Gibbs(Sampler):
         mask_id, length = process.vocab.mask_id, x.shape[1]
         num_groups = self._grouped.num_steps_for(length)
         x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
-        calls.without_recording()  # a sweep leaves the constrained distribution unchanged, so a sample keeps the weight of its first filling
+        # One position at a time, a sweep leaves the constrained distribution unchanged, and a sample keeps the weight of its first filling.
+        # Otherwise there are no weights (`supports_weights`).
+        calls.without_recording()
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
             step, uniform = self._grouped.plan(masked, process, noise).step, noise.uniform("token", length)

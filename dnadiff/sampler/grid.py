@@ -43,10 +43,9 @@ class GridSampler(Sampler):
     def num_steps_for(self, length: int) -> int:
         return self.num_steps
 
-    @property
     @override
-    def supports_weights(self) -> bool:
-        return super().supports_weights and not self._argmax  # the most probable token is not a draw
+    def supports_weights(self, length: int) -> bool:
+        return super().supports_weights(length) and not self._argmax  # the most probable token is not a draw
 
     def times(self, device: torch.device | str = "cpu") -> Tensor:
         """The grid, (T + 1,) float64 from 1 to 0."""

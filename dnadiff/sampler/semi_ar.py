@@ -67,10 +67,9 @@ class SemiAR(Sampler):
         window = self.window_for(length)
         return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
 
-    @property
     @override
-    def supports_weights(self) -> bool:
-        return self.sampler.supports_weights
+    def supports_weights(self, length: int) -> bool:
+        return self.sampler.supports_weights(self.window_for(length))
 
     def starts(self, length: int, window: int) -> list[int]:
         """First position of each window."""

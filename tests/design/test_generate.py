@@ -119,6 +119,13 @@ def test_which_samples_have_weights():
     lengths = {seed: [len(Free(DNA, 8, (5, 7), seed)[i].pattern.ids) for i in range(8)] for seed in range(9)}
     seed = next(seed for seed, found in lengths.items() if found[0] == 5 and max(found) > 5)
     assert generator("grouped", "dit").has_weights(Free(DNA, 8, (5, 7), seed, "RNN", read_motifs("AANNN@-5"))) is True
+    gibbs = generator("gibbs", "dit")  # in three groups
+    assert gibbs.has_weights(partly) is None and next(iter(gibbs.batches(partly, 1, 4))).log_weight is None
+    gibbs.sampler = replace(gibbs.sampler, num_groups=4)
+    assert gibbs.has_weights(partly) is True and next(iter(gibbs.batches(partly, 1, 4))).log_weight is not None
+    gibbs.sampler = replace(gibbs.sampler, num_groups=None)
+    many = Free(DNA, 8, (60, 70), 0, "", read_motifs("AANNN@-5")), Free(DNA, 8, (60, 64), 0, "", read_motifs("AANRN@-5"))
+    assert gibbs.has_weights(many[1]) is True and next(iter(gibbs.batches(many[1], 1, 1))).log_weight is not None
     cold = generator("grouped", "dit")
     cold.sampler.temperature = 0.5
     assert cold.has_weights(partly) is None

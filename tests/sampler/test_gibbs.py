@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -5,6 +7,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.gibbs import Gibbs
+from dnadiff.sampler.semi_ar import SemiAR
 
 
 def test_sweeps_bring_a_given_sequence_to_the_distribution(world):
@@ -17,6 +20,60 @@ def test_sweeps_bring_a_given_sequence_to_the_distribution(world):
         for n in (1, 12)
     )
     assert far > 4 * floor and near < 2 * floor
+
+
+class Prescribed:
+    """Draws that fix the order of the positions, and the token of each as `row * 4 + token`."""
+
+    def __init__(self, order, outcomes):
+        code = 4.0 * torch.arange(len(outcomes), dtype=torch.float64)[:, None] + outcomes
+        self.drawn = {"reveal": torch.tensor(order).double().expand(len(outcomes), -1) / 4, "token": code}
+
+    def at(self, step):
+        return self
+
+    def uniform(self, purpose, *shape):
+        return self.drawn[purpose]
+
+
+class Enumerated(Gibbs):
+    """One sweep that ends in prescribed sequences, and records the log-probability of each."""
+
+    def unmask(self, step, num_steps, log_probs, uniform):
+        row, token = uniform.long() // 4, uniform.long() % 4
+        self.log_prob.index_add_(0, row, log_probs.gather(-1, token[:, None])[:, 0])
+        return token
+
+
+def sweep(world, num_groups):
+    """The probability (27, 27) that one sweep turns each sequence into each other, averaged over the orders of the positions."""
+    starts, ends = (x.reshape(-1, 3) for x in (world.sequences[:, None].expand(-1, 27, -1), world.sequences.expand(27, -1, -1)))
+    orders, kernel = list(itertools.permutations(range(3))), torch.zeros(27, 27, dtype=torch.float64)
+    for order in orders:
+        sampler = Enumerated(1, num_groups)
+        sampler.log_prob = torch.zeros(27 * 27, dtype=torch.float64)
+        model = world.table()
+        process = AbsorbingProcess(model.vocab, LogLinear())
+        sampler.sample(model, process, starts.clone(), Prescribed(order, ends))
+        kernel += sampler.log_prob.exp().view(27, 27) / len(orders)
+    return kernel
+
+
+@pytest.mark.parametrize(("num_groups", "once", "in_the_end"), [(3, 0.0, 0.0), (2, 0.113, 0.114), (1, 0.402, 0.402)])
+def test_only_single_positions_leave_the_distribution_unchanged(world, num_groups, once, in_the_end):
+    kernel = sweep(world, num_groups)
+    torch.testing.assert_close(kernel.sum(1), torch.ones(27, dtype=torch.float64))
+    for sweeps, distance in ((1, once), (100, in_the_end)):
+        after = world.joint @ torch.linalg.matrix_power(kernel, sweeps)
+        assert 0.5 * (after - world.joint).abs().sum().item() == pytest.approx(distance, abs=1e-12 if num_groups == 3 else 1e-3)
+
+
+def test_samples_have_weights_only_with_single_positions():
+    assert Gibbs(1, 8).supports_weights(8) and Gibbs(2).supports_weights(64)
+    assert not Gibbs(1, 7).supports_weights(8) and not Gibbs(1).supports_weights(65)
+    assert not Gibbs(1, 8, temperature=0.9).supports_weights(8)
+    assert SemiAR(Gibbs(1, 8), window=8, stride=4).supports_weights(100)
+    assert not SemiAR(Gibbs(1, 7), window=8, stride=4).supports_weights(100)
 
 
 def test_which_positions_are_refined(world):

@@ -70,7 +70,7 @@ def test_a_users_own_sampler_needs_one_method_and_records_its_settings(world):
     result = world.draw(sampler, model, 5)
     assert (result.nfe, result.rows) == (model.calls, model.rows) == (2, 2) and (result.tokens == result.tokens[0]).all()
     assert sampler.settings() == {**DEFAULTS, "width": 2, "nucleus": 0.5}
-    assert not sampler.exact and not sampler.has_weights and not sampler.supports_weights
+    assert not sampler.exact and not sampler.has_weights and not sampler.supports_weights(8)
     with pytest.raises(ValueError, match=r"sampler.temperature 'x' must be a finite number"):
         LeftToRight(temperature="x")
     with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
