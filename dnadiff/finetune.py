@@ -136,7 +136,7 @@ def run_task(
     config: Config, data: TaskData, protocol: FixedSplit, loaded: Loaded, overrides: Sequence[str], folder: Path, kmers: KmerSet | None
 ) -> dict[str, Json]:
     """Compare all models on one task; with `kmers` of the pretraining data, also on the items inside and outside of it."""
-    from dnadiff import __version__
+    from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.study import distinct_seeds, run_study
@@ -146,7 +146,7 @@ def run_task(
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
-    results = ResultsFolder(folder, provenance, __version__)
+    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)))
     rounds = protocol.rounds(data, seeds[0])
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     baseline = f"{config['kmer']}-mer logistic regression"

@@ -1,7 +1,7 @@
 """A folder of finished predictions: a study can be interrupted and resumed, or shared by several processes.
 
 Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in FOLDER/results.csv, and the summaries of
-finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings and package version.
+finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings, and the code with its libraries (`code_version`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
 
-COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host", "dnadiff", "torch")
+COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host")
 Compute = Callable[[], tuple[Tensor, list[dict[str, Json]]]]
 
 
@@ -71,10 +71,13 @@ class Results:
 
 
 class ResultsFolder(Results):
-    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them."""
+    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them.
 
-    def __init__(self, folder: Path, provenance: Mapping[str, object], version: str) -> None:
-        self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), version
+    Predictions of another `version`, the `code_version` that computes them, are not reused.
+    """
+
+    def __init__(self, folder: Path, provenance: Mapping[str, object], version: Mapping[str, str]) -> None:
+        self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), dict(version)
 
     @override
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
@@ -92,7 +95,7 @@ class ResultsFolder(Results):
                     return self._load(path, job, digest)
                 prediction = super().get_or_compute(job, compute)
                 assert prediction is not None  # computed here
-                save_prediction(path, prediction, job.labels, {**job.about, **self.provenance, "model": job.model, "seed": job.seed})
+                save_prediction(path, prediction, job.labels, {**job.about, **self.version, **self.provenance, "model": job.model, "seed": job.seed})
                 self._add_row(job, prediction, digest)
             finally:
                 if acquired:
@@ -121,13 +124,12 @@ class ResultsFolder(Results):
             "digest": digest,
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
-            "dnadiff": self.version,
-            "torch": torch.__version__,
+            **self.version,
             **self.provenance,
         }
         with locked(self.folder / ".results.lock"):
             if digest not in listed_digests(self.folder / "results.csv"):
-                append_row(self.folder / "results.csv", row, (*COLUMNS, *self.provenance))
+                append_row(self.folder / "results.csv", row, (*COLUMNS, *self.version, *self.provenance))
 
     @override
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:

@@ -21,6 +21,9 @@ from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest
 from dnadiff.downstream.study import run_study
 
 
+VERSION = {"dnadiff": "1", "code": "a"}
+
+
 def data(fill: int = 7) -> TaskData:
     labels = torch.arange(40) % 2
     items = Items(torch.full((40, 4), fill, dtype=torch.uint8), torch.full((40,), 4), labels, torch.arange(40))
@@ -49,7 +52,7 @@ class Counted(TaskModel):
 
 
 def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
-    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
     first, again, other = Counted(), Counted(), Counted(setting=1)
     one = run_study(data(), {"a model": first}, [1, 2], [], results=folder)
     two = run_study(data(), {"a model": again}, [1, 2, 3], [], results=folder)
@@ -65,8 +68,18 @@ def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
     assert sorted(p.suffix for p in (tmp_path / "toy_task").iterdir()) == [".npz"] * 4
 
 
+@pytest.mark.parametrize("other", [{"dnadiff": "1", "code": "b"}, {"dnadiff": "1", "code": "a", "torch": "9"}])
+def test_predictions_of_other_code_are_not_reused(tmp_path, other):
+    first, again, changed = Counted(), Counted(), Counted()
+    for model, version in ((first, VERSION), (again, VERSION), (changed, other)):
+        run_study(data(), {"m": model}, [1], [], results=ResultsFolder(tmp_path, {}, version))
+    assert (first.seeds, again.seeds, changed.seeds) == ([1], [], [1])
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [row["code"] for row in rows] == ["a", other["code"]]
+
+
 def test_summaries_of_several_tasks_share_one_file(tmp_path):
-    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
     folder.write_summary("x", {"accuracy": 0.5})
     folder.write_summary("y", {"accuracy": 0.6})
     assert json.loads((tmp_path / "results.json").read_text()) == {
@@ -94,7 +107,7 @@ class Slow(Counted):
 
 
 def work(folder: Path) -> None:
-    run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, "1"))
+    run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, VERSION))
 
 
 def test_two_processes_share_the_work(tmp_path):
@@ -143,7 +156,7 @@ def test_paper_split_runs_every_seed_even_for_a_deterministic_model():
 def test_fit_info_is_stored_with_the_predictions(tmp_path):
     model = Counted()
     model.fit_info = {"chosen": {"lr": 0.1}}
-    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
     first = run_study(data(), {"m": model}, [1], [], results=folder)
     again = run_study(data(), {"m": Counted()}, [1], [], results=folder)
     assert first["models"]["m"]["found"] == again["models"]["m"]["found"] == [[{"chosen": {"lr": 0.1}}]]
@@ -182,14 +195,14 @@ def test_a_failed_prediction_leaves_no_lock(tmp_path):
         def fit_predict(self, task, seed, report):
             raise RuntimeError("once")
 
-    folder = ResultsFolder(tmp_path, {}, "1")
+    folder = ResultsFolder(tmp_path, {}, VERSION)
     with pytest.raises(RuntimeError):
         run_study(data(), {"m": Broken()}, [1], [], results=folder)
     assert not list((tmp_path / "toy_task").iterdir())
 
 
 def test_a_missing_row_is_added_once(tmp_path):
-    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, "1")
+    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
     run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     path = tmp_path / "results.csv"
     whole = list(csv.DictReader(path.open()))

@@ -1,0 +1,52 @@
+"""Which code computes a prediction: stored predictions are reused only by the same code and the same libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.resources
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+
+import torch
+
+from dnadiff import __version__
+
+# Given items, division and weights, which have digests of their own, predictions depend on nothing else in the package.
+SOURCES = (
+    *("backbone", "downstream", "kernels", "training/optim.py", "data/tokenizer.py", "data/nucleotides.py"),
+    *("draws.py", "kmers.py", "vocab.py"),
+)
+_SUFFIXES = (".py", ".cpp", ".h")
+
+
+def code_version(network: type | None = None) -> dict[str, str]:
+    """What the code that computes predictions is identified by: a digest of its sources, and the versions of the libraries.
+
+    The digest covers `SOURCES`, also of a package in a zip file, and the module of `network`, which may be your own. Other modules that
+    yours imports are not covered.
+    """
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        for path, content in _files(importlib.resources.files("dnadiff").joinpath(name), name):
+            digest.update(f"{path}:{len(content)}:".encode() + content)
+    if network is not None and not network.__module__.startswith("dnadiff."):
+        digest.update(inspect.getsource(sys.modules[network.__module__]).encode())
+    return {
+        "dnadiff": __version__,
+        "code": digest.hexdigest()[:12],
+        "torch": torch.__version__,
+        "scikit-learn": importlib.metadata.version("scikit-learn"),
+        "numpy": importlib.metadata.version("numpy"),
+    }
+
+
+def _files(entry: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of each source file, in the order of their names."""
+    if entry.is_dir():
+        for child in sorted(entry.iterdir(), key=lambda child: child.name):
+            yield from _files(child, f"{name}/{child.name}")
+    elif name.endswith(_SUFFIXES):
+        yield name, entry.read_bytes()
