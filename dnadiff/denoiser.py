@@ -269,7 +269,7 @@ class CausalDenoiser(NetworkDenoiser):
 
 def nll(denoiser: BaseDenoiser, x0: Tensor, xt: Tensor, t: OptTensor, cond: OptTensor, positions: Tensor, valid: OptTensor) -> Tensor:
     """-log p(x0) at masked positions: (M,) in row-major order of `positions (B, L)` bool, all of which are masked in xt."""
-    if denoiser.fused_head:
+    if denoiser.fused_head and not denoiser.causal:  # `log_probs` refuses a causal model
         return _fused(denoiser, x0, xt, t, cond, positions, valid)
     return -denoiser.log_probs(xt, t, cond, positions, valid).gather(-1, x0[positions].long()[:, None])[:, 0]
 
@@ -277,7 +277,7 @@ def nll(denoiser: BaseDenoiser, x0: Tensor, xt: Tensor, t: OptTensor, cond: OptT
 def next_nll(denoiser: BaseDenoiser, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
     """-log p of the tokens at some positions (None is all) given those before each, (M,); the counterpart of `nll` for causal models."""
     positions = torch.ones_like(x, dtype=torch.bool) if positions is None else positions
-    if denoiser.fused_head:
+    if denoiser.fused_head and denoiser.causal:  # `next_log_probs` refuses any other
         return _fused(denoiser, x, x, None, cond, positions, valid)
     return -denoiser.next_log_probs(x, cond, positions, valid).gather(-1, x[positions].long()[:, None])[:, 0]
 

@@ -200,10 +200,10 @@ class Model:
         return conditioned(self.denoiser, self.labels, label, guidance, self.config.get("data", {}).get("label_dropout"))
 
     def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
-        """Upper bound on -log p of each sequence, in nats per token: `(S,)`.
+        """Upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
 
-        The NELBO in count form, averaged over `num_draws` (even) stratified masks. N and other letters that the model does not generate
-        are read but not counted; a sequence without a countable letter gets NaN.
+        The NELBO in count form, averaged over `num_draws` (even) stratified masks; the chain rule needs none. N and other letters that the
+        model does not generate are read but not counted; a sequence without a countable letter gets NaN.
         """
         return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
 

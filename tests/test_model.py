@@ -1,9 +1,21 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 import dnadiff
+from dnadiff import checkpoint
+from dnadiff.backbone.mamba import Mamba
+from dnadiff.backbone.transformer import Transformer
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import CausalDenoiser, nll
+from dnadiff.model import Model
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.score import score
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +43,48 @@ def test_nll_of_a_sequence_does_not_depend_on_its_company(model):
     together = model.nll([two, one, two])
     assert together[1] == pytest.approx(model.nll([one])[0], rel=1e-6) and together[0] == pytest.approx(together[2], rel=1e-6)
     assert together[1] == pytest.approx(model.nll([one, two], batch_size=1)[0], rel=1e-6) != model.nll([one], seed=2)[0]
+
+
+def autoregressive(tokenizer, backbone=Mamba, **settings):
+    """An untrained autoregressive model, as `load` would return it."""
+    torch.manual_seed(0)
+    denoiser = CausalDenoiser(backbone(tokenizer.vocab, d_model=16, n_layers=1, **settings)).eval()
+    config = {"data": {"length": 64}}
+    return Model(checkpoint.Loaded(denoiser, AbsorbingProcess(tokenizer.vocab, LogLinear()), tokenizer, config, Path("x.ckpt"), 1))
+
+
+def by_the_chain_rule(model, ids):
+    """-log p of `ids (L,)`, one token at a time, summed."""
+    with torch.no_grad():
+        log_probs = model.denoiser.next_log_probs(torch.as_tensor(ids).long()[None])[0]
+    emitted = model.tokenizer.vocab.is_emitted()[torch.as_tensor(ids).long()]
+    return -log_probs.gather(-1, torch.as_tensor(ids).long()[:, None])[emitted].sum().item(), int(emitted.sum())
+
+
+def test_nll_of_an_autoregressive_model_is_the_chain_rule_and_what_score_computes():
+    model = autoregressive(DNATokenizer())
+    sequences = ["ACGTTGACCN" * 3, "GATTACA", "NNN", "ACGTTGA" * 200]  # the last one has 1,400 tokens
+    found = model.nll(sequences)
+    assert np.isnan(found[2]) and np.array_equal(found, model.nll(sequences, num_draws=2, seed=9), equal_nan=True)
+    ids = [torch.from_numpy(model.tokenizer.encode(s)) for s in sequences]
+    nats, variance, counted = score(model.loaded, ids, 2000, 2, 8, 1)
+    for i in (0, 1, 3):
+        total, tokens = by_the_chain_rule(model, ids[i].numpy())
+        assert found[i] == pytest.approx(total / tokens, rel=1e-5) == nats[i] / counted[i] and variance[i] == 0
+
+
+@pytest.mark.parametrize("size", [100, 1030])
+def test_nll_of_an_autoregressive_model_with_any_vocabulary(size):
+    # From 1,024 tokens on losses compute no logits.
+    letters = "".join(chr(0x4E00 + i) for i in range(size))
+    model = autoregressive(CharTokenizer(letters), Transformer, n_heads=2, max_length=64)
+    assert model.denoiser.fused_head == (size >= 1024)
+    text = letters[3:40]
+    total, tokens = by_the_chain_rule(model, model.tokenizer.encode(text))
+    assert model.nll([text])[0] == pytest.approx(total / tokens, rel=1e-5)
+    x = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="predicts from left to right"):
+        nll(model.denoiser, x, x, None, None, x == 0, None)
 
 
 def test_embeddings_tell_sequences_apart(model):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import hash64
-from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
+from dnadiff.likelihood.monte_carlo import WindowBatch, chain_rule, estimate
 from dnadiff.process import AbsorbingProcess
 
 
@@ -26,7 +26,7 @@ def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) 
 def nll_per_token(
     denoiser: BaseDenoiser, process: AbsorbingProcess, encoded: Sequence[Tensor], num_draws: int, seed: int, batch_size: int
 ) -> np.ndarray:
-    """The NELBO of each sequence in nats per emitted token: `(S,)`; NaN without such a token.
+    """The NELBO of each sequence, or -log p under an autoregressive model, in nats per emitted token: `(S,)`; NaN without such a token.
 
     The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences. `encoded` holds the token ids
     (L_i,) of each sequence; see `dnadiff.likelihood.estimate`.
@@ -37,7 +37,8 @@ def nll_per_token(
         if not counted.any():
             continue
         rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
-        likelihood = estimate(denoiser, process, [WindowBatch(ids, {"all": counted}, rows=rows)], num_draws, seed, 1)
+        batches = [WindowBatch(ids, {"all": counted}, rows=rows)]
+        likelihood = chain_rule(denoiser, batches, 1) if denoiser.causal else estimate(denoiser, process, batches, num_draws, seed, 1)
         tokens = likelihood.tokens["all"]
         result[chosen] = np.where(tokens > 0, likelihood.per_sequence() / np.maximum(tokens, 1), np.nan)
     return result
