@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import study
+from multiple_testing import Difference, sentence
 
 from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
@@ -86,7 +87,7 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Map
 
 def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
     """Frozen features on every task."""
-    rows = []
+    rows, every = [], []
     for task, (data, result) in results.items():
         models = result["models"]
         probes = [name for name in ("probe, untrained", "probe, yeast", "probe, chr20") if name in models]
@@ -96,7 +97,9 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
         words = next((with_interval(m) for name, m in models.items() if "mer logistic" in name), "")
         best = models[probes[-1]]["metrics"]
         said = {(d["a"], d["b"]): signed(d) for d in result["differences"]}
-        gains = [said.get((f"probe, {n}", "probe, untrained"), "") for n in ("yeast", "chr20")]
+        pairs = [(f"probe, {n}", "probe, untrained") for n in ("yeast", "chr20")]
+        gains = [said.get(pair, "") for pair in pairs]
+        every += [Difference(d["difference"], d["low"], d["high"]) for d in result["differences"] if (d["a"], d["b"]) in pairs]
         far = distance(task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"])
         rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data), far])
     header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest k-mers", "yeast - untrained", "chr20 - untrained"]
@@ -106,6 +109,7 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
         "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
         "with 95 % intervals over items and seeds. MCC and the last column are for chr20.",
         study.markdown([*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"], rows),
+        *([sentence(every)] if every else []),
         "Published numbers are from networks fine-tuned on the complete task, after pretraining on the human genome with about 10^10 tokens. "
         "Here only a linear layer is trained, on the available part of the task (see the sizes), after 1.2 * 10^7 tokens, and "
         "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
