@@ -28,13 +28,22 @@ _PRETRAINED = {
 
 
 class PublishedResult(NamedTuple):
-    """A published accuracy: the mean over seeds, `spread` max - min if printed, and the number of training sequences."""
+    """A published accuracy: the mean over seeds, its `spread` with the kind of it, and the number of training sequences.
+
+    The spread is None where the table lacks it; this does not mean that the paper prints none.
+    """
 
     model: str
     accuracy: float
     spread: float | None
+    spread_kind: str
     train: int
     source: str
+
+    @property
+    def text(self) -> str:
+        """The accuracy with its spread, as in `0.823 ± 0.008`."""
+        return f"{self.accuracy:.3f}" + ("" if self.spread is None else f" ± {self.spread:.3f}")
 
 
 def table_path() -> Path:
@@ -49,7 +58,9 @@ def published_accuracies(task: str) -> list[PublishedResult]:
     with table_path().open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["task"] == task]
     spreads = [float(row["spread"]) if row["spread"] else None for row in rows]
-    return [PublishedResult(r["model"], float(r["accuracy"]), s, int(r["train"]), r["source"]) for r, s in zip(rows, spreads)]
+    return [
+        PublishedResult(r["model"], float(r["accuracy"]), s, r["spread_kind"], int(r["train"]), r["source"]) for r, s in zip(rows, spreads)
+    ]
 
 
 def published_model_of(backbone: str, objective: str) -> str | None:
@@ -94,7 +105,7 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
                     f"{max(m['per_seed']) - min(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
                     f"{m['metrics']['mcc']['value']:.3f}",
                     f"{m['metrics']['auroc']['value']:.3f}",
-                    f"{known.model} {known.accuracy:.3f} ({known.train:,})" if known else "-",
+                    f"{known.model} {known.text} ({known.train:,})" if known else "-",
                     f"{accuracy - known.accuracy:+.3f}" if known else "-",
                 )
             )

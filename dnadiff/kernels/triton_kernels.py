@@ -6,10 +6,11 @@ the GPU, time is cut into chunks: `chunk_ends` computes the state at the end of 
 state before each chunk, and `outputs` starts there. Partial sums over channels go to memory and the caller adds them in a fixed order.
 """
 
-# The limit on an H200 are exponentials (4.2e12 a second), not bytes (4.3 TB/s). Per position and channel of one direction, with 16 states and
-# two-byte inputs: forward 17 exponentials in 4.1 ps and 6 bytes in 1.4 ps; backward 3 to 4 times 17 exponentials and 40 shuffles in 12 to
-# 16 ps and 20 bytes in 4.7 ps. An associative scan over time saves no exponentials. Decays are exp2 of steps times A log2(e), which the
-# caller multiplies once. Sizes that change from call to call (`do_not_specialize`) do not cause a new compilation.
+# Estimate, not measured on a GPU: the limit on an H200 are exponentials (4.2e12 a second), not bytes (at 4.3 of the data sheet's 4.8 TB/s).
+# Per position and channel of one direction, with 16 states and two-byte inputs: forward 17 exponentials in 4.1 ps and 6 bytes in 1.4 ps;
+# backward 3 to 4 times 17 exponentials and 40 shuffles in 12 to 16 ps and 20 bytes in 4.7 ps. An associative scan over time saves no
+# exponentials. Decays are exp2 of steps times A log2(e), which the caller multiplies once. Sizes that change from call to call
+# (`do_not_specialize`) do not cause a new compilation.
 
 # mypy: ignore-errors
 # Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.

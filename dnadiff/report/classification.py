@@ -38,8 +38,9 @@ def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResu
     for row, known in enumerate(published, len(names)):
         axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
     labels = names + [f"{known.model}, published ({known.train:,})" for known in published]
-    values = [models[name]["accuracy"] for name in names] + [known.accuracy for known in published]
-    label_rows(axes, labels, [f"{100 * value:.1f}" for value in values], width=30)
+    values = [f"{100 * models[name]['accuracy']:.1f}" for name in names]
+    values += [f"{100 * known.accuracy:.1f}" + ("" if known.spread is None else f" ± {100 * known.spread:.1f}") for known in published]
+    label_rows(axes, labels, values, width=30)
     axes.axvline(100 * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
     axes.set(title=f"Trained on {num_training_sequences(result):,} sequences", xlabel="test accuracy, % (dotted: chance)", xlim=(0, 100))
 

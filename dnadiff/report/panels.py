@@ -69,7 +69,7 @@ def paired_differences(axes: Axes, evaluation: Results, group: str = "all", unit
 
 
 def visibility_curve(axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0) -> None:
-    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals; its mean is the NELBO."""
+    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over blocks of windows; its mean is the NELBO."""
     curve = {key: np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")}
     mean = evaluation["groups"]["all"]["bits"]
     if uniform_bits is not None:

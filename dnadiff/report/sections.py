@@ -49,7 +49,7 @@ def masthead(title: str, results: RunResults) -> str:
     shows += ["how it classifies sequences"] if finetune else []
     baselines = ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
-    text = f"A masked diffusion model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict masked {unit}s.{tail}"
+    text = f"A model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict {unit}s.{tail}"
     return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {_NOTICE}</p></header>"
 
 
@@ -91,7 +91,9 @@ def training(metrics: Columns, unit: str) -> str:
         panel(partial(panels.loss_curve, metrics=metrics, unit=unit)),
         "loss",
         f"Loss in bits per {unit} against {label}; the table gives first, last and lowest values.",
-        "The loss is the NELBO, an upper bound on the negative log-likelihood of the data. Evaluation and sampling use the averaged weights.",
+        "The loss of a diffusion objective is the NELBO, an upper bound on the negative log-likelihood. Of objective=ar it is the negative "
+        "log-likelihood itself; of objective=mlm the cross-entropy of the selected tokens, which is not a bound. Evaluation and sampling use "
+        "the averaged weights.",
     )
     return section("Training", pair(drawn, numbers))
 
@@ -102,7 +104,8 @@ def likelihood(evaluation: Results, unit: str) -> str:
         group_panels(panels.held_out_bits, evaluation, unit),
         "bits",
         f"Bits per {unit} of the model and of Markov models for each group of held-out {unit}s; the table gives the numbers.",
-        "Band: the model's 95 % interval. The model's value is an upper bound, those of Markov models are exact. Each panel has its own scale.",
+        "Band: the model's 95 % interval. The value of a diffusion model is an upper bound; those of autoregressive and Markov models are exact. "
+        "Each panel has its own scale.",
     )
     differences = picture(
         group_panels(panels.paired_differences, evaluation, unit),
@@ -124,7 +127,7 @@ def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
         "curve",
         f"Bits per masked {unit} against the number of visible {unit}s; the table gives the numbers.",
         f"Mean cost of a masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
-        "Bars: 95 % intervals of the Monte Carlo error only.",
+        "Bars: 95 % intervals over blocks of neighboring windows, which include the choice of windows and the Monte Carlo error.",
     )
     return section(f"Bits against visible {unit}s", pair(drawn, table((f"Visible {unit}s n", "Bits", "± 95 %"), rows, numbers=(1, 2))))
 

@@ -16,7 +16,8 @@ from dnadiff.report.results import Results
 from dnadiff.report.sections import footer
 
 _PUBLISHED_NOTE = (
-    "Each published accuracy is given with its number of training sequences. A published model with more training sequences, pretrained on a "
+    "Each published accuracy is given with its number of training sequences and, after ±, the largest minus the smallest accuracy of its five "
+    "seeds where that is known. A published model with more training sequences, pretrained on a "
     "thousand times more bases, is not a fair comparison: the difference shows the amount of training, not which method is better. If the "
     "chance level (always the larger class) differs from that of the complete task, the test sequences are a part of it with other class "
     "frequencies, and the accuracies are not comparable."

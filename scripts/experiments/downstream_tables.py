@@ -155,7 +155,7 @@ def why(task: str, train: int, test: int) -> str:
 def distance(task: str, ours: str, accuracy: float) -> str:
     """The difference from the published number, with its name and training size."""
     row = published_counterpart(task, ours, PRETRAINED)
-    return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.accuracy:.3f}, {row.train:,} training sequences)" if row else ""
+    return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.text}, {row.train:,} training sequences)" if row else ""
 
 
 def sizes(data: TaskData, counted: Mapping[str, Json] | None) -> str:

@@ -39,6 +39,7 @@ def test_a_published_number_always_comes_with_its_training_size():
         and published_counterpart("my own", "CNN", None) is None
     )
     assert len(published_accuracies("human_ocr_ensembl")) == 9
+    assert known.text == "0.940 ± 0.007" and published_counterpart("human_nontata_promoters", "CNN", None).text == "0.861"
 
 
 def test_the_table_of_all_tasks_has_a_row_for_each_model():
@@ -51,7 +52,7 @@ def test_the_table_of_all_tasks_has_a_row_for_each_model():
     ]
     assert rows[0][1:4] == ("55", "15", "0.667") and rows[0][7] == "0.020"
     assert {len(row) for row in rows} == {len(SUITE_HEADER)}
-    assert rows[0][-2:] == ("Caduceus MDLM 0.823 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
+    assert rows[0][-2:] == ("Caduceus MDLM 0.823 ± 0.008 (139,804)", "+0.077") and rows[1][-2:] == rows[2][-2:] == ("-", "-")
 
 
 def test_with_folds_all_sequences_count_as_training():
@@ -83,6 +84,7 @@ def test_published_numbers_name_their_source_and_the_training_size_of_their_task
         assert row["source"]
         settings = compose("finetune", ["checkpoint=x", f"task={row['task']}", "task.path=x"])["task"]
         assert int(row["train"]) == settings["expected"]["train"]
+        assert bool(row["spread"]) == (row["spread_kind"] == "max - min of 5 seeds") == (row["model"] == "Caduceus MDLM")
     mdlm = {row["task"]: row for row in rows if row["model"] == "Caduceus MDLM"}
     assert (mdlm["human_nontata_promoters"]["accuracy"], mdlm["human_nontata_promoters"]["spread"]) == (".940", ".007")
     assert float(mdlm["dummy_mouse_enhancers_ensembl"]["spread"]) == pytest.approx(0.029)

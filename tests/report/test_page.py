@@ -171,6 +171,12 @@ def test_page_shows_the_numbers_and_no_absolute_path(page):
     assert "someone" not in page and "a/checkpoints/last.ckpt" in text and "python -m dnadiff.train data=ecoli" in text
 
 
+def test_captions_claim_no_more_than_the_numbers(page):
+    text = " ".join(page.split())
+    assert "objective=ar it is the negative log-likelihood itself" in text and "which is not a bound" in text
+    assert "95 % intervals over blocks of neighboring windows" in text and "Monte Carlo error only" not in text
+
+
 def test_same_input_gives_the_same_bytes(tmp_path, page):
     again = write_report(
         tmp_path / "b.html", RunResults(**_everything()), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"]

@@ -45,7 +45,7 @@ def page(tmp_path_factory) -> str:
 
 
 def test_published_accuracy_is_always_shown_with_its_training_size(page):
-    assert "Caduceus MDLM 0.940 (27,097)" in page and "CNN 0.861 (27,097)" in page
+    assert "Caduceus MDLM 0.940 ± 0.007 (27,097)" in page and "CNN 0.861 (27,097)" in page
     assert page.count("27,097") == 4  # twice in the table, twice at the bars
     assert "Trained on 120 sequences" in page and "Trained on 180 sequences" in page
 
