@@ -95,7 +95,9 @@ class ResultsFolder(Results):
                     return self._load(path, job, digest)
                 prediction = super().get_or_compute(job, compute)
                 assert prediction is not None  # computed here
-                save_prediction(path, prediction, job.labels, {**job.about, **self.version, **self.provenance, "model": job.model, "seed": job.seed})
+                save_prediction(
+                    path, prediction, job.labels, {**job.about, **self.version, **self.provenance, "model": job.model, "seed": job.seed}
+                )
                 self._add_row(job, prediction, digest)
             finally:
                 if acquired:

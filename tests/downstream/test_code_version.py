@@ -10,7 +10,7 @@ from dnadiff.downstream.code_version import SOURCES, code_version
 
 PACKAGE = Path(dnadiff.__file__).parent
 # Modules that compute predictions from items, and what they import without its results depending on it.
-COMPUTING = "baselines classifier clusters cnn finetuning grid items model probe protocol study".split()
+COMPUTING = ["baselines", "classifier", "clusters", "cnn", "finetuning", "grid", "items", "model", "probe", "protocol", "study"]
 WITHOUT_INFLUENCE = {"dnadiff.bootstrap", "dnadiff.config", "dnadiff.checks"}
 
 

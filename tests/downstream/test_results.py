@@ -20,7 +20,6 @@ from dnadiff.downstream.protocol import KFold, PaperSplit
 from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest, slug
 from dnadiff.downstream.study import run_study
 
-
 VERSION = {"dnadiff": "1", "code": "a"}
 
 

@@ -23,7 +23,9 @@ def test_corrections_of_a_textbook_example():
 
 
 def test_counts_have_signs():
-    found = count([Difference(0.1, 0.08, 0.12), Difference(-0.1, -0.12, -0.08), Difference(0.01, 0.0005, 0.0195), Difference(0.0, -0.1, 0.1)])
+    found = count(
+        [Difference(0.1, 0.08, 0.12), Difference(-0.1, -0.12, -0.08), Difference(0.01, 0.0005, 0.0195), Difference(0.0, -0.1, 0.1)]
+    )
     assert found == (4, (2, 1), (1, 1), (1, 1))
 
 
