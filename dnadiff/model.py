@@ -200,7 +200,7 @@ class Model:
         return conditioned(self.denoiser, self.labels, label, guidance, self.config.get("data", {}).get("label_dropout"))
 
     def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
-        """Upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
+        """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
 
         The NELBO in count form, averaged over `num_draws` (even) stratified masks; the chain rule needs none. N and other letters that the
         model does not generate are read but not counted; a sequence without a countable letter gets NaN.

@@ -46,7 +46,8 @@ class Design(str):
     """A sample as a string.
 
     Attributes:
-        log_prob: a lower bound on log p of the generated part given the fixed part, nats; None if not requested.
+        log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the fixed part, nats, which a single estimate
+            may exceed; exact for an autoregressive model; None if not requested.
         log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
     """
 
@@ -173,7 +174,7 @@ class ConditionalSampler:
         return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
 
     def bounds(self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
-        """A lower bound on log p of the generated part given the fixed part, in nats: (B,), Monte Carlo with `num_draws` calls each.
+        """Estimates of a lower bound on log p of the generated part given the fixed part, in nats: (B,), with `num_draws` calls each.
 
         For an autoregressive model the exact log p of everything from the first generated token on. It is the distribution of the
         model itself, without constraints and guidance.

@@ -1,4 +1,4 @@
-"""Likelihoods of given sequences: the NELBO with error bars, exact values for short sequences, and both strands.
+"""Likelihoods of given sequences: the NELBO with error bars, by enumeration for short sequences, and both strands.
 
 `record` holds results and their errors, `monte_carlo` estimates them, `exact` enumerates masks, `strand` evaluates the other strand.
 `code_length` and `curve` compute what sampling with K network calls costs, `held_out` evaluates windows of data, `evaluation` puts the
