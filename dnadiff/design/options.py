@@ -86,10 +86,15 @@ def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> I
 
     if tokenizer.vocab.complement is None:
         with open_text(path) as file:
-            yield "sample", template_pattern(tokenizer, file.read().removesuffix("\n"), motifs)
-        return
-    for record in read_fasta(path):
-        yield record.name, template_pattern(tokenizer, record.sequence.decode("ascii"), motifs)
+            texts = [("sample", file.read().removesuffix("\n"))]
+    else:
+        texts = [(record.name, record.sequence.decode("ascii")) for record in read_fasta(path)]
+    for name, text in texts:
+        try:
+            pattern = template_pattern(tokenizer, text, motifs)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        yield name, pattern
 
 
 def length_range(length: int | str | None, default: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ gzip, bgzip   every member complete with its checksum and length, nothing but ze
 FASTA         headers at the beginning of a line (any line ends), a name, at least one nucleotide letter, no name twice
 2bit          every record where the index says, none overlapping, blocks sorted and inside, the last record at the end of the file
 GenBank       LOCUS to // for every record, as many letters as LOCUS says, nothing after the last //
-BED           3 columns or more, as many in each row as in the first, plain integers, a region inside its record
-GTF, GFF3     nine columns, plain integers, a region inside its record
+BED           3 columns or more, not fewer than in the first row, plain integers, a region inside its record
+GTF, GFF3     8 columns or more, not fewer than in the first row, plain integers, a region inside its record
 CSV, TSV      as many fields in each row as in the header, no open quote, no empty cell
 text, JSONL   UTF-8; one object with a text per line
 tables with checksums (Parquet, zip, .dnd, caches): nothing but the undamaged content
@@ -176,7 +176,7 @@ def genbank(data: bytes) -> tuple[str, ...]:
 
 
 def _integer(text: str) -> int:
-    if not INTEGER.fullmatch(text):
+    if not INTEGER.fullmatch(text.strip()):
         raise InvalidError(f"{text!r} is no integer")
     return int(text[:4000])
 
@@ -196,7 +196,7 @@ def bed(data: bytes, lengths: Mapping[str, int]) -> tuple[tuple[str, int, int, s
         if columns[0].split()[:1] in (["track"], ["browser"]):
             continue
         width = width or len(columns)
-        if len(columns) < 3 or len(columns) != width:
+        if len(columns) < max(3, width):
             raise InvalidError("columns")
         strand = columns[5] if len(columns) > 5 else "."
         found.append(_region(columns[0], _integer(columns[1]), _integer(columns[2]), strand, lengths))
@@ -206,14 +206,15 @@ def bed(data: bytes, lengths: Mapping[str, int]) -> tuple[tuple[str, int, int, s
 
 
 def gff(data: bytes, lengths: Mapping[str, int]) -> tuple[tuple[str, int, int, str], ...]:
-    found = []
+    found, width = [], None
     for line in lines_of(data):
         if line.startswith(("##FASTA", ">")):
             break
         if not line.strip() or line.startswith("#"):
             continue
         columns = line.split("\t") if "\t" in line else line.split()
-        if len(columns) != 9:
+        width = width or len(columns)
+        if len(columns) < max(8, width):
             raise InvalidError("columns")
         found.append(_region(columns[0], _integer(columns[3]) - 1, _integer(columns[4]), columns[6], lengths))
     if not found:

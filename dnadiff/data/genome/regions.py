@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dnadiff.data.files import open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
 log = logging.getLogger("dnadiff")
 
@@ -151,10 +152,9 @@ def _listing(names: list[str], maximum: int = 8) -> str:
 
 
 def _integers(columns: list[str]) -> list[int]:
-    try:
-        return [int(c) for c in columns]
-    except ValueError:
-        raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers") from None
+    if not all(_INTEGER.fullmatch(c.strip()) for c in columns):  # int() also reads +1, 1_000 and digits of other scripts
+        raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers")
+    return [int(c) for c in columns]
 
 
 def _bed_region(columns: list[str]) -> Region:

@@ -133,15 +133,18 @@ class Files(Documents):
         import pyarrow
         from pyarrow import parquet
 
+        source = resolve(path)
         try:
-            with parquet.ParquetFile(resolve(path)) as file:
+            with parquet.ParquetFile(source, page_checksum_verification=True) as file:  # checksums that the writer did not store pass
                 if missing := [column for column in self.columns if column not in file.schema_arrow.names]:
                     raise ValueError(_no_column(path, missing[0], file.schema_arrow.names))
                 for batch in file.iter_batches(_ROWS, columns=self.columns):
                     for row in batch.to_pylist():
                         yield self._joined(row, path)
-        except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} is not a valid parquet file ({' '.join(str(error).split())[:120]})") from error
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path} is not a valid parquet file, or is damaged ({' '.join(str(error).split())[:120]}); use another copy of it"
+            ) from error
 
     def _joined(self, row: Mapping[str, Json], where: str) -> str:
         for column in self.columns:

@@ -92,11 +92,21 @@ class HubPart(Documents):
 
     @override
     def since(self, number: int) -> Iterator[str]:
-        for row in self._load(number):
+        for row in self._read(iter(self._load(number))):
             for column in self.hub.columns:
                 if not isinstance(row.get(column), str):
                     raise ValueError(f"{self.hub.id} has no text in {column!r}; set data.hub.column to one of {', '.join(map(repr, row))}")
             yield " ".join(row[column] for column in self.hub.columns)
+
+    def _read(self, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+        try:
+            yield from rows
+        except (ValueError, OSError, RuntimeError) as error:  # of pyarrow and of `datasets`; none names the file
+            source = ", ".join(self._local_files()) or self.hub.id
+            message = " ".join(str(error).split())[:160]
+            raise ValueError(
+                f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: {message}); fetch it again"
+            ) from error
 
     def _load(self, skip: int) -> Iterable[dict[str, Json]]:
         if not hub_is_reachable():

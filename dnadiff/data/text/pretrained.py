@@ -194,11 +194,11 @@ def from_files(paths: Sequence[Path]) -> str:
     if (len(paths), suffix) == (1, ".json"):
         return texts[0]
     if (len(paths), suffix) == (1, ".txt"):
-        return word_piece(lines_of(texts[0]))
+        return word_piece(lines_of(texts[0]), f"tokenizer.source {paths[0]}")
     if (len(paths), suffix) == (2, ".json"):
         vocab = json_object(texts[0], f"tokenizer.source {paths[0]}")
         check_ids(vocab, len(texts[0]), str(paths[0]))
-        return byte_pairs(vocab, lines_of(texts[1]))
+        return byte_pairs(vocab, lines_of(texts[1]), f"tokenizer.source {paths[0]} and {paths[1]}")
     raise ValueError(
         f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
     )
@@ -209,16 +209,19 @@ def lines_of(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def word_piece(words: Sequence[str]) -> str:
-    """BERT's tokenizer from its `vocab.txt`, one token per line. Text is lowercased unless the vocabulary has upper case."""
+def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
+    """BERT's tokenizer from its `vocab.txt`, one token per line. Text is lowercased unless the vocabulary has upper case.
+
+    Errors call the file `source`.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab = {word: number for number, word in enumerate(words)}
     if "[UNK]" not in vocab:
-        raise ValueError("tokenizer.source: a vocab.txt must contain [UNK], one token per line")
+        raise ValueError(f"{source}: a vocab.txt must contain [UNK], one token per line")
     specials = [token for usual in USUAL_TOKENS.values() for token in usual if token in vocab]
     cased = any(word != word.lower() for word in words if word not in specials and not word.startswith("["))
-    with refused("tokenizer.source is not a vocabulary of word pieces"):
+    with refused(f"{source} is not a vocabulary of word pieces"):
         rules = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     rules.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     rules.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -227,16 +230,16 @@ def word_piece(words: Sequence[str]) -> str:
     return rules.to_str()
 
 
-def byte_pairs(vocab: dict[str, int], merges: Sequence[str]) -> str:
-    """GPT-2's tokenizer from its vocabulary and its merges, two symbols per line."""
+def byte_pairs(vocab: dict[str, int], merges: Sequence[str], source: str = "tokenizer.source") -> str:
+    """GPT-2's tokenizer from its vocabulary and its merges, two symbols per line. Errors call the files `source`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     lines = [line for line in merges if line and not line.startswith("#version")]
     if wrong := [line for line in lines if line.count(" ") != 1]:
-        raise ValueError(f"tokenizer.source: a line of the merges is {wrong[0]!r}; expected two symbols")
+        raise ValueError(f"{source}: a line of the merges is {wrong[0][:80]!r}; expected two symbols")
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
-    check_merges(vocab, pairs, "tokenizer.source")
-    with refused("tokenizer.source is not a vocabulary with merges"):
+    check_merges(vocab, pairs, source)
+    with refused(f"{source} is not a vocabulary with merges"):
         rules = Tokenizer(models.BPE(vocab, pairs))
     rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rules.decoder = decoders.ByteLevel()

@@ -205,3 +205,9 @@ def test_every_damaged_bit_of_a_compressed_gff_with_sequences_is_noticed(tmp_pat
 def test_a_row_with_missing_fields_is_refused(tmp_path, name, rows, message):
     with pytest.raises(ValueError, match=message):
         (read_bed if name == "r.bed" else read_gtf)(write(tmp_path, rows, name))
+
+
+@pytest.mark.parametrize("number", ["+1", "1_0", "\u0663", "1e1", "", "1" * 400])
+def test_positions_are_plain_integers(tmp_path, number):
+    with pytest.raises(ValueError, match=r"line 1 has the positions .*, which are not integers"):
+        read_bed(write(tmp_path, f"c\t{number}\t40\n", "r.bed"))
