@@ -1132,7 +1132,7 @@ def _of_result_rows(folder: Path, name: str) -> object:
 def _summary(folder: Path) -> object:
     from dnadiff.downstream.results import ResultsFolder
 
-    ResultsFolder(folder, {"checkpoint": "x"}, "1").write_summary("new", {"seeds": [1]})
+    ResultsFolder(folder, {"checkpoint": "x"}, {"dnadiff": "1"}).write_summary("new", {"seeds": [1]})
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 

@@ -234,7 +234,7 @@ def test_a_slug_has_no_spaces():
 
 
 def test_damaged_results_are_refused_by_name(tmp_path):
-    folder = ResultsFolder(tmp_path, {}, "1")
+    folder = ResultsFolder(tmp_path, {}, VERSION)
     run_study(data(), {"m": Counted()}, [1], [], results=folder)
     path = next(tmp_path.rglob("*.npz"))
     content = path.read_bytes()
