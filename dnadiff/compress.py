@@ -34,7 +34,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     layout, letters = container.parse(text, config["input"])
     if container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks")
-    ids = [torch.from_numpy(loaded.tokenizer.encode(x).astype(np.int64)) for x in letters]
+    ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
     encoder = coding.Encoder()
@@ -48,14 +48,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
             **options,
             "text": hashlib.blake2b(text, digest_size=16).hexdigest(),
         }
-        masked = [emitted[x] for x in parts]
+        masked = [emitted[x.long()] for x in parts]
         coding.code(denoiser, loaded.process, parts, masked, encoder, **options, progress=lambda n: bar.update(n, n * window))
     bar.close()
     content = container.pack(header, layout, encoder.words())
     with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
     bits = {"code_length": encoder.bits, "code": 32 * len(encoder.words()), "file": 8 * len(content), "text": 8 * len(text)}
-    sizes = {"bases": sum(int(emitted[x].sum()) for x in ids), **bits}
+    sizes = {"bases": sum(int(m.sum()) for m in masked), **bits}
     show(sizes)
     print(f"files are in {output}")
     return sizes

@@ -123,7 +123,7 @@ def code(
 
     Args:
         denoiser: a masked-diffusion model, not conditioned on labels.
-        sequences: (L_i,) int64 token ids; a decoder ignores the maskable ones.
+        sequences: (L_i,) token ids of an integer type, which the result has too; a decoder ignores the maskable ones.
         maskable: (L_i,) bool; the other tokens are known to both sides and visible to the network.
         num_groups: K, network calls per batch; sequences with fewer maskable tokens take one call per token.
         seed: of the order.
@@ -134,8 +134,8 @@ def code(
     emitted = torch.tensor(vocab.emitted, device=device)
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
-    masks = pieces.batches([m.long() for m in maskable], batch_size, 0)
-    result: list[Tensor] = [torch.empty(0)] * len(sequences)
+    masks = pieces.batches(maskable, batch_size, 0)
+    result = [sequence.clone() for sequence in sequences]  # small tensors made between large ones would fragment the heap
     for (number, ids, valid), (_, mask, _) in zip(pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True):
         x0, masked, valid = ids.to(device), mask.to(device) > 0, None if valid is None else valid.to(device)
         x = torch.where(masked, vocab.mask_id, x0)
@@ -150,7 +150,7 @@ def code(
             symbols = coder.code(frequencies(log_probs[:, emitted]), symbol_of[x0[unmask]].cpu().numpy())
             x[unmask] = emitted[torch.from_numpy(symbols).to(device)]
         for row, i in enumerate(number):
-            result[i] = x[row, : len(sequences[i])].cpu()
+            result[i].copy_(x[row, : len(sequences[i])])
         if progress is not None:
             progress(len(number))
     return result

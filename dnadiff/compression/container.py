@@ -28,6 +28,7 @@ MAGIC = b"\x93dnadiff.dnd\x01\r\n"  # the line break reveals files that a transf
 FORMAT = 1  # version of the code; other versions are rejected
 _DIGEST = 16
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
+_OTHER = bytes(chr(letter) not in "ACGT" for letter in range(256))
 _CODED = {"U": 0}  # coded as T
 
 
@@ -132,7 +133,9 @@ def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
 
 def pack(header: dict[str, Json], layout: ContainerLayout, words: np.ndarray) -> bytes:
     """The content of a .dnd file."""
-    side = lzma.compress(json.dumps(asdict(layout), separators=(",", ":")).encode(), preset=9)
+    plain = json.dumps(asdict(layout), separators=(",", ":")).encode()
+    dictionary = min(max(len(plain), 1 << 12), 1 << 26)  # the default of preset 9, 64 MiB, takes 674 MB for any content
+    side = lzma.compress(plain, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}])
     about = json.dumps(header | {"side_bytes": len(side)}, separators=(",", ":")).encode()
     body = MAGIC + struct.pack("<I", len(about)) + about + side + words.astype("<u4").tobytes()
     return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
@@ -188,11 +191,11 @@ def _case_runs(letters: bytes) -> list[int]:
 
 def _other_runs(letters: bytes) -> list[int | str]:
     values = np.frombuffer(letters, np.uint8)
-    other = ~np.isin(values, np.frombuffer(b"ACGT", np.uint8))
+    other = np.frombuffer(letters.translate(_OTHER), bool)
     if not other.any():
         return []
-    code = np.where(other, values, 0)
-    start = np.flatnonzero(np.diff(code, prepend=0) != 0)  # unsigned differences wrap and stay non-zero
+    code = np.where(other, values, np.uint8(0))
+    start = np.flatnonzero(np.diff(code, prepend=np.uint8(0)) != 0)  # unsigned differences wrap and stay non-zero
     end = np.append(start[1:], len(code))
     runs: list[int | str] = []
     before = 0

@@ -25,12 +25,18 @@ NOT_A_NUCLEOTIDE = 255
 ID_OF_LETTER = np.full(256, NOT_A_NUCLEOTIDE, dtype=np.uint8)  # of all bytes: A, C, G, T (and U) in either case, N for other IUPAC codes
 ID_OF_LETTER[list((IUPAC + IUPAC.lower()).encode())] = N_ID
 ID_OF_LETTER[list(b"ACGTUacgtu")] = [7, 8, 9, 10, 10] * 2
+_ID_TABLE = ID_OF_LETTER.tobytes()
 
 
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:
     """The letters of a string, bytes, Biopython `Seq` or `SeqRecord` as bytes `(L,)` uint8; non-ASCII letters become `?`."""
     sequence = plain(sequence)
     return np.frombuffer(sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence), dtype=np.uint8)
+
+
+def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
+    """`ID_OF_LETTER` of each letter `(L,)`; indexing would take nine times the memory."""
+    return np.frombuffer(bytearray(letters(sequence)).translate(_ID_TABLE), np.uint8)
 
 
 def plain(sequence: DNASequence) -> str | bytes:
@@ -52,7 +58,7 @@ def reverse_complement(sequence: str | bytes) -> str | bytes:
 
 def not_a_nucleotide(sequence: DNASequence) -> str | None:
     """A message that names the first letter of `sequence` that is not a nucleotide; None if there is none."""
-    wrong = np.flatnonzero(ID_OF_LETTER[letters(sequence)] == NOT_A_NUCLEOTIDE)
+    wrong = np.flatnonzero(ids_of(sequence) == NOT_A_NUCLEOTIDE)
     if not len(wrong):
         return None
     sequence = plain(sequence)

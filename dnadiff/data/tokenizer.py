@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.nucleotides import FIRST_BASE, ID_OF_LETTER, N_ID, NOT_A_NUCLEOTIDE, DNASequence, letters, not_a_nucleotide
+from dnadiff.data.nucleotides import FIRST_BASE, N_ID, NOT_A_NUCLEOTIDE, DNASequence, ids_of, not_a_nucleotide
 from dnadiff.vocab import Vocab
 
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
@@ -100,7 +100,7 @@ class DNATokenizer(Tokenizer):
         Raises:
             ValueError: if a letter is not a nucleotide; its position is counted from 1.
         """
-        ids = ID_OF_LETTER[letters(sequence)]
+        ids = ids_of(sequence)
         if len(ids) and ids.max() == NOT_A_NUCLEOTIDE:
             raise ValueError(not_a_nucleotide(sequence))
         return ids

@@ -6,6 +6,7 @@ import csv
 import glob
 import itertools
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,13 @@ from dnadiff.data.cache import content_hash
 from dnadiff.data.files import open_text, resolve
 
 if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
     from dnadiff.config import Json
 
 Paths = str | Path | Sequence[str | Path]
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+log = logging.getLogger("dnadiff")
 _ROWS = 1024  # rows of a parquet file read at once
 _MAX_FIELD = 2**31 - 1  # characters in a field of a .csv; the default limit of the csv module is 131,072
 
@@ -135,12 +139,18 @@ class Files(Documents):
 
         source = resolve(path)
         try:
-            with parquet.ParquetFile(source, page_checksum_verification=True) as file:  # checksums that the writer did not store pass
+            with parquet.ParquetFile(source, page_checksum_verification=True) as file:
+                if not has_page_checksums(source, file.metadata):
+                    log.info(f"{path}: its pages have no checksums, so damage to them may go unnoticed")
                 if missing := [column for column in self.columns if column not in file.schema_arrow.names]:
                     raise ValueError(_no_column(path, missing[0], file.schema_arrow.names))
+                count = 0
                 for batch in file.iter_batches(_ROWS, columns=self.columns):
+                    count += len(batch)
                     for row in batch.to_pylist():
                         yield self._joined(row, path)
+                if count != file.metadata.num_rows:  # a damaged page header, which has no checksum, may end a column early
+                    raise ValueError(f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can be read; fetch it again")
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path} is not a valid parquet file, or is damaged ({' '.join(str(error).split())[:120]}); use another copy of it"
@@ -151,6 +161,26 @@ class Files(Documents):
             if not isinstance(row.get(column), str):
                 raise ValueError(_no_column(where, column, [key for key, value in row.items() if isinstance(value, str)]))
         return " ".join(row[column] for column in self.columns)
+
+
+def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
+    """Whether the first page of each column has a checksum: the optional fourth field of its header, in Thrift's compact protocol.
+
+    Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
+    """
+    with path.open("rb") as raw:
+        for group, column in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):
+            about = metadata.row_group(group).column(column)
+            raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
+            header, place = raw.read(32), 0
+            for _ in range(3):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
+                place += 1
+                while header[place : place + 1] > b"\x7f":
+                    place += 1
+                place += 1
+            if header[place : place + 1] != b"\x15":
+                return False
+    return True
 
 
 def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> None:

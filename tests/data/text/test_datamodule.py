@@ -1,7 +1,9 @@
 """Documents as windows: wrapped without loss, padded with masked padding, tokenized once."""
 
+import contextlib
 import gzip
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -453,3 +455,33 @@ def test_a_csv_row_with_missing_fields_is_refused(tmp_path, rows, message):
     (tmp_path / "t.csv").write_text(rows)
     with pytest.raises(ValueError, match=message):
         list(Files(tmp_path / "t.csv"))
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_every_damaged_bit_in_the_pages_of_a_parquet_file_is_noticed(tmp_path, compression):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = ["the dog and the cat", "acgt" * 10]
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression=compression, write_page_checksum=True)
+    with parquet.ParquetFile(path) as file:
+        column = file.metadata.row_group(0).column(0)
+        end = column.dictionary_page_offset + column.total_compressed_size
+    content = path.read_bytes()
+    assert list(Files(path)) == texts
+    for bit in range(8 * 4, 8 * end, 7):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert list(Files(path)) == texts, bit
+
+
+def test_a_parquet_file_without_checksums_is_named(tmp_path, caplog, monkeypatch):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    for checked in (True, False):
+        caplog.clear()
+        parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "t.parquet", write_page_checksum=checked)
+        with caplog.at_level("INFO", "dnadiff"):
+            assert list(Files(tmp_path / "t.parquet")) == ["a", "b"]
+        assert ("t.parquet: its pages have no checksums" in caplog.text) == (not checked)
