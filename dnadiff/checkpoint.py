@@ -136,7 +136,16 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loade
     """
     path = find(checkpoint)
     content = read(path)
-    allowed = (PACKAGE, *trust)
+    try:
+        return _assemble(path, content, (PACKAGE, *trust))
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        reason = " ".join(str(error).split())[:300]  # values that no command writes: constructors and torch raise errors of many kinds
+        raise ValueError(f"{path} does not describe a model that can be built ({reason}); use another copy of it") from error
+
+
+def _assemble(path: Path, content: dict[str, Json], allowed: Sequence[str]) -> Loaded:
     described = content["hyper_parameters"]
     tokenizer = build(described["tokenizer"], trust=allowed)
     if not isinstance(tokenizer, Tokenizer):

@@ -12,7 +12,10 @@ from typing import TypeGuard
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a finite number; booleans are not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
 
 
 def is_integer(value: object, minimum: float = -math.inf) -> TypeGuard[float]:

@@ -235,3 +235,38 @@ def test_an_object_that_is_not_a_tokenizer_is_refused(content, tmp_path):
     content["hyper_parameters"]["tokenizer"] = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "org/name"}
     with pytest.raises(ValueError, match=r"Pretrained' as its tokenizer, which is not one"):
         checkpoint.load(saved(content, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["hyper_parameters"]["config"]["backbone"].update(d_model="x"),
+        lambda content: content["hyper_parameters"]["config"]["noise"].update(_target_=None),
+        lambda content: content["hyper_parameters"]["config"]["objective"].update(x=1),
+        lambda content: content["hyper_parameters"]["tokenizer"].update(_target_="dnadiff.data.tokenizer.CharTokenizer", characters=5),
+        lambda content: content["state_dict"].update(dict.fromkeys(content["state_dict"], "x")),
+        lambda content: content.update(global_step=[1]),
+    ],
+)
+def test_values_that_no_command_writes_are_refused_with_the_name_of_the_file(change, trained, tmp_path):
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    change(content)
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"x\.ckpt") as caught:
+        checkpoint.load(tmp_path / "x.ckpt")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_of_a_checkpoint_with_impossible_numbers_is_refused(trained, tmp_path):
+    content = (trained / "checkpoints" / "last.ckpt").read_bytes()
+    end, paths = content.rindex(b"PK\x05\x06"), 0
+    for place in range(end - 120, len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x80
+        (tmp_path / "x.ckpt").write_bytes(damaged)
+        try:
+            checkpoint.read(tmp_path / "x.ckpt")
+        except ValueError as error:
+            assert "x.ckpt" in str(error) and not isinstance(error, UnicodeError)
+            paths += 1
+    assert paths > 20

@@ -29,7 +29,8 @@ def read(path: Path) -> Json:
         ValueError: if the file is damaged or truncated, or holds pickled code.
     """
     is_safetensors = path.suffix == ".safetensors"
-    if not is_safetensors and path.stat().st_size and not zipfile.is_zipfile(path):
+    is_zip = not is_safetensors and _is_zip(path)
+    if not is_safetensors and path.stat().st_size and not is_zip:
         with open(path, "rb") as file:
             first = file.read(4)
         if first[:1] != b"\x80" and first[:2] != b"PK":  # neither a pickle nor a zip file, the formats of torch.save
@@ -37,16 +38,34 @@ def read(path: Path) -> Json:
     try:
         if is_safetensors:
             return _read_safetensors(path)
-        if zipfile.is_zipfile(path):
+        if is_zip:
             _check_members(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} holds more than tensors and plain values, and was not loaded: it could run code on this machine"
         ) from error
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+    # A damaged pickle or index makes torch and zipfile raise errors of many kinds.
+    except (
+        RuntimeError,
+        EOFError,
+        OSError,
+        zipfile.BadZipFile,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise ValueError(f"{path} is damaged or truncated ({reason}); use another copy of it") from error
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # an index with impossible numbers
+        return True
 
 
 def _check_members(path: Path) -> None:

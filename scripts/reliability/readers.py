@@ -589,8 +589,11 @@ WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "or", "
 
 
 def _of_vocab_txt(folder: Path, name: str) -> object:
-    text = formats.text_of((folder / name).read_bytes())
-    vocab = {word: number for number, word in enumerate(text.removesuffix("\n").split("\n"))}
+    try:
+        text = (folder / name).read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidError("not text") from None
+    vocab = {word.removesuffix("\r"): number for number, word in enumerate(text.removesuffix("\n").split("\n"))}
     if "[UNK]" not in vocab:
         raise InvalidError("no [UNK]")
     return _WithIds(vocab, 0)

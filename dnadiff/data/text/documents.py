@@ -108,6 +108,8 @@ class Files(Documents):
         rows = csv.reader(handle, strict=True)  # a quoted field that the end of the file cuts is an error
         try:
             header = next(rows, [])
+            if missing := [column for column in self.columns if column not in header]:
+                raise ValueError(_no_column(path, missing[0], header))
             for cells in filter(None, rows):
                 where = f"{path}: line {rows.line_num}"
                 check_fields(where, cells, header)
