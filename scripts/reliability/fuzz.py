@@ -244,7 +244,7 @@ def prepare(readers: Sequence[Reader], folder: Path) -> None:
         with (folder / "prepare.log").open("w") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        if any("runs" in reader.make.__code__.co_names or reader.name in _NEED_RUNS for reader in readers):
+        if any(reader.name in NEED_RUNS for reader in readers):
             train_runs()
         for reader in readers:
             target = folder / "files" / slug(reader)
@@ -257,7 +257,7 @@ def prepare(readers: Sequence[Reader], folder: Path) -> None:
         os._exit(status)
 
 
-_NEED_RUNS = ("checkpoint", "checkpoint of text", "resume", "metrics.csv", "evaluate.json", "dnd")
+NEED_RUNS = ("checkpoint", "checkpoint of text", "resume", "metrics.csv", "evaluate.json", "dnd")
 
 
 def slug(reader: Reader) -> str:

@@ -1,7 +1,10 @@
 """A share of the fuzzer's inputs; that it finds bad readers; that every command has readers."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import fuzz
@@ -131,3 +134,14 @@ def test_formats_read_the_undamaged_files_as_the_readers_do(tmp_path):
 def test_every_command_has_readers_and_every_input_too():
     assert {name for name in COMMANDS if not readers.readers_of(name)} == set()
     assert readers.unread_inputs() == []
+
+
+def test_some_hundred_inputs_pass(tmp_path):
+    """Of the readers that need no trained run; all 10,000 inputs take a quarter of an hour."""
+    names = [name for name in readers.READERS if name not in (*fuzz.NEED_RUNS, "text arrow")]
+    command = [sys.executable, fuzz.__file__, "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
+    run = [*command, *(f"--reader={name}" for name in names)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["readers"]
+    assert [row["reader"] for row in found] == names and sum(sum(row["counts"].values()) for row in found) > 250
