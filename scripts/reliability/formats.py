@@ -178,7 +178,7 @@ def genbank(data: bytes) -> tuple[str, ...]:
 def _integer(text: str) -> int:
     if not INTEGER.fullmatch(text.strip()):
         raise InvalidError(f"{text!r} is no integer")
-    return int(text[:4000])
+    return int(text.strip()[:4000])
 
 
 def _region(chrom: str, start: int, end: int, strand: str, lengths: Mapping[str, int]) -> tuple[str, int, int, str]:

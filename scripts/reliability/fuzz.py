@@ -270,32 +270,24 @@ def shares(readers: Sequence[Reader], count: int) -> dict[str, int]:
     return {reader.name: max(1, round(count * reader.share / total)) for reader in readers}
 
 
-def import_all() -> None:
+def import_all(readers: Sequence[Reader]) -> None:
     """What the readers import, once, before processes are forked."""
     import importlib
 
-    for name in (
-        "train",
-        "evaluate",
-        "decompress",
-        "judge_text",
-        "checkpoint",
-        "model",
-        "published",
-        "downstream.finetuning",
-        "downstream.folders",
-    ):
-        importlib.import_module(f"dnadiff.{name}")
-    for name in (
-        "downstream.intervals",
-        "downstream.table",
-        "data.text.datamodule",
-        "data.genome.datamodule",
-        "design.options",
-        "report.results",
-    ):
-        importlib.import_module(f"dnadiff.{name}")
-    for name in ("Bio.SeqIO", "pyarrow.parquet", "safetensors.torch", "tokenizers", "yaml", "lightning", "constriction", "numpy"):
+    names = [
+        "Bio.SeqIO",
+        "pyarrow.parquet",
+        "tokenizers",
+        "yaml",
+        "dnadiff.commands",
+        "dnadiff.data.genome.genome",
+        "dnadiff.data.text.pretrained",
+    ]
+    names += [f"dnadiff.{name}" for name in ("downstream.table", "downstream.results", "design.output", "data.text.tokenized")]
+    if any(reader.name in NEED_RUNS for reader in readers):
+        names += [f"dnadiff.{name}" for name in ("train", "evaluate", "decompress", "judge_text", "model", "published", "report.results")]
+        names += ["lightning", "constriction", "safetensors.torch", "dnadiff.training.callbacks", "dnadiff.data.text.datamodule"]
+    for name in names:
         importlib.import_module(name)
 
 
@@ -350,7 +342,7 @@ def show_one(reader: Reader, seed: int, number: int, folder: Path, save: Path | 
     folder.mkdir(parents=True)
     save = None if save is None else save.absolute()
     os.chdir(folder)
-    import_all()
+    import_all([reader])
     prepare([reader], folder)
     source, work = Path("files") / slug(reader), Path("work")
     os.environ["DNADIFF_CACHE"] = str(work / CACHE)
@@ -387,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("--input needs one --reader")
         return show_one(chosen[0], given.seed, given.input, given.folder.absolute(), given.save)
     started = time.monotonic()
-    import_all()
+    import_all(chosen)
     print(HEADER)
     rows: list[Row] = []
     target = None if given.json is None else given.json.absolute()
