@@ -120,6 +120,8 @@ def read(path: Path) -> dict[str, Json]:
         raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer")
     if missing := [key for key in ("noise", "backbone", "objective", "data") if not isinstance(described["config"].get(key), dict)]:
         raise ValueError(f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}")
+    if type(content.get("global_step", 0)) is not int:
+        raise ValueError(f"{path} is not a dnadiff checkpoint: its step is {str(content['global_step'])[:40]!r}, not an integer")
     return content
 
 

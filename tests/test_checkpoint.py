@@ -270,3 +270,10 @@ def test_an_index_of_a_checkpoint_with_impossible_numbers_is_refused(trained, tm
             assert "x.ckpt" in str(error) and not isinstance(error, UnicodeError)
             paths += 1
     assert paths > 20
+
+
+def test_a_step_that_is_no_integer_is_refused_on_reading(trained, tmp_path):
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    torch.save(content | {"global_step": [1]}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"x\.ckpt is not a dnadiff checkpoint: its step is '\[1\]', not an integer"):
+        checkpoint.read(tmp_path / "x.ckpt")

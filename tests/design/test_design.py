@@ -36,7 +36,13 @@ def genome(tmp_path):
     body = "".join(rng.choice(list("ACGTacgt"), 400))
     body = body[:90] + "NNN" + body[93:]
     (tmp_path / "g.fa").write_text(f">c1 some words\n{body}\n>c2\n{'ACGTTGA' * 9}\n")
-    rows = ["c1\t100\t130\tfirst one\t0\t-", "c1\t0\t20\t.\t0\t.", "c1\t390\t400\tend\t0\t+", "c2\t20\t30\t.\t0\t.", "c1\t100\t130\t.\t0\t."]
+    rows = [
+        "c1\t100\t130\tfirst one\t0\t-",
+        "c1\t0\t20\t.\t0\t.",
+        "c1\t390\t400\tend\t0\t+",
+        "c2\t20\t30\t.\t0\t.",
+        "c1\t100\t130\t.\t0\t.",
+    ]
     (tmp_path / "r.bed").write_text("\n".join(rows) + "\n")
     return {"c1": body, "c2": "ACGTTGA" * 9}
 
