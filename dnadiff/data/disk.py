@@ -28,6 +28,7 @@ class WatchedFile(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "wb")
+        self.path = path
         self.error: OSError | None = None
         self.count = 0
 

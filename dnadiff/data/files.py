@@ -5,11 +5,13 @@ A path `bundled:NAME` is a file that ships with the package. File formats are re
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import json
 import math
 import os
+import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
@@ -159,12 +161,12 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
         OSError: naming the file and the space that is free, if it cannot be written; what was there before stays.
     """
     target = check_output(path, overwrite)
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     raw: WatchedFile | None = None
     try:
         with names_file(path, size):
             target.parent.mkdir(parents=True, exist_ok=True)
-            raw = WatchedFile(part)
+            _remove_unfinished(target)
+            raw = _open_part(target)
         with io.BufferedWriter(raw) as buffered:
             if target.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
@@ -176,16 +178,36 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
                 raise raw.error
             with names_file(path, size):
                 os.fsync(raw.fileno())
-        with names_file(path, size):
-            os.replace(part, target)
-            sync_folder(target.parent)
+                os.replace(raw.path, target)  # while the file is locked
+                sync_folder(target.parent)
     except Exception as error:
         if raw is None or raw.error is None:
             raise
-        part.unlink(missing_ok=True)  # before the space that is free is measured
+        raw.path.unlink(missing_ok=True)  # before the space that is free is measured
         raise write_error(raw.error, path, size, raw.count) from error
     finally:
-        part.unlink(missing_ok=True)
+        if raw is not None:
+            raw.path.unlink(missing_ok=True)
+
+
+def _open_part(target: Path) -> WatchedFile:
+    """A temporary file next to `target`, locked while it is open, so that no other process takes it for one of a killed process."""
+    while True:
+        raw = WatchedFile(target.with_name(f".{target.name}.{uuid.uuid4().hex}.part"))
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(raw, fcntl.LOCK_EX)
+        if os.fstat(raw.fileno()).st_nlink:
+            return raw
+        raw.close()  # removed before it was locked
+
+
+def _remove_unfinished(target: Path) -> None:
+    """Remove the temporary files of `target` that killed processes left: those that no process has locked."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
+    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
+        with suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def sync_folder(folder: Path) -> None:

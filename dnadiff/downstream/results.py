@@ -83,10 +83,11 @@ class ResultsFolder(Results):
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
         digest = compute_digest(job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about})
         path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
+        lock = path.with_suffix(".lock")
         if path.is_file():
+            lock.unlink(missing_ok=True)  # of a killed process; with the prediction it protects nothing
             return self._load(path, job, digest)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock")
         with locked(lock, wait=False) as acquired:
             if acquired is False:
                 return None

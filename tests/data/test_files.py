@@ -1,6 +1,7 @@
 """Writing of files: errors name the file, the size that it needs and the space that is free; what was there before stays."""
 
 import errno
+import fcntl
 import resource
 import shutil
 from contextlib import contextmanager, suppress
@@ -129,3 +130,24 @@ def test_an_output_in_a_read_only_folder_is_refused_before_the_work(tmp_path, mo
 def test_an_output_below_a_file_is_refused_before_the_work(target):
     with pytest.raises(ValueError, match=r"below could not be written: .*out\.bin is a file; choose another folder"):
         check_output(target / "below")
+
+
+def test_temporary_files_of_killed_processes_are_removed_by_the_next_write(tmp_path):
+    left = [tmp_path / f".x.json.{digit * 32}.part" for digit in "ab"]
+    others = [tmp_path / f".x.{'a' * 32}.part", tmp_path / f".y.json.{'a' * 32}.part", tmp_path / ".x.json.part"]
+    for path in (*left, *others):
+        path.write_text("half")
+    with left[1].open("r+b") as file:  # another process is writing it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with atomic_write(tmp_path / "x.json") as written:
+            written.write(b"{}")
+    assert sorted(tmp_path.iterdir()) == sorted([left[1], *others, tmp_path / "x.json"])
+
+
+def test_a_write_keeps_its_temporary_file_locked_until_it_is_renamed(tmp_path):
+    with atomic_write(tmp_path / "x.json") as one:
+        one.write(b"one")
+        with atomic_write(tmp_path / "x.json") as other:  # must not remove the first one's file
+            other.write(b"other")
+        assert (tmp_path / "x.json").read_bytes() == b"other"
+    assert (tmp_path / "x.json").read_bytes() == b"one" and len([*tmp_path.iterdir()]) == 1
