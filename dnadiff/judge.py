@@ -60,9 +60,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         "settings": {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
     }
     content = about | quality.content()
-    write_json(output, content)
     overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
     picture = figures.save(overview, output.with_suffix(".png"))
+    write_json(output, content)  # last: while it does not exist, the command can be started again
     show(quality)
     print(f"files are in {output} and {picture}")
     return content

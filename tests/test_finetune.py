@@ -261,3 +261,11 @@ def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
         models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
         for name in (finetune.FINE_TUNED, finetune.SCRATCH, finetune.PROBE, finetune.RANDOM_PROBE):
             assert ("strands" in models[name].describe()) == merges
+
+
+def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_started_again(tmp_path, table, monkeypatch):
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *args: (_ for _ in ()).throw(OSError("interrupted")))
+    with pytest.raises(SystemExit):
+        call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+    assert not (tmp_path / "runs" / "tiny" / "finetune.json").exists()

@@ -61,3 +61,11 @@ def test_invalid_input_gives_a_one_line_error(cli, trained, fasta, tmp_path, arg
     status, _, err = cli("judge", *(a.format(run=trained) for a in args))
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_the_json_file_is_written_last_so_that_an_interrupted_command_can_be_started_again(cli, fasta, tmp_path, monkeypatch):
+    fasta("x.fa", 12, 30)
+    fasta("y.fa", 3, 305, seed=1)
+    monkeypatch.setattr("dnadiff.report.figures.save", lambda *args: (_ for _ in ()).throw(OSError("interrupted")))
+    status, _, err = cli("judge", "samples=x.fa", "real=y.fa", "output=j.json", "num_splits=20", "order=2")
+    assert status == 1 and "interrupted" in err and not (tmp_path / "j.json").exists()
