@@ -41,9 +41,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
         data.test_windows(one["part"])
     rows: list[Json] = []
     layouts: dict[str, str] = {}
+    replace = config["overwrite"] or config["output"] is None  # without zero_shot.json, those in its folder are of an interrupted command
     for name, one in chosen.items():
         for shown, protocol in protocols.items():
-            options = one | {"protocol": protocol, "output": run_dir / name / shown / "evaluate.json"}
+            options = one | {"protocol": protocol, "output": run_dir / name / shown / "evaluate.json", "overwrite": replace}
             content = evaluation.evaluate(model, evaluation.check_options(options), device)
             rows += rows_of(name, one["part"], shown, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]

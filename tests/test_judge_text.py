@@ -128,6 +128,16 @@ def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
         assert found["rows"][0]["perplexity"] > 1 and all(p in out for p in protocols)
 
 
+def test_an_interrupted_zero_shot_can_be_started_again_and_a_complete_one_cannot(cli, runs, tmp_path):
+    (tmp_path / "other.txt").write_text("my black vow, judge of quartz. " * 60)
+    args = [f"checkpoint={runs / 'dit'}", "sets=[text]", "protocols=[mdlm]", "paths={text: other.txt}", "hydra.run.dir=z"]
+    assert cli("zero_shot", *args)[0] == 0
+    assert "z/zero_shot.json exists; set overwrite=true" in cli("zero_shot", *args)[2]
+    (tmp_path / "z" / "zero_shot.json").unlink()  # killed before it was written
+    status, _, err = cli("zero_shot", *args)
+    assert status == 0 and (tmp_path / "z" / "zero_shot.json").exists(), err
+
+
 def test_sets_are_laid_out_as_the_training_text_was():
     config = compose("zero_shot", ["checkpoint=run"]) | {"paths": {}, "part": "published"}
     trained_on = {
