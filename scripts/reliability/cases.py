@@ -35,7 +35,7 @@ class Case:
         resume: further arguments of a second start after the first was interrupted.
         inputs: files in the world that the command reads and a user may have damaged.
         compared: files in `out` (glob patterns) that an interrupted and restarted command must reproduce byte for byte.
-        ignored: keys of JSON files and columns of CSV files that measure time or memory, and are not compared.
+        ignored: keys of files and columns of tables that measure time or memory, or say how a run was started; they are not compared.
     """
 
     command: str
@@ -51,6 +51,11 @@ class Case:
         """The command, with what distinguishes this case from others of it."""
         return f"{self.command} {self.label}".strip()
 
+    @property
+    def reads_runs(self) -> bool:
+        """Whether it needs the trained runs of the world."""
+        return any(f"{{world}}/{name}" in argument for name in ("dna", "text", "ar", "samples.dnd") for argument in self.arguments)
+
     def command_line(self, world: Path, out: Path, resumed: bool = False) -> list[str]:
         """The arguments of the command, with the folders filled in."""
         arguments = (*self.arguments, "hydra.run.dir={out}/run", *(self.resume if resumed else ()))
@@ -60,14 +65,16 @@ class Case:
 DNA, TEXT, AR = "checkpoint={world}/dna", "checkpoint={world}/text", "judge={world}/ar"
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
+TRAINING = (*TIMES, "resume", "sha256")  # config.yaml and checkpoints record how the run was started last, and hashes depend on that
+SESSIONS = ("seconds", "sessions")
 CASES = (
-    Case("train", (*FASTA, *SMALL_RUN, *SMALL_NETWORK), ("resume=true",), ("genome.fa.gz",), ignored=TIMES),
+    Case("train", (*FASTA, *SMALL_RUN, *SMALL_NETWORK), ("resume=true",), ("genome.fa.gz",), ignored=TRAINING),
     Case(
         "train",
         ("data=text", "data.path={world}/book.txt", *SMALL_RUN, *SMALL_NETWORK),
         ("resume=true",),
         ("book.txt",),
-        ignored=TIMES,
+        ignored=TRAINING,
         label="text",
     ),
     Case("evaluate", (DNA, "num_draws=2", "orders=[0,2]", "accelerator=cpu"), inputs=("genome.fa.gz", "dna")),
@@ -78,14 +85,27 @@ CASES = (
         (DNA, "num_samples=6", "batch_size=2", "output={out}/samples.fa", "sampler.num_groups=4", "accelerator=cpu"),
         ("resume=true",),
         ("dna",),
+        ignored=SESSIONS,
     ),
     Case(
         "sample",
-        (DNA, "infill={world}/regions.bed", "genome={world}/genome.fa.gz", "num_samples=2", "sampler.num_groups=4", "accelerator=cpu"),
+        (
+            *(DNA, "infill={world}/regions.bed", "genome={world}/genome.fa.gz", "num_samples=2", "batch_size=2"),
+            *("output={out}/infilled.fa.gz", "sampler.num_groups=4", "accelerator=cpu"),
+        ),
+        ("resume=true",),
         inputs=("regions.bed", "genome.fa.gz", "dna"),
+        ignored=SESSIONS,
         label="infill",
     ),
-    Case("sample", (TEXT, "num_samples=4", "sampler.num_groups=4", "accelerator=cpu"), inputs=("text",), label="text"),
+    Case(
+        "sample",
+        (TEXT, "num_samples=4", "batch_size=2", "sampler.num_groups=4", "accelerator=cpu"),
+        ("overwrite=true",),
+        ("text",),
+        ignored=SESSIONS,
+        label="text",
+    ),
     Case("judge", ("samples={world}/samples.fa", DNA, "num_splits=20", "order=2"), inputs=("samples.fa", "dna")),
     Case("judge_text", ("samples={world}/samples.jsonl", AR, "accelerator=cpu"), inputs=("samples.jsonl", "ar")),
     Case("copies", ("input={world}/samples.fa", DNA), inputs=("samples.fa", "dna")),
@@ -93,7 +113,7 @@ CASES = (
         "finetune",
         (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=3", "accelerator=cpu"),
         inputs=("labels.csv", "dna"),
-        ignored=TIMES,
+        ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
     ),
     Case("genome", ("action=describe", *FASTA, "data.length=32", "output={out}/genome.json"), inputs=("genome.fa.gz",)),
     Case("genome", ("action=pack", *FASTA, "data.length=32"), inputs=("genome.fa.gz",), label="pack"),
@@ -120,8 +140,11 @@ def missing() -> list[str]:
     return sorted(COMMANDS.keys() - {c.command for c in CASES})
 
 
-def build_world(folder: Path) -> None:
-    """Write the input files and train the runs that the cases read. Takes some seconds; the content depends on no clock."""
+def build_world(folder: Path, runs: bool = True) -> None:
+    """Write the input files and, unless `runs` is false, train the runs that most cases read. Takes some seconds.
+
+    The content depends on no clock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     _write_genome(folder, draw)
@@ -131,6 +154,11 @@ def build_world(folder: Path) -> None:
     (folder / "samples.jsonl").write_text("".join(f'{{"text": "{s}"}}\n' for s in sentences[:8]), encoding="utf-8")
     rows = [f"{''.join(draw.choices('ACGT' if n % 2 else 'AAACGT', k=32))},{'ab'[n % 2]}" for n in range(48)]
     (folder / "labels.csv").write_text("sequence,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    if runs:
+        _train(folder)
+
+
+def _train(folder: Path) -> None:
     run = ("trainer.max_steps=2", "data.max_valid_windows=2")
     text = ("data=text", f"data.path={folder}/book.txt")
     start("train", ["data=fasta", f"data.path={folder}/genome.fa.gz", *SMALL_RUN, *SMALL_NETWORK, *run, f"hydra.run.dir={folder}/dna"])

@@ -1,0 +1,93 @@
+"""A few kills of the harness in scripts/reliability, and a proof that it notices what it looks for."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "reliability"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def importable():
+    sys.path.append(str(FOLDER))
+    yield
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture
+def intercepted():
+    import supervisor
+
+    if reason := supervisor.unavailable():
+        pytest.skip(reason)
+
+
+def test_every_command_has_a_case():
+    import cases
+
+    assert not cases.missing()
+
+
+def write_in_place(out):
+    with (out / "result.txt").open("w") as file:
+        file.write("one\n")
+        file.flush()
+        file.write("two\n")
+
+
+def write_atomically(out):
+    from dnadiff.data.files import atomic_write
+
+    with atomic_write(out / "result.txt", overwrite=True) as file:
+        file.write(b"one\ntwo\n")
+
+
+def forget(out):
+    write_atomically(out)
+    if not (out / "started").exists():  # the second start does less than the first
+        (out / "started").write_text("")
+        (out / "more").write_text("")
+
+
+def leave(out):
+    part = out / f".result.txt.{uuid.uuid4().hex}"
+    part.write_text("one\ntwo\n")
+    part.rename(out / "result.txt")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (write_atomically, ""),
+        (write_in_place, "result.txt is half-written or has other contents (0 bytes)"),
+        (write_in_place, "result.txt is half-written or has other contents (4 bytes)"),
+        (leave, "after the next start out/.result.txt."),
+        (forget, "after the next start out/more is missing"),
+    ],
+)
+def test_kills_show_what_a_command_does_wrong(command, expected, tmp_path, intercepted):
+    import crash_points
+    from bench import Bench
+    from cases import Case
+
+    class Toy(Bench):
+        def call(self, case, out, resumed=False):
+            command(out)
+            return 0
+
+    toy = Toy(tmp_path)
+    (tmp_path / "kernels").mkdir()
+    row = crash_points.kill_case(toy, Case("toy", ()), crash_points.Choice(twice=1))
+    assert row.kills >= 3
+    assert any(expected in problem for problem in row.failures) if expected else not row.failures
+
+
+def test_commands_survive_kills():
+    run = [sys.executable, str(FOLDER / "crash_points.py"), "--case=train", "--points=140:30"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| all |" in done.stdout or "skipped" in done.stdout
