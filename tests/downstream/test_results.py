@@ -251,7 +251,7 @@ def test_damaged_results_are_refused_by_name(tmp_path):
 
 
 def test_the_lock_file_of_a_process_that_was_killed_after_its_prediction_is_removed(tmp_path):
-    folder = ResultsFolder(tmp_path, {}, "1")
+    folder = ResultsFolder(tmp_path, {}, VERSION)
     run_study(data(), {"m": Counted()}, [1], [], results=folder)
     stored = next((tmp_path / "toy_task").glob("*.npz"))
     stored.with_suffix(".lock").touch()
