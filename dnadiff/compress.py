@@ -17,7 +17,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     import torch
 
     from dnadiff import checkpoint
-    from dnadiff.compression import coding, container
+    from dnadiff.compression import coding, container, layout, machine
     from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome import pieces
 
@@ -30,9 +30,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)
     denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
-    text = container.read_text(config["input"])
-    layout, letters = container.parse(text, config["input"])
-    if container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
+    text = layout.read_text(config["input"])
+    about, letters = layout.parse(text, config["input"])
+    if layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks")
     ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
@@ -40,24 +40,27 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     encoder = coding.Encoder()
     bar = Progress(len(parts), "compress")
     with coding.threads(threads):
-        header = {
-            "format": container.FORMAT,
-            "model": coding.fingerprint(denoiser, loaded.config),
-            "machine": coding.machine(denoiser),
-            "window": window,
+        header = container.ContainerHeader(
+            container.FORMAT,
+            machine.fingerprint(denoiser, loaded.config),
+            machine.describe(denoiser) | machine.measure(denoiser, loaded.process),
+            window,
+            text=hashlib.blake2b(text, digest_size=16).hexdigest(),
             **options,
-            "text": hashlib.blake2b(text, digest_size=16).hexdigest(),
-        }
+        )
         masked = [emitted[x.long()] for x in parts]
         coding.code(denoiser, loaded.process, parts, masked, encoder, **options, progress=lambda n: bar.update(n, n * window))
     bar.close()
-    content = container.pack(header, layout, encoder.words())
+    content = container.pack(header, about, encoder.words())
+    needed = max(container.expanded_size(about), coding.padded_size([len(x) for x in parts], options["batch_size"]))
     with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
     bits = {"code_length": encoder.bits, "code": 32 * len(encoder.words()), "file": 8 * len(content), "text": 8 * len(text)}
     sizes = {"bases": sum(int(m.sum()) for m in masked), **bits}
     show(sizes)
     print(f"files are in {output}")
+    if needed > container.size_limit(len(content)):
+        print(f"the text is much longer than the file: to decompress it set max_bytes={needed}")
     return sizes
 
 

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from dnadiff import commands
-from dnadiff.config import Config, Json
+from dnadiff import checks, commands
+from dnadiff.config import Config
 from dnadiff.progress import Progress
-
-REMEDY = {
-    "device": "decompress on the kind of device that compressed: set accelerator=cpu or gpu",
-    "instructions": "decompress on a machine with the same kind of processor, or set ATEN_CPU_CAPABILITY to the value in the file",
-    "torch": "install that version of torch",
-    "dtype": "load the model in that precision",
-    "scan": "set DNADIFF_SCAN to the value in the file",
-    "products": "call torch.set_float32_matmul_precision with the value in the file",
-    "threads": "leave OMP_NUM_THREADS unset, or set it to the value in the file",
-    "constriction": "install that version of constriction",
-}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
@@ -28,54 +17,43 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     import torch
 
     from dnadiff import checkpoint
-    from dnadiff.compression import coding, container
+    from dnadiff.compression import coding, container, layout, machine
     from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome import pieces
 
     output = check_output(config["output"] or run_dir / Path(config["input"]).name.removesuffix(".dnd"), config["overwrite"])
-    header, layout, words = container.unpack(config["input"])
-    if header["format"] != container.FORMAT:
-        raise ValueError(
-            f"{config['input']} has format {header['format']}, this version reads {container.FORMAT}; use the dnadiff that wrote it"
-        )
+    max_bytes = checks.optional_integer("max_bytes", config["max_bytes"])
+    path, (header, about, words) = config["input"], container.unpack(config["input"], max_bytes)
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
-    with coding.threads(header["machine"]["threads"]):
-        check_match(config["input"], header, coding.fingerprint(denoiser, loaded.config), coding.machine(denoiser))
+    machine.check_model(path, header.model, machine.fingerprint(denoiser, loaded.config))
+    machine.check_match(path, header.machine, machine.describe(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
-    known = container.skeletons(layout)
+    known = layout.skeletons(about)
+    cuts = pieces.cut([len(x) for x in known], header.window)
+    padded = coding.padded_size([p.end - p.start for p in cuts], header.batch_size)
+    container.check_size(path, "a batch", padded, container.size_limit(Path(path).expanduser().stat().st_size, max_bytes))
     letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
     ids = [torch.from_numpy(tokenizer.encode(x).astype(np.int64)) for x in letters]
-    cuts = pieces.cut([len(x) for x in ids], header["window"])
     masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
     parts = [torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)]
     bar = Progress(len(parts), "decompress")
-    settings = {key: header[key] for key in ("num_groups", "seed", "batch_size")} | {
-        "progress": lambda n: bar.update(n, n * header["window"])
-    }
-    with coding.threads(header["machine"]["threads"]):
-        found = coding.code(denoiser, loaded.process, parts, masked, coding.Decoder(words), **settings)
+    with coding.threads(int(header.machine["threads"])):
+        machine.check_match(path, header.machine, machine.measure(denoiser, loaded.process))
+        settings = (coding.Decoder(words), header.num_groups, header.seed, header.batch_size)
+        found = coding.code(denoiser, loaded.process, parts, masked, *settings, progress=lambda n: bar.update(n, n * header.window))
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
-    text = container.restore(layout, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
-    if hashlib.blake2b(text, digest_size=16).hexdigest() != header["text"]:
-        raise ValueError(f"{config['input']}: the decoded text is not the compressed one: {coding.OTHER_PROBABILITIES}")
+    text = layout.restore(about, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
+    if hashlib.blake2b(text, digest_size=16).hexdigest() != header.text:
+        raise ValueError(f"{path}: the decoded text is not the compressed one: {coding.OTHER_PROBABILITIES}")
     with atomic_write(output, config["overwrite"]) as file:
         file.write(text)
     print(f"files are in {output}")
     return output
-
-
-def check_match(path: str, header: Mapping[str, Json], model: str, machine: Mapping[str, Json]) -> None:
-    """Raise ValueError if this model or this machine cannot read a file, with the first difference and the remedy."""
-    if header["model"] != model:
-        raise ValueError(f"{path} was compressed with another model ({header['model'][:12]}, this is {model[:12]}); give its checkpoint")
-    for key, remedy in REMEDY.items():
-        if (then := header["machine"].get(key)) != machine[key]:
-            raise ValueError(f"{path} was compressed with {key} {then}, here it is {machine[key]}: {remedy}")
 
 
 def main() -> None:

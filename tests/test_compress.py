@@ -1,7 +1,13 @@
 """Lossless compression: files are restored byte for byte, and their size agrees with the likelihood."""
 
 import gzip
+import hashlib
+import json
+import lzma
 import math
+import re
+import struct
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +18,9 @@ from hypothesis import strategies as st
 
 from dnadiff import checkpoint, likelihood
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.compression import coding, container
+from dnadiff.compression import coding, container, layout
+from dnadiff.compression.machine import REMEDY, describe, measure
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.decompress import REMEDY
 from dnadiff.denoiser import CausalDenoiser
 from dnadiff.likelihood import code_length
 
@@ -63,7 +69,7 @@ def test_the_file_records_the_number_of_threads(cli, trained, small, tmp_path):
     (tmp_path / "x.fa").write_text(PLAIN)
     before = torch.get_num_threads()
     assert cli("compress", *small[:-1], "threads=2", "input=x.fa", "output=x.dnd")[0] == 0
-    assert container.unpack(tmp_path / "x.dnd")[0]["machine"]["threads"] == 2
+    assert container.unpack(tmp_path / "x.dnd")[0].machine["threads"] == 2
     assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa")[0] == 0
     assert (tmp_path / "y.fa").read_text() == PLAIN and torch.get_num_threads() == before
 
@@ -128,9 +134,9 @@ bodies = st.lists(st.text("ACGTacgtNnRyUu", max_size=9), max_size=4)
 @given(st.lists(st.tuples(headers, bodies), min_size=1, max_size=4), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 def test_any_layout_is_preserved(records, ended, newline):
     text = newline.join(line for header, body in records for line in (f">{header}", *body)) + newline * ended
-    layout, letters = container.parse(text.encode(), "x.fa")
-    assert container.restore(layout, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
-    for skeleton, sequence in zip(container.skeletons(layout), letters):
+    about, letters = layout.parse(text.encode(), "x.fa")
+    assert layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
+    for skeleton, sequence in zip(layout.skeletons(about), letters):
         assert [(s == 0) for s in skeleton] == [x in "ACGTU" for x in sequence.decode().upper()]
 
 
@@ -170,21 +176,131 @@ def test_foreign_and_damaged_files_are_rejected(cli, trained, compressed, tmp_pa
         ("device", "H9000", "set accelerator=cpu or gpu"),
         ("dtype", "float16", "load the model in that precision"),
         ("products", "medium", "torch.set_float32_matmul_precision"),
-        ("threads", None, "leave OMP_NUM_THREADS unset"),
         ("constriction", "0.0", "install that version of constriction"),
+        ("math", "BLAS generic", "decompress with the same libraries"),
+        ("kernels", "g++ 1.0", "set CXX to that compiler"),
+        ("results", "0" * 32, "its processor computes other bits"),
     ],
 )
 def test_another_machine_is_rejected(cli, trained, compressed, tmp_path, key, value, message):
-    header, layout, words = container.unpack(compressed)
-    header["machine"][key] = value
-    (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
+    header, about, words = container.unpack(compressed)
+    header = replace(header, machine={**header.machine, key: value})
+    (tmp_path / "other.dnd").write_bytes(container.pack(header, about, words))
     check_rejected(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd")
     check_rejected(cli, trained, tmp_path, message, "input=other.dnd")
 
 
 def test_every_recorded_property_of_a_machine_is_compared(trained, compressed):
-    recorded = coding.machine(checkpoint.load(trained).denoiser).keys()
-    assert recorded == REMEDY.keys() == container.unpack(compressed)[0]["machine"].keys()
+    loaded = checkpoint.load(trained)
+    recorded = (describe(loaded.denoiser) | measure(loaded.denoiser, loaded.process)).keys()
+    assert recorded == REMEDY.keys() == container.unpack(compressed)[0].machine.keys()
+
+
+def test_files_of_the_version_before_are_read(cli, trained, compressed, tmp_path):
+    """They record neither the libraries nor the compiler of the kernels nor results."""
+    header, about, words = container.unpack(compressed)
+    old = {key: value for key, value in header.machine.items() if key not in ("math", "kernels", "results")}
+    (tmp_path / "old.dnd").write_bytes(container.pack(replace(header, machine=old), about, words))
+    status, _, err = cli("decompress", f"checkpoint={trained}", "input=old.dnd", "output=y.fa")
+    assert status == 0 and (tmp_path / "y.fa").read_text() == PLAIN, err
+
+
+def crafted(header, side, words=b"", size=None, check=lzma.CHECK_CRC64):
+    """A file with a valid digest and any header and layout."""
+    side = side if isinstance(side, bytes) else lzma.compress(json.dumps(side).encode(), check=check)
+    about = header if isinstance(header, bytes) else json.dumps({**header, "side_bytes": len(side) if size is None else size}).encode()
+    body = container.MAGIC + struct.pack("<I", len(about)) + about + side + words
+    return body + hashlib.blake2b(body, digest_size=16).digest()
+
+
+MACHINE = dict.fromkeys(["device", "instructions", "torch", "dtype", "scan", "products", "constriction"], "x") | {"threads": 1}
+HEADER = {"format": 1, "model": "0" * 32, "machine": MACHINE, "window": 32, "num_groups": 8, "seed": 1, "batch_size": 4, "text": "0" * 32}
+LAYOUT = {"headers": ["a"], "lines": [[4, 1]], "lower": [[]], "others": [[]], "newline": "\n", "ended": True, "leading": 0, "marked": False}
+
+
+@pytest.mark.parametrize(
+    ("header", "side", "message"),
+    [
+        (b"{", LAYOUT, "its header is not JSON"),
+        (b"[1]", LAYOUT, "its header holds a list"),
+        (b"[" * 5000, LAYOUT, "its header is nested too deeply"),
+        (b"{}", LAYOUT, "its header lacks format"),
+        ({"format": 9}, LAYOUT, "has format 9, this version reads 1"),
+        ({"format": 1}, LAYOUT, "its header lacks model, machine, window, num_groups, seed, batch_size, text"),
+        (HEADER | {"window": 0}, LAYOUT, "window 0 must be an integer"),
+        (HEADER | {"batch_size": 1 << 70}, LAYOUT, "batch_size"),
+        (HEADER | {"num_groups": "8"}, LAYOUT, "num_groups '8' must be an integer"),
+        (HEADER | {"model": 5}, LAYOUT, "model 5 must be 32 hexadecimal digits"),
+        (HEADER | {"machine": {}}, LAYOUT, "its header lacks machine.device"),
+        (HEADER | {"machine": MACHINE | {"threads": 10**9}}, LAYOUT, "machine.threads 1000000000 must be an integer from 1 to 1024"),
+        (HEADER | {"machine": MACHINE | {"threads": None}}, LAYOUT, "machine.threads None must be an integer"),
+        (HEADER | {"machine": MACHINE | {"torch": 3}}, LAYOUT, "machine.torch 3 must be a string"),
+        (HEADER, b"neither xz nor anything else", "its layout is damaged"),
+        (HEADER, lzma.compress(b"{}")[:-9], "its layout does not end where the header says"),
+        (HEADER, [1], "its layout is damaged: the layout holds a list"),
+        (HEADER, LAYOUT | {"x": 1}, "other attributes"),
+        (HEADER, {"headers": []}, "other attributes"),
+        (HEADER, LAYOUT | {"lines": [[10**10, 1]]}, "its text takes 10,000,000,004 bytes, more than the 1,048,576 that"),
+        (HEADER, LAYOUT | {"lines": [[0, 10**10]]}, "its text takes 10,000,000,003 bytes"),
+        (HEADER, LAYOUT | {"leading": 10**10}, "its text takes"),
+        (HEADER, LAYOUT | {"lines": [[4]]}, "the lengths of lines"),
+        (HEADER, LAYOUT | {"lines": [[-4, 1]]}, "the lengths of lines"),
+        (HEADER, LAYOUT | {"lines": 4}, "the number of records"),
+        (HEADER, LAYOUT | {"headers": 4}, "the number of records"),
+        (HEADER, LAYOUT | {"headers": [4]}, "a header cannot be"),
+        (HEADER, LAYOUT | {"headers": ["\ud800"]}, "a header cannot be"),
+        (HEADER, LAYOUT | {"lower": [[3]]}, "the runs of lower case"),
+        (HEADER, LAYOUT | {"others": [[0, 5, "N"]]}, "the runs of other letters"),
+        (HEADER, LAYOUT | {"others": [[0, 1, "A"]]}, "a letter"),
+        (HEADER, LAYOUT | {"others": [[0, 1, ["N"]]]}, "a letter"),
+        (HEADER, LAYOUT | {"newline": "\r"}, "the kind of line breaks"),
+        (HEADER, lzma.compress(b" " * (3 << 20)), "its layout, decompressed, takes 1,048,577 bytes, more than the 1,048,576"),
+    ],
+)
+def test_a_crafted_file_is_refused_before_work(tmp_path, header, side, message):
+    (tmp_path / "c.dnd").write_bytes(crafted(header, side))
+    threads = torch.get_num_threads()
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        container.unpack(tmp_path / "c.dnd")
+    assert "c.dnd" in str(caught.value) and torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("size", "words"), [(10**6, b""), (None, b"abc")])
+def test_declared_sizes_are_compared_with_the_file(tmp_path, size, words):
+    (tmp_path / "c.dnd").write_bytes(crafted(HEADER, LAYOUT, words, size))
+    with pytest.raises(ValueError, match=r"c\.dnd is damaged: its parts are declared longer than the file, or not of whole words"):
+        container.unpack(tmp_path / "c.dnd")
+
+
+def test_a_batch_is_bounded_and_nothing_is_computed_for_another_machine(cli, trained, compressed, tmp_path, monkeypatch):
+    header, about, words = container.unpack(compressed)
+    many = replace(about, headers=["a"] * 4000, lines=[[400, 1], *[[1, 1]] * 3999], lower=[[]] * 4000, others=[[]] * 4000)
+    content = container.pack(replace(header, window=500, batch_size=5000), many, words)
+    (tmp_path / "big.dnd").write_bytes(content)
+    check_rejected(cli, trained, tmp_path, "a batch takes 1,600,000 bytes, more than the 1,048,576", "input=big.dnd")
+    monkeypatch.setattr(coding, "threads", None)
+    foreign = replace(header, machine=header.machine | {"torch": "1.0", "threads": 7})
+    (tmp_path / "other.dnd").write_bytes(container.pack(foreign, about, words))
+    check_rejected(cli, trained, tmp_path, "install that version of torch", "input=other.dnd")
+
+
+def test_a_text_of_few_bits_is_decompressed_with_a_larger_limit(cli, trained, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "_LEAST", 1000)
+    monkeypatch.setattr(container, "_RATIO", 1)
+    text = ">n\n" + ("N" * 60 + "\n") * 50 + "ACGT\n"
+    (tmp_path / "x.fa").write_text(text)
+    status, out, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
+    assert status == 0 and f"set max_bytes={len(text)}" in out, err
+    check_rejected(cli, trained, tmp_path, f"if you trust the file, set max_bytes={len(text)}", "input=x.dnd")
+    assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa", f"max_bytes={len(text)}")[0] == 0
+    assert (tmp_path / "y.fa").read_text() == text
+
+
+def test_words_that_no_encoder_wrote_are_refused(cli, trained, compressed, tmp_path):
+    header, about, words = container.unpack(compressed)
+    for other in (words[:0], words[:1], words ^ 0xFFFFFFFF, np.zeros_like(words)):
+        (tmp_path / "w.dnd").write_bytes(container.pack(header, about, other))
+        check_rejected(cli, trained, tmp_path, "the decoded text is not the compressed one", "input=w.dnd")
 
 
 def test_another_model_is_rejected(cli, train_args, compressed, tmp_path):
@@ -194,9 +310,9 @@ def test_another_model_is_rejected(cli, train_args, compressed, tmp_path):
 
 
 def test_other_probabilities_are_detected(cli, trained, compressed, tmp_path):
-    header, layout, words = container.unpack(compressed)
-    header["seed"] += 1
-    (tmp_path / "other.dnd").write_bytes(container.pack(header, layout, words))
+    header, about, words = container.unpack(compressed)
+    header = replace(header, seed=header.seed + 1)
+    (tmp_path / "other.dnd").write_bytes(container.pack(header, about, words))
     check_rejected(cli, trained, tmp_path, "the decoded text is not the compressed one", "input=other.dnd")
 
 

@@ -2,18 +2,15 @@
 
 The order of the positions comes from a seed. Each of K network calls gives the probabilities with which a group of positions is
 coded. Encoder and decoder make the same calls on the same tensors and get identical probabilities if the machine and versions are the
-same (see `machine`). The coder is the range coder of `constriction` (arXiv 2201.01741), an optional dependency.
+same (see `dnadiff.compression.machine`). The coder is the range coder of `constriction` (arXiv 2201.01741), an optional dependency.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -22,17 +19,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.blocks import MambaBackbone
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
-    from dnadiff.config import Config, Json
 
 OTHER_PROBABILITIES = "the probabilities computed here differ from those of the machine that compressed; decompress there"
 PRECISION = 22  # bits of a probability; the coder works with 24
@@ -156,6 +150,11 @@ def code(
     return result
 
 
+def padded_size(lengths: Sequence[int], batch_size: int) -> int:
+    """The most tokens in a batch of sequences of these lengths, padding included."""
+    return max(lengths, default=0) * min(batch_size, len(lengths))
+
+
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
     """Use this number of threads inside the block; None keeps the current number."""
@@ -172,36 +171,3 @@ def diffusion_denoiser(loaded: Loaded) -> Denoiser:
     if not isinstance(loaded.denoiser, Denoiser):
         raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
     return loaded.denoiser
-
-
-def machine(denoiser: Denoiser) -> dict[str, Json]:
-    """Everything that floating-point results depend on besides the model. It must be the same for decompression."""
-    device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
-    scan = "none"
-    if isinstance(denoiser.backbone, MambaBackbone):
-        name = chosen_scan(denoiser.backbone.scan, device.type, dtype)
-        scan = f"{name} ({SCANS[name].description()})"
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type.startswith("cuda") else device.type,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "dtype": str(dtype).removeprefix("torch."),
-        "scan": scan,
-        "products": torch.get_float32_matmul_precision(),
-        "threads": torch.get_num_threads(),
-        "constriction": version(library().__name__),
-    }
-
-
-def fingerprint(denoiser: Denoiser, config: Config) -> str:
-    """A hash of the weights and of the architecture: the same for copies of a checkpoint under any name."""
-    digest = hashlib.blake2b(digest_size=16)
-    parts = {key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")}
-    same_weights = ("scan", "activation_checkpointing")
-    parts["backbone"] = {key: value for key, value in dict(parts["backbone"] or {}).items() if key not in same_weights}
-    digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(denoiser.state_dict().items()):
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {data.dtype} {tuple(data.shape)}".encode())
-        digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -19,9 +19,10 @@ from dnadiff.kernels.facade import (
     short_convs,
 )
 from dnadiff.kernels.log_sum import linear_log_sum
-from dnadiff.kernels.select import SCANS, available_scans, check_scan, chosen_scan
+from dnadiff.kernels.select import AUTO, SCANS, available_scans, check_scan, chosen_scan
 
 __all__ = [
+    "AUTO",
     "SCANS",
     "Backend",
     "ScanInputs",

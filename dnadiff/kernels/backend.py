@@ -51,6 +51,10 @@ class Backend(ABC):
     def description(self) -> str:
         """What the log reports after the name."""
 
+    def compiler(self) -> str:
+        """What compiled the kernels on this machine and with which flags; `none` if nothing was compiled here."""
+        return "none"
+
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
         """Why tensors of this device and type cannot be computed; an empty string if they can."""
         if self.device_type not in (None, device_type):

@@ -164,7 +164,7 @@ def _compile(compiler: list[str], work: Path) -> Path:
     """The library, built in the folder `work`: one process per source, then the linker."""
     objects, made, message = [work / f"{name}.o" for name in _SOURCES], work / "kernels.so", "no message"
     for extra in _EXTRAS:
-        command = [*compiler, *_FLAGS, *extra]
+        command = [*compiler, *_FLAGS, *extra, f'-DDNADIFF_FLAGS="{_short_hash(*_FLAGS, *extra)}"']
         with ThreadPoolExecutor(len(objects)) as pool:
             sources = [[*command, "-c", str(_FOLDER / name), "-o", str(to)] for name, to in zip(_SOURCES, objects, strict=True)]
             results = [*pool.map(_run, sources)]

@@ -33,6 +33,10 @@ class CppBackend(TorchOperations):
         return library().dnadiff_vectors().decode() + (", products by oneDNN" if onednn_wins() else "")
 
     @override
+    def compiler(self) -> str:
+        return library().dnadiff_compiler().decode()
+
+    @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
             raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")

@@ -34,7 +34,7 @@ _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
 def library() -> ctypes.CDLL:
     """The library, with the argument types of its functions set."""
     loaded = load_library()
-    loaded.dnadiff_vectors.restype = ctypes.c_char_p
+    loaded.dnadiff_vectors.restype = loaded.dnadiff_compiler.restype = ctypes.c_char_p
     for name, (pointers, sizes, reals, flags) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes = [c_void_p] * pointers + [c_int64] * sizes + [c_double] * reals + [c_int] * flags

@@ -241,6 +241,13 @@ extern "C" {
 
 const char* dnadiff_vectors() { return NAME; }
 
+// The compiler with its version, and a hash of the flags.
+#ifdef __clang__
+const char* dnadiff_compiler() { return __VERSION__ ", flags " DNADIFF_FLAGS; }
+#else
+const char* dnadiff_compiler() { return "g++ " __VERSION__ ", flags " DNADIFF_FLAGS; }
+#endif
+
 int dnadiff_vector_width() { return W; }  // channels
 
 // `states` may be null: then nothing is saved for a backward pass.

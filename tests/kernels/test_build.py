@@ -1,6 +1,7 @@
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,12 @@ def filled_cache(built, empty_cache):
     empty_cache.mkdir(parents=True, mode=0o700)
     shutil.copy(built, empty_cache)
     return empty_cache
+
+
+def test_the_library_names_its_compiler_and_flags():
+    name = SCANS["cpu"].compiler()
+    assert re.fullmatch(r"(g\+\+|.*[Cc]lang) \d.*, flags [0-9a-f]{16}", name)
+    assert SCANS["portable"].compiler() == "none"
 
 
 @pytest.fixture
