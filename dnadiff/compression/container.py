@@ -74,8 +74,8 @@ class ContainerHeader:
             raise ValueError(f"{path}: its header lacks {', '.join(missing)}; compress the file again")
         lowest = {"window": 1, "num_groups": 1, "seed": 0, "batch_size": 1, "side_bytes": 0}
         numbers = {key: checks.integer(f"{path}: {key}", found[key], low, None if key == "seed" else _INT64) for key, low in lowest.items()}
-        hashes = {key: _hash(f"{path}: {key}", found[key]) for key in ("model", "text")}
-        return cls(FORMAT, machine=_machine(found["machine"], path), **hashes, **numbers)
+        model, text = (_hash(f"{path}: {key}", found[key]) for key in ("model", "text"))
+        return cls(FORMAT, model, _machine(found["machine"], path), text=text, **numbers)
 
 
 def size_limit(size: int, max_bytes: int | None = None) -> int:

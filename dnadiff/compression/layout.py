@@ -78,7 +78,7 @@ def checked(found: Mapping[str, Json]) -> ContainerLayout:
             isinstance(others, list) and len(others) % 3 == 0 and _are_counts([*others[::3], *others[1::3]]), "the runs of other letters"
         )
         _check(all(isinstance(letter, str) and letter in _OTHERS for letter in others[2::3]), "a letter")
-        _check(sum(others[::3]) + sum(others[1::3]) <= length, "the runs of other letters")
+        _check(sum(value for value in others if isinstance(value, int)) <= length, "the runs of other letters")
     return layout
 
 
