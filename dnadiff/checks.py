@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from pathlib import Path
 from typing import TypeGuard
 
 
@@ -50,6 +51,13 @@ def fraction(key: str, value: object, inclusive: bool = True) -> float:
     return float(value)
 
 
+def below_one(key: str, value: object) -> float:
+    """A number of at least 0 and below 1, such as a probability of dropout."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"{key} {value!r} must be a number of at least 0 and below 1")
+    return float(value)
+
+
 def boolean(key: str, value: object) -> bool:
     """True or False. Strings are refused, because any non-empty string counts as true."""
     if not isinstance(value, bool):
@@ -62,3 +70,13 @@ def name(key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise ValueError(f"{key} {value!r} must be a name")
     return str(value)
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with `~` and `~name` replaced by home folders; a ValueError if there is no such user, or no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path}: this machine knows no such home folder; write out the complete path, or ./~ for a file of that name"
+        ) from error

@@ -39,7 +39,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.report.suite import write_suite
 
     check_settings(config)
-    output = Path(config["output"]).expanduser() if config["output"] else run_dir / "finetune.json"
+    output = checks.expand_user(config["output"]) if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     tokenizer = dna_tokenizer(loaded)
@@ -89,7 +89,7 @@ def check_settings(config: Config) -> None:
         checks.boolean(key, config[key])
     for key in ("output", "results"):
         config[key] = None if config[key] in (None, "") else checks.name(key, config[key])
-    if config["results"] and Path(config["results"]).expanduser().is_file():
+    if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
     config["trust"] = [config["trust"]] if isinstance(config["trust"], str) else config["trust"]
     if not isinstance(config["trust"], list) or not all(isinstance(name, str) for name in config["trust"]):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dnadiff import commands
-from dnadiff.checks import boolean, integer
+from dnadiff.checks import boolean, expand_user, integer
 from dnadiff.config import Config, Json, build
 from dnadiff.design import options
 from dnadiff.progress import Progress, duration, table
@@ -44,7 +44,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     options.check_settings(config["sampler"])
     model = load(config["checkpoint"], commands.pick_device(config["accelerator"]), config["trust"])
     is_dna = model.tokenizer.vocab.complement is not None
-    output = Path(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt")).expanduser()
+    output = expand_user(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"))
     check_suffix(output, is_dna)
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")

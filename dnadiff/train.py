@@ -123,8 +123,8 @@ def absolute_paths(path: Json) -> Json:
         return [absolute_paths(value) for value in path]
     if not isinstance(path, str) or not path.strip():  # '' would be the current folder
         return path
-    existing = Path(path).expanduser().exists() or glob.has_magic(path)
-    return str(Path(path).expanduser().absolute()) if existing else path
+    existing = checks.expand_user(path).exists() or glob.has_magic(path)
+    return str(checks.expand_user(path).absolute()) if existing else path
 
 
 def check_compatible(config: Config) -> None:

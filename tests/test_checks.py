@@ -71,3 +71,16 @@ def test_names_are_strings_and_numbers_become_strings():
     for value in ("", None, True, ["a"]):
         with pytest.raises(ValueError, match=re.escape(f"key {value!r} must be a name")):
             checks.name("key", value)
+
+
+def test_a_home_folder_of_nobody_is_named():
+    assert checks.expand_user("~/x").is_absolute() and str(checks.expand_user("a/~")) == "a/~"
+    with pytest.raises(ValueError, match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete path"):
+        checks.expand_user("~nobody-at-all/x")
+
+
+@pytest.mark.parametrize("wrong", [1, -0.1, "a", True, None, float("nan")])
+def test_a_number_below_one(wrong):
+    assert checks.below_one("x", 0) == 0
+    with pytest.raises(ValueError, match=r"x .* must be a number of at least 0 and below 1"):
+        checks.below_one("x", wrong)

@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -33,15 +34,36 @@ def small(backbone):
 def test_targets_exist_and_take_the_keys_given(path):
     import yaml
 
-    def walk(node):
-        if isinstance(node, dict):
-            if "_target_" in node and not str(node["_target_"]).startswith("lightning."):
-                target = locate(node["_target_"], None)
-                inspect.signature(target).bind_partial(**{k: v for k, v in node.items() if k not in ("_target_", "_partial_", "defaults")})
-            for value in node.values():
-                walk(value)
+    assert not unknown_keys(yaml.safe_load(path.read_text(encoding="utf-8")))
 
-    walk(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+def unknown_keys(node):
+    """The keys next to a `_target_` that it does not take; those of `**options: Unpack[...]` are the options'."""
+    if not isinstance(node, dict):
+        return []
+    found = [key for value in node.values() for key in unknown_keys(value)]
+    if "_target_" in node and not str(node["_target_"]).startswith("lightning."):
+        taken = keywords(locate(node["_target_"], None))
+        found += [key for key in node if key not in taken and key not in ("_target_", "_partial_", "defaults")]
+    return found
+
+
+def keywords(target):
+    parameters = inspect.signature(target).parameters
+    names = {name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            options = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)[name]
+            names |= get_type_hints(get_args(options)[0]).keys()
+    return names
+
+
+def test_a_misspelled_key_of_options_is_seen():
+    node = compose("train", ["backbone=caduceus"])["backbone"] | {
+        "d_sate": 16,
+        "nested": {"_target_": "dnadiff.noise.LogLinear", "epps": 1},
+    }
+    assert unknown_keys(node) == ["epps", "d_sate", "nested"]
 
 
 @pytest.mark.parametrize("group", ["backbone", "objective", "sampler"])
@@ -128,6 +150,28 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
         assert result.loss.isfinite() and not result.nll.requires_grad
         assert result.num_tokens == 124 or (name == "mlm" and 0 < result.num_tokens < 60)
         assert sum(float(p.grad.abs().sum()) for p in denoiser.parameters() if p.grad is not None) > 0
+
+
+WRONG = {
+    int: [0, -1, 1.5, "abc", [1, 2], True, {}],
+    float: [-1, "abc", [0.1], True, {}],
+    bool: ["abc", [True], 3, {}],
+    str: [1, [1], {}, "abc"],
+}
+ZERO_IS_A_VALUE = ("num_labels", "dropout", "norm_eps")
+
+
+@pytest.mark.parametrize("name", choices("backbone"))
+def test_wrong_values_of_a_network_are_named(name):
+    settings = small(name)
+    settings |= {"time_conditioning": False} if "time_conditioning" in settings else {}
+    for key in settings.keys() - {"_target_", "time_conditioning"}:
+        for wrong in WRONG[type(settings[key])]:
+            if key in ZERO_IS_A_VALUE and wrong == 0 and wrong is not False:
+                continue
+            with pytest.raises(ValueError, match=key) as caught:
+                build(settings | {key: wrong}, vocab=TOKENIZERS["dna"].vocab)
+            assert repr(wrong) in str(caught.value), key
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from dnadiff import checks
 from dnadiff.vocab import Vocab
 
 
@@ -50,9 +51,9 @@ class Backbone(nn.Module, ABC):
     def __init__(self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0) -> None:
         super().__init__()
         self.vocab = vocab
-        self.d_model = d_model
+        self.d_model = checks.integer("backbone.d_model", d_model)
         self.takes_sigma = takes_sigma
-        self.num_labels = num_labels
+        self.num_labels = checks.integer("backbone.num_labels", num_labels, 0)
 
     @property
     def trunk(self) -> nn.ModuleList | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import Condition, Modulation, modulate
 from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
@@ -95,11 +96,19 @@ class MambaBackbone(Backbone):
         activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"backbone.dropout {dropout} must be in [0, 1)")
-        self.dropout = nn.Dropout(dropout)
+        d_model, num_labels, n_layers = self.d_model, self.num_labels, checks.integer("backbone.n_layers", n_layers)
+        cond_dim = checks.integer("backbone.cond_dim", cond_dim)
+        self.dropout = nn.Dropout(checks.below_one("backbone.dropout", dropout))
+        flags = {"rms_norm": rms_norm, "residual_in_fp32": residual_in_fp32, "compile": compile}
+        for key, flag in (flags | {"activation_checkpointing": activation_checkpointing}).items():
+            checks.boolean(f"backbone.{key}", flag)
         self.scan, self.residual_in_fp32, self.activation_checkpointing = check_scan(scan), residual_in_fp32, activation_checkpointing
-        self.pad_vocab_to = pad_vocab_to
+        self.pad_vocab_to = checks.integer("backbone.pad_vocab_to", pad_vocab_to)
+        checks.number("backbone.norm_eps", norm_eps)
+        d_state, d_conv, expand = (
+            checks.integer(f"backbone.{key}", value) for key, value in {"d_state": d_state, "d_conv": d_conv, "expand": expand}.items()
+        )
+        dt_rank = checks.optional_integer("backbone.dt_rank", dt_rank)
         conditioned = bool(num_labels or time_conditioning)
 
         def norm() -> RMSNorm | LayerNorm:
@@ -110,7 +119,7 @@ class MambaBackbone(Backbone):
                 norm(), mixer(d_model, d_state, d_conv, expand, dt_rank), Modulation(cond_dim, d_model) if conditioned else None
             )
 
-        self.embedding = nn.Embedding(math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to, d_model)
+        self.embedding = nn.Embedding(math.ceil(vocab.size / self.pad_vocab_to) * self.pad_vocab_to, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(block() for _ in range(n_layers))
         self.norm_f = norm()

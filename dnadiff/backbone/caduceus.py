@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
+from dnadiff import checks
 from dnadiff.backbone.blocks import MambaBackbone, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.vocab import Vocab
@@ -44,5 +45,6 @@ class Caduceus(MambaBackbone):
         self, vocab: Vocab, d_model: int = 128, n_layers: int = 4,
         bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
     ) -> None:  # fmt: skip
+        checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)
         mixer = partial(BiMamba, bidirectional_strategy=bidirectional_strategy, bidirectional_weight_tie=bidirectional_weight_tie)
         super().__init__(vocab, d_model, n_layers, mixer, **options)

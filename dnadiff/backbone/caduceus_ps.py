@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.backbone import rc
 from dnadiff.backbone.caduceus import Caduceus, CaduceusOptions
 from dnadiff.backbone.layers import at_least_float32
@@ -39,8 +40,8 @@ class CaduceusPS(Caduceus):
         self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, *, swap_strands: bool = False, **options: Unpack[CaduceusOptions]
     ) -> None:
         super().__init__(vocab, d_model, n_layers, **options)
-        self.d_model = 2 * d_model
-        self.swap_strands = swap_strands
+        self.d_model *= 2
+        self.swap_strands = checks.boolean("backbone.swap_strands", swap_strands)
         self.register_buffer("complement", rc.complement_table(vocab, self.embedding.num_embeddings), persistent=False)
 
     @override

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
 from dnadiff.backbone.conditioning import SigmaMap, modulate
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32
@@ -93,6 +94,7 @@ class DiT(AttentionBackbone):
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=True, **options)
+        d_model, n_heads, cond_dim = self.d_model, self.n_heads, checks.integer("backbone.cond_dim", cond_dim)
         self.vocab_embed = nn.ParameterDict({"embedding": nn.Parameter(torch.empty(vocab.size, d_model))})
         nn.init.kaiming_uniform_(self.vocab_embed["embedding"], a=math.sqrt(5))
         self.sigma_map = SigmaMap(cond_dim)

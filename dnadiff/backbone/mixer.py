@@ -129,7 +129,7 @@ class BiMamba(nn.Module):
         bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        if bidirectional_strategy not in _COMBINE:
+        if not isinstance(bidirectional_strategy, str) or bidirectional_strategy not in _COMBINE:
             raise ValueError(f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose {' or '.join(_COMBINE)}")
         d_inner, tied = expand * d_model, bidirectional_weight_tie
         dt_rank = dt_rank or math.ceil(d_model / 16)

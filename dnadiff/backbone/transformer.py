@@ -48,6 +48,7 @@ class Transformer(AttentionBackbone):
 
     def __init__(self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, n_heads: int = 4, **options: Unpack[AttentionOptions]) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=False, **options)
+        d_model, n_heads = self.d_model, self.n_heads
         self.embedding = nn.Embedding(vocab.size, d_model)
         self.blocks = self.stack(n_layers, lambda: TransformerBlock(d_model, n_heads, self.mlp_ratio, self.dropout))
         self.norm_f = LayerNorm(d_model)

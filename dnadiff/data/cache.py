@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dnadiff.checks import expand_user
 from dnadiff.data.files import write_json
 from dnadiff.data.structured import read_json
 from dnadiff.progress import Progress
@@ -41,7 +42,7 @@ def cache_dir(name: str) -> Path:
     """
     chosen = os.environ.get("DNADIFF_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
-    folder = base.expanduser() / name
+    folder = expand_user(base) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO, TypeAlias
 
+from dnadiff.checks import expand_user
 from dnadiff.data import bundled
 from dnadiff.data.disk import Size, WatchedFile, existing_parent, names_file, write_all, write_error
 
@@ -39,7 +40,7 @@ def resolve(path: str | Path) -> Path:
     text = str(path)
     if text.startswith(_BUNDLED):
         return bundled.path(text.removeprefix(_BUNDLED))
-    found = Path(text).expanduser()
+    found = expand_user(text)
     if found.is_dir():
         raise ValueError(f"{path} is a folder; name the file in it")
     if not found.exists():
@@ -134,7 +135,7 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
         ValueError: if `path` is a folder, or in a file.
         PermissionError: if its folder cannot be written.
     """
-    target = Path(path).expanduser()
+    target = expand_user(path)
     if target.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     folder = existing_parent(target)

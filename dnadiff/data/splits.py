@@ -94,8 +94,9 @@ class FractionSplit(Split):
 
 
 def _bounds(part: str, bounds: Sequence[float]) -> tuple[float, float]:
-    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise ValueError(f"data.split.{part} is {list(bounds)}; expected two fractions [from, to] with 0 <= from < to <= 1")
+    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
+    if not pair or not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ValueError(f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < to <= 1")
     return bounds[0], bounds[1]
 
 
@@ -108,8 +109,7 @@ class ChromosomeSplit(Split):
     """
 
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
-        # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
-        self.valid, self.test = ([part] if isinstance(part, str) else [str(name) for name in part] for part in (valid, test))
+        self.valid, self.test = _names("valid", valid), _names("test", test)
         if both := set(self.valid) & set(self.test):
             raise ValueError(f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part")
 
@@ -125,6 +125,12 @@ class ChromosomeSplit(Split):
     @override
     def describe(self) -> str:
         return f"chromosomes (valid {', '.join(self.valid)}; test {', '.join(self.test)})"
+
+
+def _names(part: str, names: Sequence[str] | str) -> list[str]:
+    # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
+    listed = names if isinstance(names, (list, tuple)) else [names]
+    return [checks.name(f"data.split.{part}", name) for name in listed]
 
 
 class RegionSplit(Split):

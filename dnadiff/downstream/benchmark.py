@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack, override
 
-from dnadiff.checks import boolean
+from dnadiff.checks import boolean, expand_user
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import METADATA, IntervalTask
@@ -44,7 +44,7 @@ class GenomicBenchmark(LabeledTask):
             FileNotFoundError: if there is nothing at `path`.
             ValueError: if there are intervals without a genome, or a table without a matching column.
         """
-        path = Path(self.path).expanduser()
+        path = expand_user(self.path)
         if (path / METADATA).is_file():
             if self.genome is None:
                 raise ValueError(f"{self.path} holds intervals; set task.genome to the FASTA file of their assembly")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack, override
 
+from dnadiff.checks import expand_user
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask, LabeledTaskSettings
 
@@ -40,7 +41,7 @@ def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
         FileNotFoundError: if there is no such folder, or it has no `train` or `test`.
         ValueError: if a part lacks a class that another part has.
     """
-    top = Path(path).expanduser()
+    top = expand_user(path)
     if not top.is_dir():
         raise FileNotFoundError(f"{path} does not exist or is not a folder; set task.path to the folder that holds train and test")
     parts = {p: PART_NAMES[p.name] for p in sorted(top.iterdir()) if p.is_dir() and p.name in PART_NAMES}

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from typing_extensions import Unpack, override
 
-from dnadiff.checks import boolean
+from dnadiff.checks import boolean, expand_user
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
@@ -77,13 +77,13 @@ class IntervalTask(LabeledTask):
 
     @override
     def sources(self) -> list[Path]:
-        described = Path(self.path).expanduser() / METADATA
+        described = expand_user(self.path) / METADATA
         if not described.is_file():
             raise FileNotFoundError(f"{described} does not exist; set task.path to a folder of the benchmark's datasets/")
         return [described, resolve(self.genome), *(file for _, _, file in class_paths(self.path, ".csv.gz"))]
 
     def _check_classes(self, classes_of_files: set[str]) -> None:
-        path = Path(self.path).expanduser() / METADATA
+        path = expand_user(self.path) / METADATA
         try:
             described = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:

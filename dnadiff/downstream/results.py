@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.data.arrays import read_npz
 from dnadiff.data.cache import locked
@@ -77,7 +78,7 @@ class ResultsFolder(Results):
     """
 
     def __init__(self, folder: Path, provenance: Mapping[str, object], version: Mapping[str, str]) -> None:
-        self.folder, self.provenance, self.version = Path(folder).expanduser(), dict(provenance), dict(version)
+        self.folder, self.provenance, self.version = expand_user(folder), dict(provenance), dict(version)
 
     @override
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:

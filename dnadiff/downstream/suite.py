@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.downstream.benchmark import SPLIT
 from dnadiff.downstream.labeled import PART_NAMES
@@ -24,7 +25,7 @@ def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
     """
     found: dict[str, Config] = {}
     for name, task in tasks.items():
-        path = Path(str(task["path"])).expanduser()
+        path = expand_user(str(task["path"]))
         if sources := [path] if path.exists() else find_sources(path.parent, path.name):
             found[name] = {**task, "path": str(sources[0])}
             unused = ", ".join(source.name for source in sources[1:])

@@ -53,7 +53,7 @@ class CsvTask(LabeledTask):
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         label_source = f"column {self.label_column!r}"
-        if not Path(self.path).expanduser().is_dir():
+        if not checks.expand_user(self.path).is_dir():
             split_source = f"column {self.split_column!r}" if self.split_column else "the split"
             found = LabeledSequences(self.path, divided=self.split_column is not None, label_source=label_source, split_source=split_source)
             self._add_rows(self.path, "train", self.split_column, found, tokenizer)
@@ -65,8 +65,8 @@ class CsvTask(LabeledTask):
 
     @override
     def sources(self) -> list[Path]:
-        if Path(self.path).expanduser().is_dir():
-            return [Path(table).expanduser() for table, _ in find_tables(self.path)]
+        if checks.expand_user(self.path).is_dir():
+            return [checks.expand_user(table) for table, _ in find_tables(self.path)]
         return [resolve(self.path)]
 
     def _add_rows(self, path: str, part: str, split_column: str | None, found: LabeledSequences, tokenizer: DNATokenizer) -> None:
@@ -91,7 +91,7 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
     Raises:
         ValueError: if there is none.
     """
-    files = sorted(p for p in Path(folder).expanduser().rglob("*") if p.is_file() and p.name.endswith(ENDINGS))
+    files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and p.name.endswith(ENDINGS))
     named = [(str(file), PART_NAMES[word]) for file in files if (word := file.name.split(".")[0].split("-")[0]) in PART_NAMES]
     if not named:
         raise ValueError(f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table")

@@ -39,7 +39,7 @@ def check_scan(scan: str) -> str:
     """
     if scan == AUTO:
         return scan
-    if scan not in SCANS:
+    if not isinstance(scan, str) or scan not in SCANS:
         raise ValueError(f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)")
     if reason := _failure(scan):
         raise _cannot_run(scan, reason)

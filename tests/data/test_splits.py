@@ -107,3 +107,20 @@ def test_a_blacklist_takes_away_its_bases_and_no_others(shapes, removed):
         kept = [(i.record, p) for i in left for p in range(i.start, i.end)]
         assert kept == [(interval.record, p) for p in range(interval.start, interval.end) if (interval.record, p) not in gone]
         assert all(b.start > a.end for a, b in itertools.pairwise(left))
+
+
+@pytest.mark.parametrize("wrong", [5, "ab", None, [0.1], [0.1, "b"], [True, 1], [0.1, float("nan")], {"a": 1, "b": 2}, [[0], 1]])
+def test_bounds_that_are_no_pair_of_fractions_are_named(wrong):
+    for part in ("test", "valid"):
+        with pytest.raises(ValueError, match=rf"data\.split\.{part} is .*; expected two fractions"):
+            FractionSplit(**{part: wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, True, [None], [["a"]], {"a": 1}, ""])
+def test_names_of_records_that_are_no_names_are_named(wrong):
+    with pytest.raises(ValueError, match=r"data\.split\.test .* must be a name"):
+        ChromosomeSplit(valid="a", test=wrong)
+
+
+def test_a_number_is_a_name():
+    assert ChromosomeSplit(valid=3, test=[4, "X"]).test == ["4", "X"]

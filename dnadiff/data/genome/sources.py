@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias, TypeGuard
 
+from dnadiff.checks import expand_user
 from dnadiff.data.files import chunks, decompressed, resolve
 from dnadiff.data.genome.fasta_parser import Header, parse
 from dnadiff.data.genome.genbank import read_genbank
@@ -54,7 +55,7 @@ def expand(path: SequencePath | None) -> list[Source]:
         return [source for one in _several(path) for source in expand(one)]
     if not str(path).strip():
         raise ValueError(f"data.path is {path!r}; {_PATHS}")
-    folder = Path(path).expanduser()
+    folder = expand_user(path)
     if not folder.is_dir():
         resolve(path)
         return [Source(str(path))]

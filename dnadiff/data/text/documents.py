@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from dnadiff.checks import expand_user
 from dnadiff.data.cache import content_hash
 from dnadiff.data.files import open_text, resolve
 
@@ -214,7 +215,7 @@ def expanded(paths: Paths) -> list[str]:
     for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
         text = str(path)
         matches = (
-            sorted(p for p in glob.glob(str(Path(text).expanduser()), recursive=True) if not Path(p).is_dir())
+            sorted(p for p in glob.glob(str(expand_user(text)), recursive=True) if not Path(p).is_dir())
             if glob.has_magic(text) and not Path(text).exists()
             else [text]
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from dnadiff.checks import expand_user
 from dnadiff.data.structured import json_object
 from dnadiff.data.text.hub import hub_is_reachable
 from dnadiff.data.text.rules import check_ids, check_merges, parse, refused
@@ -124,8 +125,8 @@ class Pretrained(TokenizerSource):
 
     def _read(self) -> tuple[str, dict[str, str]]:
         if not isinstance(self.source, (str, Path)):
-            return from_files([Path(s).expanduser() for s in self.source]), {}
-        path = Path(self.source).expanduser()
+            return from_files([expand_user(s) for s in self.source]), {}
+        path = expand_user(self.source)
         if path.is_dir():
             return from_folder(path), configured_special_tokens(path)
         if path.is_file():
