@@ -13,12 +13,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import integer
-from dnadiff.config import RENAMED_CHOICES, Config, as_dict, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.config import RENAMED_CHOICES, Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
 from dnadiff.progress import PrintableLines, printable
 
 if TYPE_CHECKING:
@@ -224,11 +224,19 @@ def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
     config = recompose(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
-    known = {leaf.rsplit(".", depth)[0] for leaf, _ in leaves(config) for depth in range(leaf.count(".") + 1)}
+    known = set(_all_keys(config))
     parent = key.rpartition(".")[0]
     siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {k.partition(".")[0] for k in known}
     listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
     return f"unknown key {key}{_closest(key, sorted(known))}; known{f' in {parent}' if parent else ''}: {listed}"
+
+
+def _all_keys(config: Mapping[str, Json], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys, those of mappings included, empty or not."""
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _all_keys(value, f"{prefix}{key}.")
 
 
 def group_choices(overrides: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     padded = coding.padded_size([p.end - p.start for p in cuts], header.batch_size)
     container.check_size(path, "a batch", padded, container.size_limit(checks.expand_user(path).stat().st_size, max_bytes))
     letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
-    ids = [torch.from_numpy(tokenizer.encode(x).astype(np.int64)) for x in letters]
+    ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
     masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
     parts = [torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)]
     bar = Progress(len(parts), "decompress")

@@ -32,6 +32,12 @@ WRONG_TRAINING = {
     "data.length=0": "data.length 0 must be an integer of at least 1",
     "init_from=nowhere": "checkpoint nowhere does not exist",
     "seed=abc": "seed 'abc' must be an integer",
+    "backbone.d_model=0": "backbone.d_model 0 must be an integer of at least 1",
+    "backbone.n_layers=[1,2]": "backbone.n_layers [1, 2] must be an integer",
+    "backbone.n_layers=0": "backbone.n_layers 0 must be an integer of at least 1",
+    "noise.eps=abc": "noise.eps 'abc' must be a finite number",
+    "data=fasta data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
+    "data=fasta data.path=short.fa data/split=fraction data.split.test=5": "data.split.test is 5; expected two fractions",
     "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
@@ -60,6 +66,14 @@ def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
     assert status == 1 and line.startswith("error: ") and WRONG_TRAINING[wrong] in line
     assert "Traceback" not in err and not out
     assert {p.name for p in tmp_path.iterdir()} == before  # no run folder
+
+
+def test_an_empty_mapping_is_a_known_key(monkeypatch):
+    from dnadiff import commands
+
+    monkeypatch.setattr(commands, "recompose", lambda *args, **kwargs: {"data": {"options": {}, "path": 1}, "logger": {}})
+    assert commands.unknown_key("loger", "train") == "unknown key loger; did you mean logger?; known: data, logger"
+    assert commands.unknown_key("data.option", "train") == "unknown key data.option; did you mean data.options?; known in data: options, path"
 
 
 def test_an_existing_folder_is_not_removed(cli, tmp_path):
