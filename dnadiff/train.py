@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
-_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)")
 log = logging.getLogger("dnadiff")
 
 
@@ -90,18 +88,19 @@ def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, sta
     Raises:
         ValueError: if a process that loads data was killed.
     """
+    from dnadiff.data.loader import worker_loss
     from dnadiff.training.stopping import Stopped
 
     try:
         trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     except Stopped as stopped:
         return stopped.status
-    except RuntimeError as error:
-        if (worker := _WORKER.search(str(error))) is None:
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if (reason := worker_loss(error, data.num_workers)) is None:
             raise
         raise ValueError(
-            f"a process that loads data ended at step {trainer.global_step}: {' '.join(worker[0].split())}; often memory was short: set "
-            f"data.num_workers lower and add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
+            f"a process that loads data ended at step {trainer.global_step}: {reason}; often memory was short: set data.num_workers lower "
+            f"and add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
         ) from error
     return 0
 

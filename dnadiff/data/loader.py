@@ -6,12 +6,15 @@ Lightning saves the state of an iterable that has `state_dict`; the state is the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
+
+_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)")
 
 Batch: TypeAlias = dict[str, Tensor]
 LoaderState: TypeAlias = dict[str, int]
@@ -114,3 +117,14 @@ class _Reader(Dataset[Batch]):
     @override
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         return self.windows.batch(*key, self.batch_size)
+
+
+def worker_loss(error: Exception, num_workers: int) -> str | None:
+    """How an error says that a process that loads data ended; None if it does not.
+
+    PyTorch names the process if it notices first. Otherwise the connection through which the process sent its batch fails.
+    """
+    if worker := _WORKER.search(str(error)):
+        return " ".join(worker[0].split())
+    broken = num_workers > 0 and isinstance(error, (ConnectionError, EOFError))
+    return f"the connection to a DataLoader worker failed ({str(error) or type(error).__name__})" if broken else None

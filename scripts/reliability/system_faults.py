@@ -85,9 +85,9 @@ class Trial:
         return self.bench.start(self.case, decide=decide, before=before)
 
     def problems(
-        self, outcome: Outcome, statuses: Sequence[int] = (1,), names_file: bool = False, keeps_parts: bool = False
+        self, outcome: Outcome, statuses: Sequence[int] = (1,), names_file: bool = False, keeps_parts: bool = False, saves: bool = False
     ) -> Iterator[str]:
-        """What is wrong with the end of a command that met a fault."""
+        """What is wrong with the end of a command that met a fault; with `saves` it may have saved a checkpoint at another step."""
         if outcome.timed_out:
             yield "it did not end"
         elif outcome.status == 0:
@@ -99,10 +99,23 @@ class Trial:
             yield f"its error is not one line: {outcome.errors[-1500:]}"
         elif names_file and not any(text in message for text in (str(self.bench.out), str(self.bench.cache), "run/")):
             yield f"its error does not name the file: {message}"
-        yield from self.bench.half_written(self.case, self.reference)
+        yield from (found for found in self.bench.half_written(self.case, self.reference) if not (saves and self.is_checkpoint(found)))
         left = [name for name in self.bench.contents(self.case) if is_temporary(name) and _RANDOM_PART.search(name)]
         if left and not keeps_parts:
             yield f"left over: {', '.join(left)}"
+
+    def is_checkpoint(self, found: str) -> bool:
+        """Whether a file that `half_written` names is a checkpoint that can be read completely."""
+        from dnadiff import checkpoint
+
+        path = self.bench.folder / found.partition(" is ")[0]
+        if path.suffix != ".ckpt":
+            return False
+        try:
+            checkpoint.read(path)
+        except (ValueError, OSError):
+            return False
+        return True
 
     def recovery(self) -> Iterator[str]:
         """What is wrong with the next start, without the fault."""
@@ -155,7 +168,8 @@ def memory(trial: Trial) -> Iterator[str]:
 def sigint(trial: Trial) -> Iterator[str]:
     for point in trial.chosen():
         outcome = trial.start(partial(interrupt, point=point, number=signal.SIGINT))
-        for problem in [*trial.problems(outcome, statuses=(130,)), *trial.recovery()]:
+        saves = trial.case.command == "train"
+        for problem in [*trial.problems(outcome, statuses=(130,), saves=saves), *trial.recovery()]:
             yield f"point {point}, {where(trial, point)}: {problem}"
 
 
@@ -164,7 +178,7 @@ def sigterm(trial: Trial) -> Iterator[str]:
         outcome = trial.start(partial(interrupt, point=point, number=signal.SIGTERM))
         saves = trial.case.command == "train" and outcome.status != -signal.SIGTERM
         statuses = (-signal.SIGTERM, 128 + signal.SIGTERM)
-        for problem in [*trial.problems(outcome, statuses, keeps_parts=not saves), *trial.recovery()]:
+        for problem in [*trial.problems(outcome, statuses, keeps_parts=not saves, saves=saves), *trial.recovery()]:
             yield f"point {point}, {where(trial, point)}: {problem}"
 
 

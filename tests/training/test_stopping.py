@@ -200,3 +200,24 @@ def test_a_run_that_is_continued_is_not_finished_until_it_ends(undisturbed, cli,
         with pytest.raises(Killed):
             cli("train", *args, "hydra.run.dir=run", "resume=true", "trainer.max_steps=9")
     assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "num_workers", "reason"),
+    [
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            1,
+            "DataLoader worker (pid 7) is killed by signal: Killed",
+        ),
+        (ConnectionResetError(104, "Connection reset by peer"), 1, "the connection to a DataLoader worker failed"),
+        (EOFError(), 2, "the connection to a DataLoader worker failed (EOFError)"),
+        (ConnectionResetError(104, "Connection reset by peer"), 0, None),
+        (RuntimeError("shape mismatch"), 1, None),
+    ],
+)
+def test_the_loss_of_a_worker_is_recognized(error, num_workers, reason):
+    from dnadiff.data.loader import worker_loss
+
+    found = worker_loss(error, num_workers)
+    assert found is None if reason is None else found.startswith(reason)
