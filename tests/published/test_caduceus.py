@@ -56,5 +56,5 @@ def test_names_of_a_layout_are_unique():
 def test_networks_without_a_published_form_are_refused():
     with pytest.raises(ValueError, match="cannot be exported"):
         caduceus_layout(Caduceus(DNA, 16, 1, num_labels=2))
-    with pytest.raises(ValueError, match="backbone.n_layers 0 must be an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"backbone\.n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))
