@@ -25,6 +25,7 @@ Trust = Sequence[str] | None  # packages whose classes a configuration may name;
 # Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
 MOVED = {
     "dnadiff.callbacks": "dnadiff.training.callbacks",
+    "dnadiff.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
     "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
     "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
     "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
@@ -37,6 +38,7 @@ MOVED = {
     "dnadiff.objective.masking.Steps": "dnadiff.objective.masking.DiscreteTime",
     "dnadiff.objective.masking.WeighedSteps": "dnadiff.objective.masking.ImportanceDiscreteTime",
     "dnadiff.optim": "dnadiff.training.optim",
+    "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
     "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
     "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
 }

@@ -42,7 +42,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     bar = Progress(len(parts), "decompress")
     with coding.threads(int(header.machine["threads"])):
         machine.check_match(path, header.machine, machine.measure(denoiser, loaded.process))
-        settings = (coding.Decoder(words), header.num_groups, header.seed, header.batch_size)
+        settings = (coding.Decoder(words, str(path)), header.num_groups, header.seed, header.batch_size)
         found = coding.code(denoiser, loaded.process, parts, masked, *settings, progress=lambda n: bar.update(n, n * header.window))
     bar.close()
     for piece, tokens in zip(cuts, found):

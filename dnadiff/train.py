@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning import Trainer
 
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.training.callbacks import MetricsFile
+    from dnadiff.training.metrics_file import MetricsFile
     from dnadiff.training.module import DiffusionModule
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -243,10 +243,10 @@ def num_parameters(module: DiffusionModule) -> int:
 
 def metrics_file(trainer: Trainer) -> MetricsFile:
     """The logger of a training run; ValueError if the configuration built another one."""
-    from dnadiff.training.callbacks import MetricsFile
+    from dnadiff.training.metrics_file import MetricsFile
 
     if not isinstance(trainer.logger, MetricsFile):
-        raise ValueError("logger must build a dnadiff.training.callbacks.MetricsFile; leave logger=csv")
+        raise ValueError("logger must build a dnadiff.training.metrics_file.MetricsFile; leave logger=csv")
     return trainer.logger
 
 

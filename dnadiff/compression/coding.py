@@ -66,9 +66,10 @@ class Encoder(Coder):
 
 
 class Decoder(Coder):
-    """Recovers symbols from the words of an `Encoder`, in the same order."""
+    """Recovers symbols from the words of an `Encoder`, in the same order; `source` names the file in errors."""
 
-    def __init__(self, words: np.ndarray) -> None:
+    def __init__(self, words: np.ndarray, source: str = "the code") -> None:
+        self._source = source
         stream = library().stream
         self._family = stream.model.Categorical(perfect=False)
         self._decoder = stream.queue.RangeDecoder(words)
@@ -78,7 +79,7 @@ class Decoder(Coder):
         try:
             return self._decoder.decode(self._family, frequencies / 2.0**PRECISION).astype(np.int64)
         except AssertionError as error:  # raised by the library for words that no encoder wrote
-            raise ValueError(f"the decoded text is not the compressed one: {OTHER_PROBABILITIES}") from error
+            raise ValueError(f"{self._source}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}") from error
 
 
 def library() -> ModuleType:

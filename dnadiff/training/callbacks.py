@@ -1,33 +1,27 @@
-"""Callbacks and the logger of a training run: averaged weights, checkpoints, the metrics file and the progress bar."""
+"""Callbacks of a training run: averaged weights, checkpoints and the progress bar."""
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import os
 import signal
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.csv_file import read_log
-from dnadiff.data.files import append, atomic_write
 from dnadiff.progress import Progress
+from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule
 from dnadiff.training.stopping import Stopped, StopSignals
 
 log = logging.getLogger("dnadiff")
-COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live")
+_OF_A_STEP = ("train/loss", "train/nll", "lr")
 
 
 class EMA(WeightAveraging):
@@ -144,6 +138,10 @@ class Checkpoints(Callback):
         self.validation_due = trainer.enable_validation and every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
         due = step % self.every_n_steps == 0 or number is not None or self.validation_due or step == trainer.max_steps
         if due and step > self._saved_step:
+            # Lightning logs a step after this hook. A run killed in between would resume after the step and never log it.
+            if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
+                found = trainer.callback_metrics
+                trainer.logger.log_metrics({name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1)
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
             self._saved_step = step
         if number is not None:
@@ -220,78 +218,6 @@ class ProgressBar(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.bar is not None:
             self.bar.close()
-
-
-class MetricsFile(Logger):
-    """`metrics.csv` in `folder`, with one row per logged step, appended to on resume (Lightning's CSV logger deletes it).
-
-    Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll, lr, valid_nll (averaged weights) and
-    valid_nll_live. Losses are in nats per token; cells are empty where nothing was measured.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str] = ".") -> None:
-        super().__init__()
-        self.path = Path(folder) / "metrics.csv"
-        self.module: DiffusionModule | None = None
-        self.previous_seconds = 0.0
-        self.start = time.monotonic()
-
-    @property
-    @override
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    @override
-    def version(self) -> str:
-        return ""
-
-    @override
-    def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
-        """Nothing: the run folder holds config.yaml instead."""
-
-    def begin(self, module: DiffusionModule, step: int) -> None:
-        """Start the file; on resume, drop the rows after the step of the checkpoint."""
-        self.module, self.start = module, time.monotonic()
-        rows = [row for row in self.rows() if float(row["step"]) <= step] if step and self.path.is_file() else []
-        self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
-        self._write(rows)
-
-    def _write(self, rows: Sequence[dict[str, str]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-        with atomic_write(self.path, overwrite=True) as file:
-            file.write(text.getvalue().encode())
-
-    def remove_validation(self, step: int) -> None:
-        """Drop the validation at a step, which a resumed run repeats."""
-        self._write([row for row in self.rows() if int(row["step"]) != step or not row["valid_nll"]])
-
-    def rows(self) -> list[dict[str, str]]:
-        """The rows written so far, without a last one that was cut.
-
-        Raises:
-            ValueError: if the file is damaged.
-        """
-        return read_log(self.path, COLUMNS, ("step", "seconds"))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, including those before a resume."""
-        return self.previous_seconds + time.monotonic() - self.start
-
-    @override
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        names = {name: name.replace("/", "_") for name in metrics}
-        row = {column: f"{float(metrics[name]):.6g}" for name, column in names.items() if column in COLUMNS}
-        if not row or self.module is None:
-            return
-        row |= {"step": str((step or 0) + 1), "tokens": str(self.module.tokens_seen), "seconds": f"{self.seconds:.1f}"}
-        text = io.StringIO(newline="")
-        csv.DictWriter(text, COLUMNS).writerow(row)
-        append(self.path, text.getvalue().encode())
 
 
 def _diffusion(module: LightningModule) -> DiffusionModule:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.training.callbacks import EMA, MetricsFile
+from dnadiff.training.callbacks import EMA
+from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.checkpoint_io import AtomicCheckpoints
 
 

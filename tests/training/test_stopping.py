@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dnadiff import checkpoint
-from dnadiff.training import callbacks
+from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.callbacks import Checkpoints
 from dnadiff.training.module import DiffusionModule
 from dnadiff.training.stopping import SIGNALS, StopSignals
@@ -81,7 +81,7 @@ def killed_at(module, name, number):
         (DiffusionModule, "validation_step", 2),  # in the middle of the first validation
         (DiffusionModule, "validation_step", 3),  # at the beginning of the last one
         (Checkpoints, "on_validation_end", 2),  # its row is in metrics.csv, best.ckpt is not written
-        (callbacks.MetricsFile, "rows", 1),  # everything but metrics.json
+        (MetricsFile, "rows", 1),  # everything but metrics.json
     ],
 )
 def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undisturbed, cli, tmp_path, monkeypatch):
@@ -221,3 +221,18 @@ def test_the_loss_of_a_worker_is_recognized(error, num_workers, reason):
 
     found = worker_loss(error, num_workers)
     assert found is None if reason is None else found.startswith(reason)
+
+
+def test_no_row_is_lost_if_a_run_is_killed_right_after_a_checkpoint(undisturbed, cli, tmp_path, monkeypatch):
+    whole, args = undisturbed
+    original = MetricsFile.log_metrics
+
+    def log_metrics(self, *args, **kwargs):
+        return die() if (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() else original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "log_metrics", log_metrics)
+        with pytest.raises(Killed):
+            cli("train", *args, "hydra.run.dir=run")
+    assert len(rows(tmp_path / "run")) == 3 and cli("train", *args, "hydra.run.dir=run", "resume=true")[0] == 0
+    assert rows(tmp_path / "run") == rows(whole)
