@@ -73,7 +73,9 @@ def test_an_empty_mapping_is_a_known_key(monkeypatch):
 
     monkeypatch.setattr(commands, "recompose", lambda *args, **kwargs: {"data": {"options": {}, "path": 1}, "logger": {}})
     assert commands.unknown_key("loger", "train") == "unknown key loger; did you mean logger?; known: data, logger"
-    assert commands.unknown_key("data.option", "train") == "unknown key data.option; did you mean data.options?; known in data: options, path"
+    assert (
+        commands.unknown_key("data.option", "train") == "unknown key data.option; did you mean data.options?; known in data: options, path"
+    )
 
 
 def test_an_existing_folder_is_not_removed(cli, tmp_path):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dnadiff.training.callbacks import EMA
-from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.checkpoint_io import AtomicCheckpoints
+from dnadiff.training.metrics_file import MetricsFile
 
 
 def test_the_decay_warms_up():

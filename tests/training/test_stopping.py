@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dnadiff import checkpoint
-from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.callbacks import Checkpoints
+from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import DiffusionModule
 from dnadiff.training.stopping import SIGNALS, StopSignals
 
