@@ -14,6 +14,12 @@ import torch
 from dnadiff.kernels import SCANS, available_scans, build, linear, narrow_linear, selective_scan
 
 
+def overwrite(path, content):
+    """Another file of the same name. Changing a library in place that this process has mapped ends the process with a bus error."""
+    os.remove(path)  # not Path.unlink, which a test replaces
+    path.write_bytes(content)
+
+
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
@@ -85,7 +91,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_detected_and_replaced(damage, built, filled_cache, compiled):
-    (filled_cache / built.name).write_bytes(DAMAGES[damage](built.read_bytes()))
+    overwrite(filled_cache / built.name, DAMAGES[damage](built.read_bytes()))
     assert build.load_library().dnadiff_vectors and len(compiled) == 1
     assert [p.read_bytes() == built.read_bytes() for p in libraries(filled_cache)] == [True]
 
@@ -120,7 +126,7 @@ def test_without_a_compiler_a_cached_library_of_this_processor_is_loaded(built, 
 
 
 def test_without_a_compiler_a_damaged_library_is_still_refused(built, filled_cache, without_compiler):
-    (filled_cache / built.name).write_bytes(built.read_bytes()[:-9] + b"different")
+    overwrite(filled_cache / built.name, built.read_bytes()[:-9] + b"different")
     with pytest.raises(build.CannotCompile, match=r"no C\+\+ compiler"):
         build.load_library()
 
@@ -171,7 +177,7 @@ def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cac
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
         assert build.load_library()._name == str(filled_cache / built.name) and not compiled
-        (filled_cache / built.name).write_bytes(b"damaged")
+        overwrite(filled_cache / built.name, b"damaged")
         assert build.load_library().dnadiff_vectors and len(compiled) == 1
     assert build.load_library().dnadiff_vectors and len(compiled) == 2  # no folder at all
     assert libraries(filled_cache) == [filled_cache / built.name] and [p.exists() for p in compiled] == [False, False]
@@ -179,7 +185,7 @@ def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cac
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_the_kernels_work_from_a_read_only_folder(filled_cache, built, compiled):
-    (filled_cache / built.name).write_bytes(b"damaged")
+    overwrite(filled_cache / built.name, b"damaged")
     filled_cache.chmod(0o500)
     try:
         assert build.load_library().dnadiff_vectors and len(compiled) == 1
