@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.checks import integer
-from dnadiff.config import RENAMED_CHOICES, Config, Json, as_dict, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.checks import check_value, integer
+from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, leaves, with_current_choices
 from dnadiff.progress import PrintableLines, printable
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ COMMANDS = {
 }
 
 
-def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None:
+def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = None) -> None:
     """Run one command: compose `configs/<name>.yaml` with the overrides, then call `function(config, run folder, overrides)`.
+
+    `keys` are the type hints of its own keys; those of the config groups come from the classes that they name.
 
     An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
     A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process.
@@ -69,21 +71,21 @@ def run(name: str, function: Command, argv: Sequence[str] | None = None) -> None
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises an error instead of printing it
     try:
-        _compose_and_call(name, function)
+        _compose_and_call(name, function, keys)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
         if before == "1":
             raise
-        print(f"error: {printable(explain(error, name, [a for a in rest if not a.startswith('-')]))}", file=sys.stderr)
+        print(report(error, name, [a for a in rest if not a.startswith("-")]), file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def _compose_and_call(name: str, function: Command) -> None:
+def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -98,20 +100,37 @@ def _compose_and_call(name: str, function: Command) -> None:
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
         configure_logging()
         try:
-            overrides = list(HydraConfig.get().overrides.task)
-            plain = as_dict(config, throw_on_missing=True)
-            check_new_keys(overrides, name)
-            check_booleans(plain, overrides, name)
-            function(plain, run_dir, overrides)
+            call(name, function, keys, config, run_dir, list(HydraConfig.get().overrides.task))
         except Exception as error:
             caught.append(error)
         finally:
             if run_dir not in existing:
+                from dnadiff.data.files import remove_if_empty
+
                 remove_if_empty(run_dir)
 
     main()
     if caught:
         raise caught[0]
+
+
+def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
+    """Check the composed configuration of a command, and run it."""
+    plain = as_dict(config, throw_on_missing=True)
+    check_new_keys(overrides, name)
+    values = plain | dict(leaves(plain))
+    for key in filter(values.__contains__, keys):
+        check_value(key, values[key], keys[key])
+    check(plain, trust=None)
+    function(plain, run_dir, overrides)
+
+
+def report(error: Exception, name: str, overrides: Sequence[str]) -> str:
+    """The line on standard error that ends a command; it names the key of a value that it repeats, such as the name of a missing file."""
+    text = printable(explain(error, name, overrides))
+    given = [(key, value.strip("'\"")) for key, _, value in (o.lstrip("+").partition("=") for o in overrides)]
+    blamed = next((key for key, value in reversed(given) if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text)), "")
+    return f"error: {text}" if not blamed or text.startswith(f"{blamed} ") else f"error: {blamed}: {text}"
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -167,15 +186,6 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove an empty folder, and up to two parents that become empty."""
-    for path in (folder, *folder.parents[:2]):
-        try:
-            path.rmdir()
-        except OSError:
-            return
-
-
 def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     """An error as one line: what is wrong and what to do."""
     import yaml
@@ -214,6 +224,8 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
     if isinstance(error, OverrideParseException):
         line = " ".join(text.split())[:160]
         return f"cannot read the command line: {line} ; quote values with special characters, as in 'path=\"a b.fa\"'"
+    if merged := re.match(r"Error merging override (.*)", text):
+        return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
     if key := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text):
         return unknown_key(key[1].partition("@")[0], name, overrides)
     return " ".join(text.split())
@@ -251,16 +263,6 @@ def check_new_keys(overrides: Sequence[str], name: str) -> None:
     added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
     if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
         raise ValueError(unknown_key(unread[0], name, overrides))
-
-
-def check_booleans(config: Config, overrides: Sequence[str], name: str) -> None:
-    """ValueError for a word in place of true or false: in Python any non-empty string, such as `no`, counts as true."""
-    words = {key: value for key, value in leaves(config) if isinstance(value, str) and value.isalpha()}
-    given = [key for key in (o.lstrip("+").partition("=")[0] for o in overrides) if key in words]
-    defaults = dict(leaves(recompose(name, group_choices(overrides), resolve=False))) if given else {}
-    for key in given:
-        if isinstance(defaults.get(key), bool):
-            raise ValueError(f"{key}={words[key]} is neither true nor false: say {key}=true or {key}=false")
 
 
 def pick_device(accelerator: str) -> str:

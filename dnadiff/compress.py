@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dnadiff import checks, commands
-from dnadiff.config import Config
+from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress, table
+
+KEYS: Keys = {**SHARED, "input": str, "num_groups": checks.PositiveInt, "threads": checks.PositiveInt | None}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, float]:
@@ -79,7 +81,7 @@ def show(sizes: Mapping[str, float]) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("compress", run)
+    commands.run("compress", run, KEYS)
 
 
 if __name__ == "__main__":

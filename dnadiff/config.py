@@ -12,7 +12,9 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from dnadiff.checks import Natural, PositiveInt, boolean, check_arguments
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,6 +23,22 @@ PACKAGE = __name__.partition(".")[0]
 Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
+Keys = Mapping[str, object]  # type hints
+# Keys that mean the same in every command that has them.
+SHARED: Keys = {
+    "checkpoint": str,
+    "output": str | None,
+    "overwrite": bool,
+    "resume": bool,
+    "trust": list[str],
+    "accelerator": Literal["auto", "cpu", "gpu", "cuda", "mps"],
+    "seed": Natural,
+    "batch_size": PositiveInt,
+    "num_samples": PositiveInt,
+    "block_size": PositiveInt,
+    "window": PositiveInt | None,
+    "num_draws": PositiveInt,
+}
 
 # Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
 MOVED = {
@@ -191,16 +209,23 @@ def _may_build(found: Any, trust: Sequence[str]) -> bool:
     return home in trust and (home != PACKAGE or getattr(found, "buildable", False) is True)
 
 
-def check(config: Json, trust: Trust = (PACKAGE,)) -> None:
-    """Look up every `_target_` in a nested configuration without calling any, so that nothing runs unless all are allowed."""
+def check(config: Json, trust: Trust = (PACKAGE,), key: str = "") -> None:
+    """Look up every `_target_` in a nested configuration without calling any, and compare the values with its type hints.
+
+    Nothing runs unless all are allowed. `key` is the place of the configuration in that of a command, for messages.
+
+    Raises:
+        ValueError: for a `_target_` that may not be built, or a value of the wrong type, naming its key.
+    """
     if isinstance(config, Mapping):
         if "_target_" in config:
-            locate(config["_target_"], trust)
-        for value in config.values():
-            check(value, trust)
+            check_arguments(locate(config["_target_"], trust), config, key)
+            boolean(f"{key}_partial_", config.get("_partial_", False))
+        for name, value in config.items():
+            check(value, trust, f"{key}{name}.")
     elif isinstance(config, (list, tuple)):
         for value in config:
-            check(value, trust)
+            check(value, trust, key)
 
 
 def build(config: Config, *args: Any, trust: Trust = (PACKAGE,), **extra: Any) -> Any:
@@ -229,7 +254,8 @@ def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> 
         return functools.partial(target, *args, **values, **extra)
     try:
         return target(*args, **(values | extra))
-    except TypeError as error:
-        if "argument" in str(error):
+    except Exception as error:
+        of_package = current_name(config["_target_"]).startswith(f"{PACKAGE}.")
+        if not of_package or (isinstance(error, TypeError) and "argument" in str(error)):
             raise ValueError(f"{config['_target_']}: {error}") from error
         raise

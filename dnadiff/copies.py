@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dnadiff import commands
-from dnadiff.config import Config, Json
+from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import table
 
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")
+KEYS: Keys = {**SHARED, "input": str}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
@@ -39,7 +40,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 def main() -> None:
     """The command line."""
-    commands.run("copies", run)
+    commands.run("copies", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dnadiff import checks, commands
-from dnadiff.config import Config
+from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress
+
+KEYS: Keys = {**SHARED, "input": str, "max_bytes": checks.PositiveInt | None}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
@@ -58,7 +60,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
 def main() -> None:
     """The command line."""
-    commands.run("decompress", run)
+    commands.run("decompress", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from dnadiff import commands
-from dnadiff.config import Config, Json
+from dnadiff.checks import Positive, PositiveInt, Range
+from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import table
+
+KEYS: Keys = {
+    **SHARED,
+    "part": str,
+    "length": PositiveInt | None,
+    "target_se": Positive | None,
+    "max_draws": Annotated[int, Range(2)],
+    "protocol": str,
+    "both_strands": bool,
+    "conjoin": bool,
+    "orders": list[Annotated[int, Range(0, 26)]],
+    "windows": str | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
@@ -78,7 +93,7 @@ def show(content: Json) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("evaluate", run)
+    commands.run("evaluate", run, KEYS)
 
 
 if __name__ == "__main__":

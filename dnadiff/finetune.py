@@ -7,12 +7,12 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import yaml
 
 from dnadiff import checks, commands
-from dnadiff.config import Config, Json, build
+from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import Progress, duration, table
 
 if TYPE_CHECKING:
@@ -29,6 +29,26 @@ log = logging.getLogger("dnadiff")
 FINE_TUNED, SCRATCH = "fine-tuned", "scratch"
 PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
 MAX_KMER = 8  # a table of counts has 4^k columns
+Rate = Annotated[float, checks.Range(maximum=1, above=0)]
+KEYS: Keys = {
+    **SHARED,
+    "seeds": checks.PositiveInt,
+    "epochs": checks.PositiveInt | None,
+    "patience": checks.PositiveInt | None,
+    "batch_size": checks.PositiveInt | list[checks.PositiveInt],
+    "lr": Rate | list[Rate],
+    "lr_scratch": Rate | list[Rate],
+    "weight_decay": checks.NonNegative,
+    "warmup": checks.Fraction | None,
+    "kmer": Annotated[int, checks.Range(1, MAX_KMER)],
+    "fine_tune": bool,
+    "scratch": bool,
+    "probe": bool,
+    "neighbours": bool,
+    "layer": checks.PositiveInt | None,
+    "pretraining_overlap": bool,
+    "results": str | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
@@ -84,21 +104,10 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
 
 
 def check_settings(config: Config) -> None:
-    """ValueError for values of the wrong type, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
-    for key in ("fine_tune", "scratch", "probe", "neighbours", "pretraining_overlap", "overwrite"):
-        checks.boolean(key, config[key])
-    for key in ("output", "results"):
-        config[key] = None if config[key] in (None, "") else checks.name(key, config[key])
+    """ValueError for values that cannot be used, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
-    config["trust"] = [config["trust"]] if isinstance(config["trust"], str) else config["trust"]
-    if not isinstance(config["trust"], list) or not all(isinstance(name, str) for name in config["trust"]):
-        raise ValueError(f"trust {config['trust']!r} must be a list of packages")
     commands.pick_device(config["accelerator"])
-    if checks.number("weight_decay", config["weight_decay"]) < 0:
-        raise ValueError(f"weight_decay {config['weight_decay']!r} must be a number of at least 0")
-    if config["warmup"] is not None:
-        checks.fraction("warmup", config["warmup"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
     for key in ("epochs", "patience", "layer"):
@@ -106,9 +115,6 @@ def check_settings(config: Config) -> None:
     config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
     for key in ("lr", "lr_scratch"):
         config[key] = as_list(key, config[key])
-        for rate in config[key]:
-            if not checks.is_number(rate) or rate <= 0:
-                raise ValueError(f"{key} {rate!r} must be a number above 0, or a list of such numbers")
 
 
 def as_list(key: str, value: Json) -> list[Json]:
@@ -276,7 +282,7 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
 
 def main() -> None:
     """Entry point of `python -m dnadiff.finetune` and `dnadiff-finetune`."""
-    commands.run("finetune", run)
+    commands.run("finetune", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff import commands
-from dnadiff.config import Config, Json, build
+from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.regions import Region
 
 _SHOWN = 40  # records in the table
+KEYS: Keys = {
+    **SHARED,
+    "action": str,
+    "regions": str | list[str] | None,
+    "feature": str | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
@@ -158,7 +164,7 @@ ACTIONS = {"describe": describe, "pack": pack, "verify": verify, "extract": extr
 
 def main() -> None:
     """The command line."""
-    commands.run("genome", run)
+    commands.run("genome", run, KEYS)
 
 
 if __name__ == "__main__":

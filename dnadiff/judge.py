@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from dnadiff import checks, commands
-from dnadiff.config import Config, Json
+from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.kmers import UNKNOWN
 from dnadiff.progress import table
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 log = logging.getLogger("dnadiff")
+KEYS: Keys = {
+    **SHARED,
+    "samples": str,
+    "checkpoint": str | None,
+    "real": str | None,
+    "part": str,
+    "order": checks.Natural,
+    "num_splits": Annotated[int, checks.Range(20)],
+    "stranded": bool | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
@@ -131,7 +141,7 @@ def show(quality: SampleQuality) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("judge", run)
+    commands.run("judge", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff import checks, commands
-from dnadiff.config import Config, Json, build
+from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from dnadiff.model import Model
 
 log = logging.getLogger("dnadiff")
+KEYS: Keys = {
+    **SHARED,
+    "checkpoint": str | None,
+    "samples": str | None,
+    "judge": str,
+    "length": checks.PositiveInt | None,
+    "stride": checks.PositiveInt | None,
+    "words": checks.PositiveInt,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
@@ -183,7 +192,7 @@ def show(content: Mapping[str, Json]) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("judge_text", run)
+    commands.run("judge_text", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from dnadiff import commands
-from dnadiff.checks import boolean, expand_user, integer
-from dnadiff.config import Config, Json, build
+from dnadiff.checks import NonNegative, PositiveInt, Range, boolean, expand_user, integer
+from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.design import options
 from dnadiff.progress import Progress, duration, table
 
@@ -31,6 +31,22 @@ TEXT = (".txt", JSONL)
 TOTALS: dict[str, Json] = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
 Writer: TypeAlias = Callable[[str, str, Mapping[str, object]], bytes]  # name, text and header of a record -> its bytes
 log = logging.getLogger("dnadiff")
+KEYS: Keys = {
+    **SHARED,
+    "length": PositiveInt | str | None,
+    "template": str | None,
+    "motif": str | list[str] | None,
+    "prompt": str | None,
+    "infill": str | list[str] | None,
+    "genome": str | None,
+    "write": str,
+    "gc": Annotated[float, Range(above=0, below=1)] | None,
+    "resample": bool,
+    "proposals": PositiveInt | None,
+    "copies": bool,
+    "label": str | int | list[str | int] | None,
+    "guidance": NonNegative,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
@@ -272,7 +288,7 @@ def check_suffix(output: Path, is_dna: bool) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("sample", run)
+    commands.run("sample", run, KEYS)
 
 
 if __name__ == "__main__":

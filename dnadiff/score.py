@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from dnadiff import commands
-from dnadiff.checks import integer
-from dnadiff.config import Config
+from dnadiff.checks import Range, integer
+from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
 log = logging.getLogger("dnadiff")
+KEYS: Keys = {**SHARED, "input": str, "num_draws": Annotated[int, Range(2)]}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
@@ -109,7 +110,7 @@ def score(
 
 def main() -> None:
     """The command line."""
-    commands.run("score", run)
+    commands.run("score", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import yaml
 from dnadiff import checks, commands
 from dnadiff.config import Config, Json, build
 from dnadiff.progress import duration, table
+from dnadiff.training.keys import KEYS
 from dnadiff.training.resume import clear, holds_run, resumable, resume_step, start_weights, use_initial_network
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def peak_memory_mb() -> int:
 
 def main() -> None:
     """Run the command."""
-    commands.run("train", run)
+    commands.run("train", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dnadiff import commands
-from dnadiff.config import Config, Json, build
+from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
 
 PASSED = ("checkpoint", "num_draws", "batch_size", "block_size", "accelerator", "seed", "trust", "overwrite")
@@ -17,6 +17,13 @@ PUBLISHED = dict.fromkeys(("ptb", "wikitext2", "wikitext103", "owt"), "valid")  
 KINDS = {"all": "counted", "without specials": "left out"}  # what a group of tokens does with special tokens
 MISSING = "???"  # a value that the user must give, in Hydra's notation
 log = logging.getLogger("dnadiff")
+KEYS: Keys = {
+    **SHARED,
+    "sets": list[str],
+    "paths": dict[str, str] | None,
+    "protocols": list[str],
+    "part": str,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
@@ -113,7 +120,7 @@ def show(rows: Sequence[Json], layouts: Mapping[str, str]) -> None:
 
 def main() -> None:
     """The command line."""
-    commands.run("zero_shot", run)
+    commands.run("zero_shot", run, KEYS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Checks of single values: what passes, what is returned, and what the message says."""
 
+import math
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
 
 import numpy as np
 import pytest
+from typing_extensions import Unpack
 
 from dnadiff import checks
 
@@ -84,3 +89,49 @@ def test_a_number_below_one(wrong):
     assert checks.below_one("x", 0) == 0
     with pytest.raises(ValueError, match=r"x .* must be a number of at least 0 and below 1"):
         checks.below_one("x", wrong)
+
+
+HINTS = [
+    (checks.PositiveInt, [1, 1e3], [0, -1, 1.5, True, "1", 10**30, None], "key 0 must be an integer of at least 1"),
+    (checks.Fraction | None, [0, 0.5, None], [-1, 1.5, math.nan], "key -1 must be a number from 0 to 1 or null"),
+    (bool, [True, False], [0, "no", None], "key 0 must be true or false"),
+    (str, ["a"], ["", " ", ["a"], {}], "key '' must be a string"),
+    (Path | str | None, ["a", Path("a"), None], [1, "", []], "key 1 must be a string or null; put it into quotes, as in 'key=\"1\"'"),
+    (Literal["a", "b"], ["a"], ["c", 1], "key 'c' is not known; choose one of a, b"),
+    (Sequence[int], [[1], (2,)], ["12", [1, "x"], {}], "key '12' must be a list"),
+    (list[checks.Natural] | int, [3, [0]], [[0, -1]], "key[1] -1 must be an integer of at least 0"),
+    (Mapping[str, int], [{"a": 1}], [{"a": "x"}, 1], "key.a 'x' must be an integer"),
+    (tuple[int, float], [[1, 0.5]], [["x", 1]], "key[0] 'x' must be an integer"),
+    (
+        dict[str, checks.Built | None],
+        [{"a": {"_target_": "x"}, "b": None}],
+        [{"a": 1}],
+        "key.a 1 must be an object with a _target_ or null",
+    ),
+    (float, [0.1, 1], ["x", math.inf, 10**30], "key 'x' must be a finite number"),
+]
+
+
+@pytest.mark.parametrize(("hint", "right", "wrong", "message"), HINTS)
+def test_a_value_is_compared_with_a_type_hint(hint, right, wrong, message):
+    for value in right:
+        checks.check_value("key", value, hint)
+    for number, value in enumerate(wrong):
+        with pytest.raises(ValueError, match=r"^key\b.*" if number else f"^{re.escape(message)}$"):
+            checks.check_value("key", value, hint)
+
+
+class Settings(TypedDict, total=False):
+    size: checks.PositiveInt
+
+
+class Schedule:
+    def __init__(self, kind: str, rate: float = None, **settings: Unpack[Settings]):  # noqa: RUF013
+        pass
+
+
+def test_arguments_are_compared_with_the_signature_and_named_by_their_dotted_key():
+    checks.check_arguments(Schedule, {"kind": "a", "rate": None, "size": 3, "of nobody": []}, "lr.")
+    for wrong, message in (({"kind": 3}, "lr.kind 3 must be a string"), ({"size": 0}, "lr.size 0 must be an integer of at least 1")):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            checks.check_arguments(Schedule, wrong, "lr.")

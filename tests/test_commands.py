@@ -1,5 +1,6 @@
 """The command line: --help, a user's own folder, and one-line errors with status 1 that leave nothing behind."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dnadiff.commands import COMMANDS
+from dnadiff.config import config_dir
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
@@ -37,7 +40,7 @@ WRONG_TRAINING = {
     "backbone.n_layers=0": "backbone.n_layers 0 must be an integer of at least 1",
     "noise.eps=abc": "noise.eps 'abc' must be a finite number",
     "data=fasta data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
-    "data=fasta data.path=short.fa data/split=fraction data.split.test=5": "data.split.test is 5; expected two fractions",
+    "data=fasta data.path=short.fa data/split=fraction data.split.test=5": "data.split.test 5 must be a list",
     "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
@@ -240,3 +243,9 @@ def test_help_lists_the_choices_that_the_command_reads(cli, command):
     status, out, _ = cli(command, "--help")
     listed = out.partition("Choices:\n")[2].partition("\n\n")[0].splitlines()
     assert status == 0 and [line.partition(":")[0] for line in listed] == GROUPS.get(command, "").split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_key_of_a_command_has_a_type(command):
+    content = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))
+    assert content.keys() - {"defaults", "hydra"} <= importlib.import_module(f"dnadiff.{command}").KEYS.keys()

@@ -81,15 +81,15 @@ def test_the_code_length_of_k_calls(evaluate):
     [
         (["protocol=mdml"], "protocol 'mdml' is not known; choose count or mdlm"),
         (["protocol=mdlm", "target_se=0.1"], "leave target_se out"),
-        (["target_se=small"], "target_se small must be positive"),
-        (["target_se=-1"], "target_se -1 must be positive"),
+        (["target_se=small"], "target_se 'small' must be a number above 0"),
+        (["target_se=-1"], "target_se -1 must be a number above 0"),
         (["num_draws=8", "max_draws=4"], "max_draws 4 is less than num_draws 8"),
         (["seed=abc"], "seed 'abc' must be an integer"),
         (["seed=true"], "seed True must be an integer"),
         (["num_draws=inf"], "num_draws inf must be an integer"),
-        (["orders=[true]"], "must be a list of Markov orders"),
-        (["orders=[2.5]"], "must be a list of Markov orders"),
-        (["target_se=true"], "target_se True must be positive"),
+        (["orders=[true]"], "must be an integer from 0 to 26"),
+        (["orders=[2.5]"], "must be an integer from 0 to 26"),
+        (["target_se=true"], "target_se True must be a number above 0"),
     ],
 )
 def test_invalid_options_give_one_line(cli, trained, tmp_path, args, message):

@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> str:
 def call(tmp_path: Path, *overrides: str) -> Path:
     run_dir = tmp_path / "runs" / "tiny"
     os.environ.pop("HYDRA_FULL_ERROR", None)  # a command line sets it, and an earlier one in this process left it
-    commands.run("finetune", finetune.run, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
+    commands.run("finetune", finetune.run, finetune.KEYS, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
     return run_dir
 
 
@@ -176,25 +176,25 @@ def test_validation_chooses_rate_and_batch_size_with_the_first_layer_only(tmp_pa
 def test_a_bad_rate_or_layer_gets_a_one_line_error(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     csv_task = ["task=csv", f"task.path={table}", "kmer=2"]
-    assert "lr 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
+    assert "lr[1] 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
     assert "lr_scratch is an empty list; give at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
     assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
-    assert "batch_size 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
+    assert "batch_size[1] 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
 
 
 def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path, table, capsys):
     start = ["checkpoint=nowhere", "task=csv", f"task.path={table}"]
     for setting, message in (
-        ("weight_decay=abc", "weight_decay 'abc' must be a finite number"),
+        ("weight_decay=abc", "weight_decay 'abc' must be a number of at least 0"),
         ("weight_decay=-1", "weight_decay -1 must be a number of at least 0"),
         ("warmup=2", "warmup 2 must be a number from 0 to 1"),
         ("warmup=abc", "warmup 'abc' must be a number from 0 to 1"),
         ("lr=inf", "lr inf must be a number above 0"),
         ("probe=maybe", "probe=maybe is neither true nor false"),
         ("overwrite=2", "overwrite 2 must be true or false"),
-        ("output=[a]", "output ['a'] must be a name"),
+        ("output=[a]", "output ['a'] must be a string"),
         (f"results={table}", "is a file; name a folder"),
-        ("trust=5", "trust 5 must be a list of packages"),
+        ("trust=5", "trust 5 must be a list"),
         ("accelerator=quantum", "accelerator 'quantum' is not known"),
     ):
         assert message in refusal(tmp_path, capsys, *start, setting)

@@ -14,6 +14,7 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
@@ -22,9 +23,9 @@ Angles: TypeAlias = tuple[Tensor, Tensor]
 class AttentionOptions(TypedDict, total=False):
     """Keyword arguments of every `AttentionBackbone`, which documents them and has the defaults."""
 
-    mlp_ratio: int
+    mlp_ratio: PositiveInt
     dropout: float
-    max_length: int | None
+    max_length: PositiveInt | None
     activation_checkpointing: bool
     compile: bool
 
@@ -32,7 +33,7 @@ class AttentionOptions(TypedDict, total=False):
 class AttentionBlock(nn.Module):
     """Attention with rotary positions and a feed-forward network; subclasses connect them to the residual stream."""
 
-    def __init__(self, d_model: int, n_heads: int, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, d_model: int, n_heads: int, mlp_ratio: PositiveInt, dropout: float) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.norm1 = LayerNorm(d_model)
@@ -80,7 +81,7 @@ class AttentionBackbone(Backbone):
 
     def __init__(
         self, vocab: Vocab, d_model: int, n_heads: int, takes_sigma: bool, *,
-        mlp_ratio: int = 4, dropout: float = 0.1, max_length: int | None = None, activation_checkpointing: bool = False, compile: bool = False,
+        mlp_ratio: PositiveInt = 4, dropout: float = 0.1, max_length: PositiveInt | None = None, activation_checkpointing: bool = False, compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma)
         d_model, n_heads = self.d_model, checks.integer("backbone.n_heads", n_heads)

@@ -16,6 +16,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.conditioning import Condition, Modulation, modulate
 from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
 from dnadiff.backbone.mixer import BiMamba, UniMamba
+from dnadiff.checks import Natural, PositiveInt
 from dnadiff.kernels import check_scan
 from dnadiff.vocab import Vocab
 
@@ -23,17 +24,17 @@ from dnadiff.vocab import Vocab
 class MambaOptions(TypedDict, total=False):
     """Keyword arguments of every `MambaBackbone`, which documents them and has the defaults."""
 
-    d_state: int
-    d_conv: int
-    expand: int
+    d_state: PositiveInt
+    d_conv: PositiveInt
+    expand: PositiveInt
     dt_rank: int | None
     norm_eps: float
     rms_norm: bool
     residual_in_fp32: bool
-    pad_vocab_to: int
-    num_labels: int
-    time_conditioning: bool
-    cond_dim: int
+    pad_vocab_to: PositiveInt
+    num_labels: Natural
+    time_conditioning: bool | None
+    cond_dim: PositiveInt
     activation_checkpointing: bool
     scan: str
     compile: bool
@@ -89,10 +90,10 @@ class MambaBackbone(Backbone):
     """
 
     def __init__(
-        self, vocab: Vocab, d_model: int, n_layers: int, mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
-        d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
-        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False, pad_vocab_to: int = 8,
-        num_labels: int = 0, time_conditioning: bool = False, cond_dim: int = 128, dropout: float = 0.0,
+        self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt, mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
+        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2, dt_rank: int | None = None,
+        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False, pad_vocab_to: PositiveInt = 8,
+        num_labels: Natural = 0, time_conditioning: bool | None = False, cond_dim: PositiveInt = 128, dropout: float = 0.0,
         activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)

@@ -8,6 +8,7 @@ from typing import Unpack
 from dnadiff import checks
 from dnadiff.backbone.blocks import MambaBackbone, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
@@ -42,7 +43,7 @@ class Caduceus(MambaBackbone):
     """
 
     def __init__(
-        self, vocab: Vocab, d_model: int = 128, n_layers: int = 4,
+        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
         bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
     ) -> None:  # fmt: skip
         checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)

@@ -12,6 +12,7 @@ from dnadiff import checks
 from dnadiff.backbone import rc
 from dnadiff.backbone.caduceus import Caduceus, CaduceusOptions
 from dnadiff.backbone.layers import at_least_float32
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
@@ -37,7 +38,13 @@ class CaduceusPS(Caduceus):
     complement: Tensor
 
     def __init__(
-        self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, *, swap_strands: bool = False, **options: Unpack[CaduceusOptions]
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt = 128,
+        n_layers: PositiveInt = 4,
+        *,
+        swap_strands: bool = False,
+        **options: Unpack[CaduceusOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_layers, **options)
         self.d_model *= 2

@@ -42,7 +42,7 @@ class Condition(nn.Module):
         time_conditioning: take the noise level as an input.
     """
 
-    def __init__(self, cond_dim: int, num_labels: int, time_conditioning: bool) -> None:
+    def __init__(self, cond_dim: int, num_labels: int, time_conditioning: bool | None) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=()):
             self.sigma_map = SigmaMap(cond_dim) if time_conditioning else None

@@ -14,6 +14,7 @@ from dnadiff import checks
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
 from dnadiff.backbone.conditioning import SigmaMap, modulate
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
@@ -24,7 +25,7 @@ class DiTBlock(AttentionBlock):
     the norm, the gate into the preceding matrix. This takes one operation per layer instead of one per token.
     """
 
-    def __init__(self, d_model: int, n_heads: int, cond_dim: int, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, d_model: PositiveInt, n_heads: PositiveInt, cond_dim: PositiveInt, mlp_ratio: int, dropout: float) -> None:
         super().__init__(d_model, n_heads, mlp_ratio, dropout)
         self.adaLN_modulation = nn.Linear(cond_dim, 6 * d_model)
         nn.init.zeros_(self.adaLN_modulation.weight)
@@ -49,7 +50,7 @@ class DiTBlock(AttentionBlock):
 class FinalNorm(nn.Module):
     """The last adaLN and the linear map to logits; `forward` is the norm alone, which completes `features`."""
 
-    def __init__(self, d_model: int, rows: int, cond_dim: int) -> None:
+    def __init__(self, d_model: PositiveInt, rows: int, cond_dim: PositiveInt) -> None:
         super().__init__()
         self.norm_final = LayerNorm(d_model)
         self.linear = KernelLinear(d_model, rows)
@@ -87,10 +88,10 @@ class DiT(AttentionBackbone):
     def __init__(
         self,
         vocab: Vocab,
-        d_model: int = 128,
-        n_layers: int = 4,
-        n_heads: int = 4,
-        cond_dim: int = 128,
+        d_model: PositiveInt = 128,
+        n_layers: PositiveInt = 4,
+        n_heads: PositiveInt = 4,
+        cond_dim: PositiveInt = 128,
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=True, **options)

@@ -13,6 +13,7 @@ from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.layers import at_least_float32
 from dnadiff.backbone.mixer import UniMamba
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
@@ -26,7 +27,7 @@ class Mamba(MambaBackbone):
     causal = True
 
     def __init__(
-        self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, *, dropout: float = 0.0, **options: Unpack[MambaOptions]
+        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4, *, dropout: float = 0.0, **options: Unpack[MambaOptions]
     ) -> None:
         super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
 from dnadiff.backbone.base import State
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
+from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 _CAPACITY = 64  # positions whose keys and values fit into a new state
@@ -46,7 +47,14 @@ class Transformer(AttentionBackbone):
 
     causal = True
 
-    def __init__(self, vocab: Vocab, d_model: int = 128, n_layers: int = 4, n_heads: int = 4, **options: Unpack[AttentionOptions]) -> None:
+    def __init__(
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt = 128,
+        n_layers: PositiveInt = 4,
+        n_heads: PositiveInt = 4,
+        **options: Unpack[AttentionOptions],
+    ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=False, **options)
         d_model, n_heads = self.d_model, self.n_heads
         self.embedding = nn.Embedding(vocab.size, d_model)

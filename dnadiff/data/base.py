@@ -65,10 +65,10 @@ class SequenceDataModule(lightning.LightningDataModule):
     stranded = False  # whether the sequences have a direction, so that the strands are not interchangeable
 
     path: SequencePath | None
-    length: int
-    batch_size: int
+    length: checks.PositiveInt
+    batch_size: checks.PositiveInt
     split: Split = None  # type: ignore[assignment]  # None is replaced in `__post_init__`, as for `name`
-    seed: int = 0
+    seed: checks.Natural = 0
     num_workers: int = 0
     epoch_size: int | None = None
     max_valid_windows: int = 256

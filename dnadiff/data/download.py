@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from dnadiff.checks import PositiveInt
 from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
 from dnadiff.data.disk import names_file, write_all
 
@@ -28,7 +29,7 @@ class Download:
         sha256: of its content.
     """
 
-    def __init__(self, url: str, size: int, sha256: str) -> None:
+    def __init__(self, url: str, size: PositiveInt, sha256: str) -> None:
         self.url, self.size, self.sha256 = url, size, sha256.lower()
         self.name = url.rpartition("/")[2]
         if not re.fullmatch(r"https?://(.*/)?\w[\w.-]*(?<!\.part)(?<!\.lock)", url):

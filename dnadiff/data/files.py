@@ -5,6 +5,7 @@ A path `bundled:NAME` is a file that ships with the package. File formats are re
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import io
@@ -249,3 +250,10 @@ def _finite(content: object) -> object:
     if isinstance(content, (list, tuple)):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove an empty folder, and up to two parents that become empty."""
+    with contextlib.suppress(OSError):
+        for path in (folder, *folder.parents[:2]):
+            path.rmdir()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
+from dnadiff.checks import Positive
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.finetuning import NetworkModel, TrainingSettings
@@ -62,7 +63,7 @@ class CNN(SequenceClassifier):
 class PublishedCNN(NetworkModel):
     """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
 
-    def __init__(self, tokenizer: DNATokenizer, lr: float = 1e-3, **settings: Unpack[TrainingSettings]) -> None:
+    def __init__(self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[TrainingSettings]) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab
 

@@ -161,7 +161,7 @@ class LabeledTaskSettings(TypedDict, total=False):
     valid_fraction: float
     cluster_word: int | None
     redivide: bool
-    expected: Mapping[str, int] | None
+    expected: Mapping[str, checks.Natural] | None
     protocol: str
     seed: int
 
@@ -190,7 +190,7 @@ class LabeledTask(ABC):
         valid_fraction: float = 0.1,
         cluster_word: int | None = None,
         redivide: bool = False,
-        expected: Mapping[str, int] | None = None,
+        expected: Mapping[str, checks.Natural] | None = None,
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:

@@ -104,7 +104,7 @@ class Likelihood:
         longest = max(int(self.available.max()), 1)
         index = np.minimum(visible * bins // longest, bins - 1)
         block = np.broadcast_to(blocks(len(index), self.block_size)[:, None], index.shape)
-        chosen = [c for b in range(bins) if (c := (index == b) & (self.counts > 0)).sum() > 1]
+        chosen = [c for b in range(bins) if (c := (index == b) & (self.counts > 0)).sum() > 1] or [self.counts > 0]  # few windows
         mean = [(np.average(visible[c], weights=self.counts[c]), *_weighted_mean(nats[c], self.counts[c], block[c])) for c in chosen]
         return Curve(*(np.array(column) for column in zip(*mean)))
 

@@ -113,7 +113,7 @@ class StepsSampler(AdaptiveSampler):
         num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
     """
 
-    num_steps: int | None = None
+    num_steps: checks.PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -83,7 +83,7 @@ class Sampler(Configurable, ABC):
     """
 
     temperature: float = 1.0
-    top_k: int | None = None
+    top_k: checks.PositiveInt | None = None
     nucleus: float = 1.0
 
     exact: ClassVar[bool] = False

@@ -37,8 +37,8 @@ class Gibbs(Sampler):
         96
     """
 
-    num_sweeps: int = 1
-    num_groups: int | None = None
+    num_sweeps: checks.PositiveInt = 1
+    num_groups: checks.PositiveInt | None = None
 
     exact = True
     has_weights = True

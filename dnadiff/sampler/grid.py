@@ -28,7 +28,7 @@ class GridSampler(Sampler):
             its grid), `none` leaves the masks.
     """
 
-    num_steps: int = 128
+    num_steps: checks.PositiveInt = 128
     _: KW_ONLY
     noise_removal: str = "sample"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -35,9 +36,9 @@ class Grouped(PlannedSampler):
         (64, 32)
     """
 
-    num_groups: int | None = None
+    num_groups: checks.PositiveInt | None = None
     _: KW_ONLY
-    sizes: Sequence[int] | None = None
+    sizes: Annotated[Sequence[int] | None, str] = None  # the command line replaces the word `optimal`
 
     exact = True
     has_weights = True
@@ -47,7 +48,12 @@ class Grouped(PlannedSampler):
         self.num_groups = checks.optional_integer("sampler.num_groups", self.num_groups)
         if self.sizes is None:
             return
-        if not isinstance(self.sizes, Iterable) or len(self.sizes) == 0 or not all(checks.is_integer(size, 1) for size in self.sizes):
+        if (
+            isinstance(self.sizes, str)
+            or not isinstance(self.sizes, Iterable)
+            or len(self.sizes) == 0
+            or not all(checks.is_integer(size, 1) for size in self.sizes)
+        ):
             raise ValueError(f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for equal groups")
         if self.num_groups not in (None, len(self.sizes)):
             raise ValueError(f"sampler.num_groups {self.num_groups} is not the number of sizes, {len(self.sizes)}; leave one of them out")

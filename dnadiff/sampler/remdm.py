@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dnadiff import checks
 from dnadiff.sampler.remasking import Remasking, RemaskingSampler
 
 
@@ -24,4 +25,4 @@ class ReMDM(RemaskingSampler):
     """
 
     remasking: Remasking
-    num_steps: int = field(default=128, kw_only=True)
+    num_steps: checks.PositiveInt = field(default=128, kw_only=True)

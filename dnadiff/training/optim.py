@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from dnadiff.checks import Fraction, Natural
+
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, list[nn.Parameter] | float]]:
     """Two parameter groups: matrices, with weight decay, and everything else without.
@@ -22,7 +24,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, l
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
 
 
-def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: float = 0.05, final: float = 0.0) -> LambdaLR:
+def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: Fraction = 0.05, final: Fraction = 0.0) -> LambdaLR:
     """Linear warm-up over the first `warmup` fraction of `num_steps`, then half a cosine down to `final` times the peak rate."""
     first = max(1, round(warmup * num_steps))
 
@@ -35,6 +37,6 @@ def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: float = 0.05, fi
     return LambdaLR(optimizer, factor)
 
 
-def warmup_constant(optimizer: Optimizer, num_steps: int, warmup_steps: int = 2500) -> LambdaLR:
+def warmup_constant(optimizer: Optimizer, num_steps: int, warmup_steps: Natural = 2500) -> LambdaLR:
     """Linear warm-up over `warmup_steps`, then the constant peak rate (the text recipe of arXiv 2406.07524, appendix C)."""
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, warmup_steps)))

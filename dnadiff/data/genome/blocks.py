@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff import checks
+from dnadiff.checks import Natural, PositiveInt, Range
 from dnadiff.data.splits import PARTS, Interval, Leak, Parts, Split, drop_empty, read_parts
 from dnadiff.data.tiles import Tiling
 
@@ -28,7 +30,14 @@ class BlockSplit(Split):
         guard: bases that are left out at a border.
     """
 
-    def __init__(self, block: int = 1_000_000, period: int = 10, test: int = 9, valid: int = 8, guard: int = 2048) -> None:
+    def __init__(
+        self,
+        block: PositiveInt = 1_000_000,
+        period: Annotated[int, Range(3)] = 10,
+        test: Natural = 9,
+        valid: Natural = 8,
+        guard: Natural = 2048,
+    ) -> None:
         if block < 1 or guard < 0 or 2 * guard >= block:
             raise ValueError(f"data.split.block is {block} and data.split.guard {guard}; a block must be longer than two guards")
         if not (0 <= test < period and 0 <= valid < period) or test == valid:

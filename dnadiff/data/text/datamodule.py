@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import boolean, optional_integer
+from dnadiff.checks import Natural, PositiveInt, boolean, optional_integer
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.splits import PARTS, FractionSplit, Interval, Split
 from dnadiff.data.text.corpus import Corpus
@@ -22,13 +22,13 @@ from dnadiff.data.text.pretrained import Characters, TokenizerSource
 from dnadiff.data.text.special_tokens import SpecialTokens
 from dnadiff.data.text.streaming import StreamLoader
 from dnadiff.data.text.tokenized import encode_documents
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer
 from dnadiff.data.windows import IntervalWindows, RandomWindows, UniformWindows
 
 if TYPE_CHECKING:
     from dnadiff.config import Json
     from dnadiff.data.loader import TrainLoader
-    from dnadiff.data.tokenizer import TextTokenizer, Tokenizer
+    from dnadiff.data.tokenizer import Tokenizer
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "blocks": IntervalWindows}
 
@@ -58,8 +58,8 @@ class TextDataModule(SequenceDataModule):
     def __init__(
         self,
         path: Paths | Mapping[str, Paths] | None,
-        length: int,
-        batch_size: int,
+        length: PositiveInt,
+        batch_size: PositiveInt,
         *,
         tokenizer: TextTokenizer | TokenizerSource | None = None,
         hub: Hub | None = None,
@@ -80,7 +80,7 @@ class TextDataModule(SequenceDataModule):
         num_workers: int = 0,
         start_method: str | None = None,
         epoch_size: int | None = None,
-        seed: int = 0,
+        seed: Natural = 0,
         max_valid_windows: int = 256,
         name: str | None = None,
     ) -> None:

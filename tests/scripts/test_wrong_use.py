@@ -1,0 +1,95 @@
+"""A share of the wrong uses of every command; that the harness finds faults; that every command has a case."""
+
+import random
+import sys
+import time
+from types import SimpleNamespace
+
+import cases
+import pytest
+import wrong_use
+from omegaconf import OmegaConf
+
+from dnadiff.commands import COMMANDS
+
+REFUSED_EARLY = ("list", "mapping", "nan")  # refused by the type of the key, before any file is read
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_share_of_the_wrong_uses_of_each_command_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(command)
+    harness = wrong_use.Harness(tmp_path / "world", tmp_path)
+    known = [c for c in wrong_use.all_choices(command) if not c.startswith("experiment=")]
+    cells = [c for c in harness.cells(command, [draw.choice(known)]) if c.valid is None]
+    chosen = draw.sample([c for c in cells if c.kind == wrong_use.MISSPELLED], 2)
+    chosen += draw.sample([c for c in cells if c.kind in REFUSED_EARLY and not c.key.endswith(("path", "_target_"))], 8)
+    wrong = [o for o in map(harness.run, chosen) if o.is_wrong]
+    assert not wrong, wrong
+
+
+def stop(config):
+    """Refuses a value in the right way."""
+    if config["size"] != 4:
+        raise ValueError(f"size {config['size']!r} must be 4")
+
+
+def write_first(config):
+    with open("half.txt", "w") as file:
+        file.write("half")
+    stop(config)
+
+
+def say(*lines):
+    def refuse(config):
+        raise ValueError("\n".join(lines))
+
+    return refuse
+
+
+TOYS = {
+    "refused": stop,
+    "accepted, but not listed as valid": lambda config: None,
+    "an error of Python reaches the user": lambda config: config["size"] + 1,
+    "the key is not named": say("a value is wrong"),
+    "refused after half.txt was written": write_first,
+    "not refused in 0.1 s": lambda config: time.sleep(5),
+}
+
+
+@pytest.mark.parametrize("verdict", TOYS)
+def test_the_harness_finds_each_kind_of_fault(verdict, tmp_path, monkeypatch):
+    toy = SimpleNamespace(run=lambda config, run_dir, overrides: TOYS[verdict](config), KEYS={})
+    monkeypatch.setitem(sys.modules, "dnadiff.toy", toy)
+    monkeypatch.setattr(wrong_use, "SECONDS", 0.1)
+    harness = wrong_use.Harness(tmp_path, tmp_path)
+    case = cases.Case("toy", ())
+    harness.bases["toy", ""] = wrong_use.Base(case, "", OmegaConf.create({"size": 4}), [])
+    outcome = harness.run(wrong_use.Cell("toy", "size", "word"))
+    assert outcome.verdict == verdict and outcome.is_wrong == (verdict != "refused")
+    rows = wrong_use.table([outcome])
+    assert rows[0]["wrong"] == outcome.is_wrong and wrong_use.report([outcome], 1.0, None) == outcome.is_wrong
+
+
+def test_a_command_without_a_case_fails(monkeypatch, capsys):
+    monkeypatch.setattr(cases, "missing", lambda: ["toy"])
+    monkeypatch.setattr(sys, "argv", ["wrong_use.py"])
+    assert wrong_use.main() == 1 and "toy" in capsys.readouterr().out
+
+
+def test_a_failing_base_stands_for_its_cells(tmp_path):
+    harness = wrong_use.Harness(tmp_path / "absent", tmp_path)
+    cells = [c for c in harness.cells("score", [""]) if c.kind in (wrong_use.CONTROL, "word")]
+    (only,) = harness.run_all(cells)
+    assert only.is_wrong and only.cell.kind == wrong_use.CONTROL
+
+
+def test_a_key_is_tested_once_for_each_class():
+    content = {"seed": 1, "data": {"_target_": "a.B", "length": 3, "hub": {"x": 1}}, "hydra": {"run": 1}}
+    assert dict(wrong_use.leaves(content)) == {
+        "seed": ("", "seed"),
+        "data._target_": ("a.B", "_target_"),
+        "data.length": ("a.B", "length"),
+        "data.hub.x": ("a.B", "hub.x"),
+        "hydra.run": ("", "hydra.run"),
+    }
