@@ -30,7 +30,7 @@ log = logging.getLogger("dnadiff")
 
 HOST = re.sub(r"\W", "", platform.node())
 _BLOCK = 1 << 22
-_SHOWN_FROM = 200_000_000  # bytes; smaller files are read too fast for a progress bar
+_PATIENCE = 2.0  # seconds before a progress bar is shown
 _SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
 
 
@@ -104,24 +104,26 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
 
 
 @contextmanager
-def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A progress bar in megabytes: calls `progress(bytes)`. Nothing is shown for little."""
-    if total - done < _SHOWN_FROM:
-        yield lambda count: None
-        return
-    bar = Progress(-(-total // 1_000_000), f"{label}, MB", done // 1_000_000)
-    pending = 0
+def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A progress bar in megabytes: calls `progress(bytes, **notes)`. Nothing is shown in the first two seconds."""
+    begin, pending = time.monotonic(), 0
+    bar: Progress | None = None
 
-    def progress(count: int) -> None:
-        nonlocal pending
+    def progress(count: int, **notes: str) -> None:
+        nonlocal bar, pending
         pending += count
-        bar.update(pending // 1_000_000)
+        if bar is None:
+            if time.monotonic() - begin < _PATIENCE:
+                return
+            bar = Progress(-(-total // 1_000_000), f"{label}, MB", done // 1_000_000)
+        bar.update(pending // 1_000_000, **notes)
         pending %= 1_000_000
 
     try:
         yield progress
     finally:
-        bar.close()
+        if bar is not None:
+            bar.close()
 
 
 def unique(path: Path) -> Path:

@@ -99,7 +99,7 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
             for event in read_codes(path, raw):
                 packer.take(event)
                 here = raw.tell()
-                progress(max(0, here - position))
+                progress(max(0, here - position), bases=f"{bases.tell():,}")  # a small file may expand to many
                 position = max(position, here)
         packer.finish()
         bases.flush()

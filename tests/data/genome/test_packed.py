@@ -364,3 +364,17 @@ def test_a_folder_that_others_could_have_filled_is_refused(shared_place, tmp_pat
         shared_place.rename(shared_place.with_name("dnadiff-4242"))
     with pytest.raises(OSError, match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE"):
         cache_dir("genomes")
+
+
+def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(tmp_path, monkeypatch, capfd):
+    import gzip
+
+    from dnadiff.data import cache
+    from dnadiff.progress import Progress
+
+    monkeypatch.setattr(cache, "_PATIENCE", 0.0)
+    monkeypatch.setattr(cache, "Progress", lambda *arguments: Progress(*arguments, every=0.0))
+    (tmp_path / "n.fa.gz").write_bytes(gzip.compress(b">n\n" + b"N" * 10_000_000 + b"\n"))
+    packed.pack(tmp_path / "n.fa.gz")
+    lines = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("packing n.fa.gz, MB") and "bases 8,388,6" in line for line in lines), lines
