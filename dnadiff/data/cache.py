@@ -116,7 +116,7 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., N
             if time.monotonic() - begin < _PATIENCE:
                 return
             bar = Progress(-(-total // 1_000_000), f"{label}, MB", done // 1_000_000)
-        bar.update(pending // 1_000_000, **notes)
+        bar.update(pending // 1_000_000, 0, **notes)
         pending %= 1_000_000
 
     try:

@@ -139,7 +139,8 @@ class Checkpoints(Callback):
         due = step % self.every_n_steps == 0 or number is not None or self.validation_due or step == trainer.max_steps
         if due and step > self._saved_step:
             # Lightning logs a step after this hook. A run killed in between would resume after the step and never log it.
-            if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
+            every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the logger connector
+            if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero and step % every == 0:
                 found = trainer.callback_metrics
                 trainer.logger.log_metrics({name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1)
             trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
