@@ -231,8 +231,10 @@ def _is(value: object, kind: object) -> bool:
         return _accepts(value, inner) and all(is_number(value) and limit.holds(value) for limit in ranges)
     if origin is Literal:
         return any(type(value) is type(known) and value == known for known in get_args(kind))
-    if not isinstance(origin, type) or origin is object or "_is_protocol" in vars(origin):
-        return True  # Any, a type variable, a protocol: nothing is known
+    if not isinstance(origin, type) or origin is object:
+        return True  # Any, a type variable: nothing is known
+    if "_is_protocol" in vars(origin):
+        return not isinstance(value, (str, Real, list, Mapping))  # objects, which YAML cannot write
     if origin is int:
         return is_integer(value) and abs(value) <= LARGEST
     if origin is float:
@@ -248,7 +250,7 @@ def _is(value: object, kind: object) -> bool:
 
 def _is_collection(value: object, origin: object) -> bool:
     """Whether a value is one of a class; a list may stand for any kind of sequence."""
-    if not isinstance(origin, type) or origin is Annotated:
+    if not isinstance(origin, type) or origin is Annotated or "_is_protocol" in vars(origin):
         return False
     if isinstance(value, (list, tuple)):
         return any(issubclass(kind, origin) for kind in (list, tuple))

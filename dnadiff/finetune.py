@@ -48,6 +48,7 @@ KEYS: Keys = {
     "layer": checks.PositiveInt | None,
     "pretraining_overlap": bool,
     "results": str | None,
+    **dict.fromkeys(("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None),
 }
 
 

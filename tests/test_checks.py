@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -11,6 +11,7 @@ import pytest
 from typing_extensions import Unpack
 
 from dnadiff import checks
+from dnadiff.data.tokenizer import TextTokenizer
 
 NOT_NUMBERS = ["1", None, True, False, float("nan"), float("inf"), [1], 1j]
 
@@ -108,6 +109,8 @@ HINTS = [
         [{"a": 1}],
         "key.a 1 must be an object with a _target_ or null",
     ),
+    (Callable[[], int], [len], ["x"], "key 'x' must be a Callable"),
+    (TextTokenizer, [{"_target_": "x"}], [1, "x", []], "key 1 must be a TextTokenizer"),
     (float, [0.1, 1], ["x", math.inf, 10**30], "key 'x' must be a finite number"),
 ]
 
