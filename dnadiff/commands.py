@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import difflib
+import functools
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import check_value, integer
-from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, leaves, with_current_choices
+from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, with_current_choices
 from dnadiff.progress import PrintableLines, printable
 
 if TYPE_CHECKING:
@@ -118,9 +119,11 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     """Check the composed configuration of a command, and run it."""
     plain = as_dict(config, throw_on_missing=True)
     check_new_keys(overrides, name)
-    values = plain | dict(leaves(plain))
-    for key in filter(values.__contains__, keys):
-        check_value(key, values[key], keys[key])
+    for key in keys:
+        *parents, last = key.split(".")
+        holder = functools.reduce(lambda inner, part: inner.get(part) or {}, parents, plain)
+        if last in holder:
+            check_value(key, holder[last], keys[key])
     check(plain, trust=None)
     function(plain, run_dir, overrides)
 
