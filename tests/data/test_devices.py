@@ -88,6 +88,8 @@ def test_all_processes_stop_when_one_hears_ctrl_c(tmp_path):
         max_steps=9,
         enable_validation=False,
         val_check_batch=4,
+        logger=None,
+        log_every_n_steps=50,
         save_checkpoint=lambda path, **_: saved.append(path),
     )
     trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: not own)  # the other one heard it

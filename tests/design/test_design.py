@@ -353,7 +353,7 @@ def test_weights_of_text_are_summarized_too(cli, tmp_path):
 
 
 REFUSED = [
-    (["template=bad.fa"], "record 1 (x): letter 'J' at position 3 is not a nucleotide"),
+    (["template=bad.fa"], "bad.fa: line 2: record x: letter 'J' at column 3 is not a nucleotide"),
     (["template=none.fa"], "none.fa does not exist"),
     (["template=full.fa"], "template x leave nothing to generate"),
     (["template=ok.fa", "length=30"], "the template defines the length"),
@@ -372,7 +372,7 @@ REFUSED = [
     (["infill=r.bed", "genome=g.fa", "length=20:40"], "windows of one length"),
     (["infill=r.bed", "genome=g.fa", "template=ok.fa"], "infill and template exclude each other"),
     (["infill=r.bed", "genome=g.fa", "write=some"], "write 'some' is not known; choose window or designed"),
-    (["gc=1.2"], "gc 1.2 must be a number between 0 and 1"),
+    (["gc=1.2"], "gc 1.2 must be a number above 0 and below 1"),
     (["gc=0.9", "template=at.fa"], "gc 0.9 cannot be reached: the fixed positions allow means between 0.000 and 0.600"),
     (["resample=true"], "resample=true: these samples have no weights"),
     (["resample=true", "gc=0.5", "sampler=remdm"], "resample=true needs a sampler with importance weights"),
@@ -380,9 +380,9 @@ REFUSED = [
     (["resample=true", "motif=RRY@4", "length=20:30"], "resample=true compares sequences of one length"),
     (["copies=no"], "copies=no is neither true nor false"),
     (["overwrite=no"], "overwrite=no is neither true nor false"),
-    (["prompt=1984"], "prompt 1984 must be a string; put it into quotes"),
+    (["prompt=1984"], "prompt 1984 must be a string or null; put it into quotes"),
     (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
-    (["output=5"], "output 5 must be a string; put it into quotes"),
+    (["output=5"], "output 5 must be a string or null; put it into quotes"),
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
     (["write=designed"], "write=designed is for infill="),

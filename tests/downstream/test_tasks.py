@@ -178,7 +178,7 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
         (some_rows(), {"split_column": "part"}, r"no column 'part'.*task.split_column"),
         ([[s, "a"] for s, _ in some_rows()], {}, r"one class, 'a', in column 'label'"),
         ([*some_rows(3), ["", "a"]], {}, r"line 5 has nothing in column 'sequence'"),
-        ([*some_rows(3), ["ACGT"]], {}, r"line 5 has nothing in column 'label'"),
+        ([*some_rows(3), ["ACGT"]], {}, r"line 5 has 1 fields, the header has 2"),
         ([*some_rows(3), ["ACXT", "a"]], {}, r"line 5: letter 'X' at position 3 is not a nucleotide"),
         ([], {}, r"a header and no rows"),
         ([["ACGT", "a"], ["ACGG", "b"]], {}, r"class 'a' has too few different sequences"),

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -162,8 +163,9 @@ def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(undist
         patch.setattr(DiffusionModule, "training_step", training_step)
         status, _, err = cli("train", *workers)
     last = err.strip().splitlines()[-1]
-    assert status == 1 and last.startswith("error: a process that loads data ended at step 4: DataLoader worker (pid"), err
-    assert "is killed by signal: Killed" in last and "add resume=true hydra.run.dir=run" in last
+    # When the loss is noticed, and by what, depends on the time that the process had.
+    assert status == 1 and re.match(r"error: a process that loads data ended at step [45]: .*DataLoader worker", last), err
+    assert "add resume=true hydra.run.dir=run" in last
     assert cli("train", *workers, "resume=true")[0] == 0
     assert_same(tmp_path / "run", whole)
 

@@ -190,7 +190,7 @@ def test_a_compression_bomb_is_not_read_whole(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("changed", [{"json": 5}, {"name": None}, {"mask": 5}, {"unk": ["a"]}, {"json": "[" * 9999}, {"json": "{}"}])
 def test_a_damaged_tokenizer_of_a_checkpoint_is_a_value_error(bert, changed):
-    with pytest.raises(ValueError, match="tokenizer"):
+    with pytest.raises(ValueError, match=f"tokenizer|^{next(iter(changed))} "):
         build(bert.config() | changed)
     for characters in (5, None, "a\ud800", ["a"]):
         with pytest.raises(ValueError, match=r"tokenizer\.characters .* must be a string of characters"):
