@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dnadiff import checks
 from dnadiff.config import Config, Json
 
 MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = 2**16, 2**12, 2**24  # a file with larger values is damaged or hostile
@@ -54,7 +54,7 @@ class Key:
         is_number = self.kind in (int, float)
         fits = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         fits = fits and (self.kind is not list or all(type(item) is int for item in value))
-        if not fits or (is_number and not (math.isfinite(value) and self.minimum <= value <= self.maximum)):
+        if not fits or (is_number and not (checks.is_number(value) and self.minimum <= value <= self.maximum)):
             limits = f" from {self.minimum:g} to {self.maximum:g}" if is_number else ""
             raise ValueError(f"{name} is {str(value)[:40]!r}, expected {_DESCRIPTIONS[self.kind]}{limits}")
         if self.only is not ... and value != self.only:

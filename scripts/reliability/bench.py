@@ -37,7 +37,7 @@ _SETTLED = 2.5  # seconds after which the cache trusts the time stamp of an inpu
 # Keys that hold time stamps of files in the cache, or a checksum over them.
 _STAMPS = ("mtime", "check")
 # Files that grow by one row at a time; a killed run leaves a beginning of them.
-APPENDED = ("metrics.csv",)
+APPENDED = ("metrics.csv", "results.csv")
 Contents = dict[str, str]
 
 

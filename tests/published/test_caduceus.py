@@ -58,3 +58,10 @@ def test_networks_without_a_published_form_are_refused():
         caduceus_layout(Caduceus(DNA, 16, 1, num_labels=2))
     with pytest.raises(ValueError, match=r"backbone\.n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))
+
+
+def test_a_number_of_any_length_is_compared_with_its_limits():
+    from dnadiff.published.keys import Key
+
+    with pytest.raises(ValueError, match="layers is '111111"):
+        Key(int).read("layers", {"layers": int("1" * 400)})

@@ -32,19 +32,32 @@ class _CheckedLines(io.TextIOWrapper):
         super().__init__(handle, encoding="utf-8")
         self.lengths: list[int] = []
         self._inside = False
+        self._num_bases: int | None = None  # of the record so far; None before its ORIGIN
 
     @override
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as typeshed has it for IO[str]
         line = super().readline(size)
         if self._inside:
             self._inside = line.rstrip() != "//"
+            if self._inside and line.strip():
+                self._count(line)
         elif line.strip() and line.strip() != "//":
             locus = _LOCUS.match(line)
             if locus is None:
                 raise _CutShortError(f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a length in bp")
             self.lengths.append(int(locus[1]))
-            self._inside = True
+            self._inside, self._num_bases = True, None
         return line
+
+    def _count(self, line: str) -> None:
+        """Compare the number at the beginning of a line of sequence with the bases before it."""
+        if self._num_bases is None:
+            self._num_bases = 0 if line.startswith("ORIGIN") else None
+            return
+        number, *letters = line.split()
+        if number != str(self._num_bases + 1):
+            raise _CutShortError(f"a line of sequence begins with {number[:20]!r}, expected the position {self._num_bases + 1}")
+        self._num_bases += sum(map(len, letters))
 
     def check_end(self) -> None:
         """Refuse a file that ends inside a record."""

@@ -257,6 +257,8 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
             value = content.get(key)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
+                if any("\ud800" <= letter <= "\udfff" for letter in value):
+                    raise ValueError(f"tokenizer.source {path} is damaged: {key} has half of a surrogate pair; use another copy of it")
                 found.setdefault(role, value)
     return found
 

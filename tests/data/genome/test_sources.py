@@ -226,6 +226,14 @@ def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
         Genome.open(write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq ")))
 
 
+def test_a_line_of_genbank_with_another_position_is_refused(tmp_path):
+    content = formats.genbank({"U1": "acgtnacgta" * 13})
+    assert content.count(b"\n       61 ") == 1
+    for wrong in (b"\n       62 ", b"\n          "):
+        with pytest.raises(ValueError, match=r"a line of sequence begins with '.*', expected the position 61"):
+            Genome.open(write(tmp_path, "x.gb", content.replace(b"\n       61 ", wrong)))
+
+
 def test_a_compressed_twobit_is_read(tmp_path):
     content = formats.twobit(SMALL)
     for packing in ("gzip", "bgzip"):

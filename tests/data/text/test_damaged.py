@@ -74,3 +74,11 @@ def test_errors_in_a_template_name_the_file(tmp_path):
     (tmp_path / "t.txt").write_text("the c\u00e4t[MASK]")
     with pytest.raises(ValueError, match=r"t\.txt: character '\u00e4'"):
         list(read_patterns(str(tmp_path / "t.txt"), CharTokenizer("the cat"), []))
+
+
+def test_a_special_token_with_half_of_a_surrogate_pair_is_refused(tmp_path):
+    from dnadiff.data.text.pretrained import configured_special_tokens
+
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "\\ud800"}')
+    with pytest.raises(ValueError, match=r"special_tokens_map\.json is damaged: mask_token has half of a surrogate pair"):
+        configured_special_tokens(tmp_path)
