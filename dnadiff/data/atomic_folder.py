@@ -21,7 +21,7 @@ from pathlib import Path
 from dnadiff.config import Json
 from dnadiff.data.cache import HOST, locked, megabytes, unique
 from dnadiff.data.checksums import CHUNK, SAMPLED, Checksum, checksum_of, same_chunks, sampled
-from dnadiff.data.disk import FULL, no_space
+from dnadiff.data.disk import FULL, no_space, write_error
 from dnadiff.data.files import write_json
 from dnadiff.data.structured import read_json
 
@@ -159,6 +159,8 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
         write_json(part / "index.json", index | {"check": _check_of(index)})
         put(part, folder, version)
     except OSError as error:
+        if error.errno not in FULL and error.filename is None:  # a write to an open file
+            raise write_error(error, folder) from error
         if error.errno not in FULL:
             raise
         shutil.rmtree(part, ignore_errors=True)  # before the space that is free is measured

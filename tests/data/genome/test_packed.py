@@ -203,6 +203,16 @@ def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
     assert entries(cache) == []
 
 
+def test_an_error_of_the_device_names_the_cache(file, cache, monkeypatch):
+    def broken(self):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(packed.Packer, "finish", broken)
+    with pytest.raises(OSError, match=rf"^{cache}/\w+ could not be written: Input/output error"):
+        pack(file)
+    assert entries(cache) == []
+
+
 def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
     (tmp_path / "big.fa").write_text(">a\n" + "ACGT" * 200_000 + "\n")
     code = (
