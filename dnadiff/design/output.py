@@ -16,13 +16,12 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from dnadiff import checks
 from dnadiff.config import Json, with_current_names
-from dnadiff.data.disk import names_file
+from dnadiff.data.disk import names_file, write_all
 from dnadiff.data.files import atomic_write, check_output
 from dnadiff.data.structured import read_json
 
@@ -70,7 +69,7 @@ class ResumableOutput:
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
         self.notes: dict[str, Json] = {}
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
             if not resume:
                 raise FileExistsError(
@@ -102,16 +101,15 @@ class ResumableOutput:
         content = gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content
         with names_file(self.part, len(content)):
             file = self._file = self._file or self._open()
-            file.write(content)
-            file.flush()
+            write_all(file, content)
             os.fsync(file.fileno())
         self.done, self.bytes, self.notes = self.done + count, file.tell(), notes
         self.crc = zlib.crc32(content, self.crc)
         self._write_journal()
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        file = self.part.open("r+b" if self.done else "ab")
+        file = self.part.open("r+b" if self.done else "ab", buffering=0)  # nothing is left to write when it is closed
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

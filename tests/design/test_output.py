@@ -3,6 +3,7 @@
 import errno
 import gzip
 import json
+import resource
 
 import pytest
 
@@ -142,3 +143,17 @@ def test_a_journal_of_an_earlier_version_is_continued(tmp_path):
     again.append(b"TTTT\n", 1)
     again.close()
     assert ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True).done == 5
+
+
+def test_an_error_of_a_batch_names_its_file_also_when_the_output_is_closed(tmp_path):
+    output = ResumableOutput(tmp_path / "x.fa", {"seed": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"\.x\.fa\.part could not be written: it needs 9 bytes, and files of this process are limited to 0"
+        ):
+            output.append(b">a\nACGT\n\n", 1)
+        output.close()  # has nothing left to write
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
