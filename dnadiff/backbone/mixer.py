@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.layers import Projection, at_least_float32
-from dnadiff.kernels import ScanInputs, gated_scan, gated_sum, narrow_linear, selective_scans, short_conv, short_convs
+from dnadiff.kernels import (
+    MixerWay,
+    ScanInputs,
+    fuses_mixer,
+    gated_scan,
+    gated_sum,
+    mixer,
+    narrow_linear,
+    selective_scans,
+    short_conv,
+    short_convs,
+)
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
 _NO_STEP = -1e4
@@ -43,6 +54,11 @@ class Direction(nn.Module):
         self.D = nn.Parameter(torch.ones(d_inner))
         for parameter in (self.A_log, self.D, self.dt_bias):
             parameter._no_weight_decay = True  # type: ignore[attr-defined]  # read by `dnadiff.training.optim`
+
+    def weights(self) -> MixerWay:
+        """The parameters for `dnadiff.kernels.mixer`."""
+        taps = self.conv_weight, self.conv_bias
+        return MixerWay(*taps, self.x_proj.weight, self.dt_weight, self.dt_bias, self.A_log, self.D)
 
     def conv(self, x: Tensor, scan: str) -> Tensor:
         """(B, L, E) -> (B, L, E)."""
@@ -100,6 +116,9 @@ class UniMamba(nn.Module):
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
+        ways = [self.fwd.weights()]
+        if fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
+            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
         x, z = _split(self.in_proj, hidden, valid, scan)
         inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
         return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
@@ -144,6 +163,9 @@ class BiMamba(nn.Module):
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
+        ways = [self.fwd.weights(), self.rev.weights()]
+        if self.one_projection and fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
+            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
         x, z = _split(self.in_proj, hidden, valid, scan)
         if self.in_proj_rev is None:
             z_rev, taps = z, [(way.conv_weight, way.conv_bias) for way in (self.fwd, self.rev)]

@@ -4,13 +4,15 @@
 slow); `facade` checks arguments and calls the chosen one. `log_sum` computes losses over large vocabularies without holding logits.
 """
 
-from dnadiff.kernels.backend import Backend, ScanInputs
+from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
 from dnadiff.kernels.facade import (
     add_norm,
+    fuses_mixer,
     gated_scan,
     gated_sum,
     linear,
     linear_halves,
+    mixer,
     narrow_linear,
     rms_norm,
     selective_scan,
@@ -25,16 +27,19 @@ __all__ = [
     "AUTO",
     "SCANS",
     "Backend",
+    "MixerWay",
     "ScanInputs",
     "add_norm",
     "available_scans",
     "check_scan",
     "chosen_scan",
+    "fuses_mixer",
     "gated_scan",
     "gated_sum",
     "linear",
     "linear_halves",
     "linear_log_sum",
+    "mixer",
     "narrow_linear",
     "rms_norm",
     "selective_scan",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,18 @@ class ScanInputs(NamedTuple):
     C: Tensor
     D: Tensor
     delta_bias: Tensor | None = None
+
+
+class MixerWay(NamedTuple):
+    """The weights of one direction of a mixer, with E channels, K taps, N states and step sizes of rank R."""
+
+    conv_weight: Tensor  # (E, K)
+    conv_bias: Tensor  # (E,)
+    x_proj: Tensor  # (R + 2 N, E)
+    dt_weight: Tensor  # (E, R)
+    dt_bias: Tensor  # (E,)
+    A_log: Tensor  # (E, N)
+    D: Tensor  # (E,)
 
 
 class Backend(ABC):
@@ -109,6 +122,14 @@ class Backend(ABC):
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
         """`selective_scan` from the first position to the last, times silu(z)."""
         return self.gated_sum(self.selective_scan(inputs, False), None, z)
+
+    def fuses_mixer(self, hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
+        """Whether `mixer` computes weights of this size, for gradients that PyTorch can ask for here."""
+        return False
+
+    def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
+        """A mixer with its projections, (Bt, L, D), as `dnadiff.kernels.mixer`."""
+        raise NotImplementedError
 
     def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""

@@ -1,9 +1,11 @@
-"""The C++ back end: the scan and the convolution as custom operators that autograd and torch.compile understand.
+"""The C++ back end, and the convolution as a custom operator that autograd and torch.compile understand.
 
-Computes in float32. Operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
+Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer`, operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +13,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
-from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels import cpu_mixer
+from dnadiff.kernels.backend import MixerWay, ScanInputs
 from dnadiff.kernels.cpu_linear import linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, gated_sum, narrow_linear, rms_norm
-from dnadiff.kernels.native import library, pointers, rows, vector_width
+from dnadiff.kernels.cpu_scan import scan_operator
+from dnadiff.kernels.native import library, pointers, rows
 from dnadiff.kernels.portable import TorchOperations
 
-_CHUNK, _WIDEST = 32, 16  # positions between two stored states; channels of the widest vector, the unit in which work is divided
-_MAX_TAPS, _ALIGNMENT = 8, 64  # of a filter in C++; bytes, as vectors are read
+_MAX_TAPS = 8  # of a filter in C++
 
 
 class CppBackend(TorchOperations):
@@ -41,7 +44,7 @@ class CppBackend(TorchOperations):
         if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
             raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        return _scan(*inputs, reverse, keep)[0]
+        return scan_operator(*inputs, reverse, keep)[0]
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
@@ -67,91 +70,16 @@ class CppBackend(TorchOperations):
         return linear(x, first), linear(x, second)
 
     @override
+    def fuses_mixer(self, hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
+        return cpu_mixer.fits(in_proj, ways) and forward_ad._current_level < 0 and not torch.compiler.is_compiling()
+
+    @override
+    def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
+        return cpu_mixer.mixer(hidden, in_proj, out_proj, ways, valid)
+
+    @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return narrow_linear(x, weight) if weight.shape[1] <= MAX_RANK else F.linear(x, weight)
-
-
-def _groups(batch: int, E: int, threads: int) -> int:
-    """The number of groups of channels of each sequence, so that there is work for all threads.
-
-    Each group has its own sums of dB and dC, so there are no more groups than load balance needs.
-    """
-    blocks = -(-E // _WIDEST)
-    load = {}  # work of the busiest thread, relative to perfect balance
-    for groups in range(1, blocks + 1):
-        tasks, largest = batch * groups, -(-blocks // groups) / blocks
-        load[groups] = -(-tasks // threads) * largest * threads / batch
-    return next(groups for groups, work in load.items() if work <= 1.1 * min(load.values()))
-
-
-def _states_shape(batch: int, L: int, E: int, N: int) -> tuple[int, ...]:
-    """Exactly what the kernel writes, whose vectors have 4, 8 or 16 channels: an operator must not return uninitialized memory."""
-    width = vector_width()
-    return batch, -(-L // _CHUNK), -(-E // width) * width, N
-
-
-@torch.library.custom_op("dnadiff::selective_scan", mutates_args=(), device_types="cpu")
-def _scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool
-) -> tuple[Tensor, Tensor]:
-    (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(u), rows(delta), rows(B), rows(C)
-    A, D, delta_bias = A.contiguous(), D.contiguous(), None if delta_bias is None else delta_bias.contiguous()
-    (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
-    y = u.new_empty(Bt, L, E)
-    states = u.new_empty(_states_shape(Bt, L, E, N) if keep else (0,))
-    arrays = pointers(u, delta, A, B, C, D, delta_bias, y, states if keep else None)
-    sizes = (Bt, L, E, N, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_forward(*arrays, *sizes, reverse, _groups(Bt, E, threads), threads)
-    return y, states
-
-
-@_scan.register_fake
-def _(u, delta, A, B, C, D, delta_bias, reverse, keep):
-    return u.new_empty(u.shape), u.new_empty(_states_shape(*u.shape, A.shape[1]) if keep else (0,))
-
-
-@torch.library.custom_op("dnadiff::selective_scan_backward", mutates_args=(), device_types="cpu")
-def _scan_backward(
-    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, states: Tensor, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(dy), rows(u), rows(delta), rows(B), rows(C)
-    A, D, bias = A.contiguous(), D.contiguous(), None if bias is None else bias.contiguous()
-    (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
-    groups = _groups(Bt, E, threads)
-    states = states.contiguous()
-    if states.data_ptr() % _ALIGNMENT:  # a hook on saved tensors may restore them at any address
-        states = states.clone()
-    du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
-    dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
-    arrays = pointers(dy, u, delta, A, B, C, D, bias, states, du, ddelta, dA, dB, dC, dD, dbias)
-    sizes = (Bt, L, E, N, dy_row, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_backward(*arrays, *sizes, reverse, groups, threads)
-    dB, dC = (x.sum(0) if groups > 1 else x.view(Bt, L, N) for x in (dB, dC))
-    return du, ddelta, dA.sum(0).T.contiguous(), dB, dC, dD.sum(0), dbias.sum(0)
-
-
-@_scan_backward.register_fake
-def _(dy, u, delta, A, B, C, D, bias, states, reverse):
-    return tuple(x.new_empty(x.shape) for x in (u, delta, A, B, C, D, D))
-
-
-def _scan_save(ctx, inputs, output):
-    *tensors, ctx.reverse, keep = inputs
-    if keep:
-        ctx.save_for_backward(*tensors, output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _scan_grad(ctx, dy, _):
-    nothing = (None, None)
-    if dy is None:
-        return (None,) * 7 + nothing
-    *tensors, states = ctx.saved_tensors
-    *grads, dbias = _scan_backward(dy, *tensors, states, ctx.reverse)
-    return (*grads, None if tensors[6] is None else dbias, *nothing)
-
-
-_scan.register_autograd(_scan_grad, setup_context=_scan_save)
 
 
 @torch.library.custom_op("dnadiff::short_conv", mutates_args=(), device_types="cpu")

@@ -91,7 +91,7 @@ def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) and weight (E, R); R at most `MAX_RANK`."""
     (x, x_row), weight, (Bt, L, R), E = rows(x), weight.contiguous(), x.shape, weight.shape[0]
     out = x.new_empty(Bt, L, E)
-    library().dnadiff_narrow_forward(*pointers(x, weight, out), Bt * L, E, R, x_row, torch.get_num_threads())
+    library().dnadiff_product(*pointers(x, weight, out), Bt * L, R, E, x_row, 1, R, E, False, torch.get_num_threads())
     return out
 
 
@@ -103,7 +103,8 @@ def _narrow_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     (dout, dout_row), (x, x_row), weight, (Bt, L, R), E = rows(dout), rows(x), weight.contiguous(), x.shape, weight.shape[0]
     threads = torch.get_num_threads()
     dx, sums = x.new_empty(x.shape), x.new_zeros(threads, R, E)
-    library().dnadiff_narrow_backward(*pointers(dout, x, weight, dx, sums), Bt * L, E, R, dout_row, x_row, threads)
+    library().dnadiff_product(*pointers(dout, weight, dx), Bt * L, E, R, dout_row, R, 1, R, False, threads)
+    library().dnadiff_outer_sum(*pointers(x, dout, sums), Bt * L, R, E, x_row, dout_row, threads)
     return dx, sums.sum(0).T.contiguous()
 
 

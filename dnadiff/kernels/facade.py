@@ -7,10 +7,12 @@ that works. Every function raises ValueError if shapes or types do not fit or `s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.backend import Backend, ScanInputs
+from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
 from dnadiff.kernels.select import SCANS, choose, choose_for, compute_dtype
 
 
@@ -163,6 +165,40 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Ten
     """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a mixer's input and its gate."""
     _check_product(x, weight)
     return _rowwise(scan, x, weight).linear_halves(x, weight)
+
+
+def fuses_mixer(hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto") -> bool:
+    """Whether `mixer` can compute this; otherwise the caller combines the operations above."""
+    same = all(weight.dtype == torch.float32 and weight.device == hidden.device for weight in (hidden, in_proj, *ways[0], *ways[-1]))
+    if not same or hidden.numel() == 0 or (valid is not None and valid.dtype != torch.bool) or torch.is_autocast_enabled(hidden.device.type):
+        return False
+    return _scan_backend(scan, hidden, ways[0].A_log).fuses_mixer(hidden, in_proj, ways)
+
+
+def mixer(
+    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto"
+) -> Tensor:
+    """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans and gate.
+
+    Args:
+        hidden: (Bt, L, D).
+        in_proj: (2 E, D), the scan's input and the gate.
+        out_proj: (D, E).
+        ways: the direction from the first position to the last, and perhaps that in reverse, whose outputs are added.
+        valid: (Bt, L) bool, False on padding, which has no influence on other positions.
+
+    Returns:
+        (Bt, L, D).
+    """
+    (D, E), N = out_proj.shape, ways[0].A_log.shape[1]
+    R, K = ways[0].dt_weight.shape[1], ways[0].conv_weight.shape[1]
+    expected = MixerWay(*((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,)))
+    shapes = [tuple(tuple(weight.shape) for weight in way) for way in ways]
+    if _three("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != tuple(expected) for shape in shapes):
+        raise ValueError(f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}")
+    if valid is not None and valid.shape != hidden.shape[:2]:
+        raise ValueError(f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden")
+    return _scan_backend(scan, hidden, ways[0].A_log).mixer(hidden, in_proj, out_proj, ways, valid)
 
 
 def _three(name: str, x: Tensor) -> torch.Size:

@@ -23,9 +23,15 @@ _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_gate_backward": (6, 6, 0, 1),
     "dnadiff_norm_forward": (4, 3, 1, 1),
     "dnadiff_norm_backward": (6, 4, 0, 1),
-    "dnadiff_narrow_forward": (3, 4, 0, 1),
-    "dnadiff_narrow_backward": (5, 5, 0, 1),
+    "dnadiff_product": (3, 7, 0, 2),
+    "dnadiff_product_backward": (5, 5, 0, 1),
     "dnadiff_outer_sum": (3, 5, 0, 1),
+    "dnadiff_mixer_input": (5, 4, 0, 1),
+    "dnadiff_mixer_steps": (3, 7, 0, 1),
+    "dnadiff_mixer_output": (5, 4, 0, 1),
+    "dnadiff_mixer_output_backward": (10, 5, 0, 1),
+    "dnadiff_mixer_steps_backward": (10, 6, 0, 1),
+    "dnadiff_mixer_input_backward": (11, 6, 0, 1),
     "dnadiff_gather": (3, 3, 0, 0),
 }
 

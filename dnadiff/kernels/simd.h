@@ -19,6 +19,17 @@
 #define ROUND(x) _mm512_roundscale_ps((__m512)(x), 0)
 #define SCALE(x, exponent) _mm512_scalef_ps((__m512)(x), (__m512)(exponent))
 #endif
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_loadups512_mask) && __has_builtin(__builtin_ia32_storeups512_mask)
+#define MASKED_LOAD(p, lanes) __builtin_ia32_loadups512_mask(p, vec{}, (unsigned short)((1 << (lanes)) - 1))
+#define MASKED_STORE(p, x, lanes) __builtin_ia32_storeups512_mask(p, x, (unsigned short)((1 << (lanes)) - 1))
+#endif
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_rcp14ps512_mask)
+#define APPROXIMATE_RECIPROCAL(x) __builtin_ia32_rcp14ps512_mask(x, x, (unsigned short)-1)
+#elif defined(__AVX512F__)
+#define APPROXIMATE_RECIPROCAL(x) _mm512_rcp14_ps((__m512)(x))
+#elif defined(__AVX2__) && __has_builtin(__builtin_ia32_rcpps256)
+#define APPROXIMATE_RECIPROCAL(x) __builtin_ia32_rcpps256(x)
+#endif
 #ifndef _OPENMP
 #include <thread>
 #include <vector>
@@ -59,6 +70,9 @@ static inline vec higher(vec x, vec y) { return x < y ? y : x; }
 // The first `lanes` floats at p; the rest are 0.
 static inline vec load(const float* p, int lanes) {
   if (lanes == W) return *(const anywhere*)p;
+#if defined(MASKED_LOAD)
+  return (vec)MASKED_LOAD(p, lanes);
+#endif
   vec x = {};
   std::memcpy(&x, p, sizeof(float) * lanes);
   return x;
@@ -66,7 +80,22 @@ static inline vec load(const float* p, int lanes) {
 
 static inline void store(float* p, vec x, int lanes) {
   if (lanes == W) *(anywhere*)p = x;
+#if defined(MASKED_LOAD)
+  else MASKED_STORE(p, x, lanes);
+#else
   else std::memcpy(p, &x, sizeof(float) * lanes);
+#endif
+}
+
+// 1 / x to 1 ulp (AVX-512) or 2 (AVX2) for positive x; 0 above 1e38. A division takes as long as ten multiplications.
+static inline vec reciprocal(vec x) {
+#if defined(APPROXIMATE_RECIPROCAL)
+  x = lower(x, splat(1e38f));  // infinity times 0 would be NaN
+  const vec r = (vec)APPROXIMATE_RECIPROCAL(x);
+  return r + r * (1.f - x * r);
+#else
+  return 1.f / x;
+#endif
 }
 
 // 2^t to 1.2e-7 relative: round t to r, a minimax polynomial for 2^(t-r), and r into the exponent.
@@ -97,16 +126,16 @@ static inline vec softplus(vec x, vec& slope) {
   vec size = x < zero ? -x : x;
   vec z = exp2(size * -LOG2E);
   z = size > splat(87.f) ? zero : z;
-  vec s = z / (z + 2.f), q = s * s;  // log(1 + z) = 2 atanh(z / (2 + z)), a short series since s <= 1/3
+  vec s = z * reciprocal(z + 2.f), q = s * s;  // log(1 + z) = 2 atanh(z / (2 + z)), a short series since s <= 1/3
   vec p = q * 1.4012229312e-1f + 1.3999570569e-1f;
   p = p * q + 2.0010849527e-1f;
   p = p * q + 3.3333206566e-1f;
   vec log1p = 2.f * (s + s * q * p);
-  slope = (x < zero ? z : splat(1.f)) / (z + 1.f);
+  slope = (x < zero ? z : splat(1.f)) * reciprocal(z + 1.f);
   return (x < zero ? zero : x) + log1p;
 }
 
-static inline vec logistic(vec x) { return 1.f / (1.f + exp2(x * -LOG2E)); }
+static inline vec logistic(vec x) { return reciprocal(1.f + exp2(x * -LOG2E)); }
 
 static inline float sum(const vec* x) {
   typedef float four __attribute__((vector_size(16), may_alias));
