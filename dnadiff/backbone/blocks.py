@@ -151,8 +151,7 @@ class MambaBackbone(Backbone):
             stream, branch = self.before_layer(stream, branch)
             stream, branch = self._run(layer, stream, branch, condition, valid)
             branch = self.dropout(branch)
-        stream = stream if branch is None else stream + branch
-        return self.norm_f(stream).to(self.norm_f.weight.dtype)
+        return self.norm_f.after(stream, branch)[1].to(self.norm_f.weight.dtype)
 
     def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Transforms the stream (B, L, D) and its last branch before each layer; the identity unless a subclass exchanges strands."""

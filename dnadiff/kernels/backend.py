@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # what a back end with `keeps_dtype` reads without conversion
+NO_STEP = -1e4  # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged
 
 
 class ScanInputs(NamedTuple):
@@ -129,7 +130,18 @@ class Backend(ABC):
 
     def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
         """A mixer with its projections, (Bt, L, D), as `dnadiff.kernels.mixer`."""
-        raise NotImplementedError
+        x, z = self.linear_halves(hidden, in_proj)
+        padding, ys = None if valid is None else ~valid[..., None], []
+        x = x if padding is None else x.masked_fill(padding, 0.0)
+        for number, way in enumerate(ways):
+            u = self.short_conv(x, way.conv_weight, way.conv_bias, number == 1)
+            u = u if padding is None else u.masked_fill(padding, 0.0)
+            rank, states = way.dt_weight.shape[1], way.A_log.shape[1]
+            low, B, C = self.linear(u, way.x_proj).split([rank, states, states], dim=-1)
+            delta = self.narrow_linear(low, way.dt_weight)
+            delta = delta if padding is None else delta.masked_fill(padding, NO_STEP)
+            ys.append(self.selective_scan(ScanInputs(u, delta, -torch.exp(way.A_log), B, C, way.D, way.dt_bias), number == 1))
+        return self.linear(self.gated_sum(ys[0], ys[1] if len(ys) == 2 else None, z), out_proj)
 
     def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from dnadiff.kernels import cpu_mixer
 from dnadiff.kernels.backend import MixerWay, ScanInputs
-from dnadiff.kernels.cpu_linear import linear, onednn_wins
-from dnadiff.kernels.cpu_rowwise import MAX_RANK, gated_sum, narrow_linear, rms_norm
+from dnadiff.kernels.cpu_linear import is_small, linear, onednn_wins
+from dnadiff.kernels.cpu_rowwise import MAX_RANK, AddNorm, gated_sum, narrow_linear, rms_norm
 from dnadiff.kernels.cpu_scan import scan_operator
 from dnadiff.kernels.native import library, pointers, rows
 from dnadiff.kernels.portable import TorchOperations
@@ -29,6 +29,7 @@ class CppBackend(TorchOperations):
 
     device_type = "cpu"
     supports_float64 = False
+    fused_add_norm = True
 
     @override
     def description(self) -> str:
@@ -59,12 +60,20 @@ class CppBackend(TorchOperations):
         return rms_norm(x.reshape(1, -1, x.shape[-1]), weight, eps)[0].view(x.shape)
 
     @override
+    def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if added is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return super().add_norm(x, added, weight, eps)
+        width = x.shape[-1]
+        total, out = AddNorm.apply(x.reshape(1, -1, width), added.reshape(1, -1, width), weight, eps)
+        return total.view(x.shape), out.view(x.shape)
+
+    @override
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight) if onednn_wins() else F.linear(x, weight)
+        return linear(x, weight) if is_small(weight) or onednn_wins() else F.linear(x, weight)
 
     @override
     def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if not onednn_wins():
+        if not (is_small(weight) or onednn_wins()):
             return super().linear_halves(x, weight)
         first, second = weight.chunk(2)  # two products, so that their gradients need not be copied into one array
         return linear(x, first), linear(x, second)

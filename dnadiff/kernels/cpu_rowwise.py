@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from typing_extensions import override
 
 from dnadiff.kernels.native import library, pointers, rows, save_inputs
 
@@ -55,7 +57,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     (x, x_row), weight = rows(x), weight.contiguous()
     out, scale = x.new_empty(x.shape), x.new_empty(x.shape[:2])
     sizes = (x.shape[0] * x.shape[1], x.shape[2], x_row)
-    library().dnadiff_norm_forward(*pointers(x, weight, out, scale), *sizes, eps, torch.get_num_threads())
+    library().dnadiff_norm_forward(*pointers(x, None, weight, None, out, scale), *sizes, eps, torch.get_num_threads())
     return out, scale
 
 
@@ -64,10 +66,15 @@ rms_norm.register_fake(lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty
 
 @torch.library.custom_op("dnadiff::rms_norm_backward", mutates_args=(), device_types="cpu")
 def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _norm_gradients(dout, None, x, weight, scale)
+
+
+def _norm_gradients(dout: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; `dtotal`, contiguous, is added to the first."""
     (dout, dout_row), (x, x_row), weight, threads = rows(dout), rows(x), weight.contiguous(), torch.get_num_threads()
     dx, sums = x.new_empty(x.shape), x.new_zeros(threads, x.shape[2])
     sizes = (x.shape[0] * x.shape[1], x.shape[2], dout_row, x_row)
-    library().dnadiff_norm_backward(*pointers(dout, x, weight, scale.contiguous(), dx, sums), *sizes, threads)
+    library().dnadiff_norm_backward(*pointers(dout, dtotal, x, weight, scale.contiguous(), dx, sums), *sizes, threads)
     return dx, sums.sum(0)
 
 
@@ -84,6 +91,29 @@ def _norm_grad(ctx, dout, _):
 
 
 rms_norm.register_autograd(_norm_grad, setup_context=_norm_save)
+
+
+class AddNorm(torch.autograd.Function):
+    """x + added and its norm of (Bt, L, E), in one pass over memory each way."""
+
+    @staticmethod
+    @override
+    def forward(ctx: FunctionCtx, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x, added, weight = x.contiguous(), added.contiguous(), weight.contiguous()
+        (Bt, L, E), total, out, scale = x.shape, torch.empty_like(x), torch.empty_like(x), x.new_empty(x.shape[:2])
+        library().dnadiff_norm_forward(*pointers(x, added, weight, total, out, scale), Bt * L, E, E, eps, torch.get_num_threads())
+        ctx.save_for_backward(total, weight, scale)
+        ctx.set_materialize_grads(False)
+        return total, out
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: FunctionCtx, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return dtotal, dtotal, None, None
+        dx, dweight = _norm_gradients(dout, None if dtotal is None else dtotal.contiguous(), *ctx.saved_tensors)
+        return dx, dx, dweight, None
 
 
 @torch.library.custom_op("dnadiff::narrow_linear", mutates_args=(), device_types="cpu")

@@ -141,7 +141,7 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
         if the back end has one kernel for both steps.
     """
     _check_norm(x, added, weight)
-    backend = _rowwise(scan, x, weight)
+    backend = _rowwise(scan, x, added, weight)
     if not backend.fused_add_norm:
         total = x if added is None else x + added
         return total, rms_norm(total, weight.to(total.dtype), eps, scan=scan).to(weight.dtype)

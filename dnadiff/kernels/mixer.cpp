@@ -142,15 +142,13 @@ void dnadiff_mixer_steps_backward(const float* ddelta, const float* dB, const fl
                                   const float* dt, const uint8_t* valid, float* du, float* sums, int64_t batch, int64_t L, int64_t E, int64_t R,
                                   int64_t N, int64_t sums_row, int threads) {
   const ptrdiff_t P = R + 2 * N;
-  const Panels back(x_proj, P, E, E, 1), back_dt(dt, E, R, R, 1);
+  const Panels back(x_proj, P, E, E, 1);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int thread) {
     const Floats dp(CHUNK * P);
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
-    back_dt.multiply(ddelta + row * E, E, dp, P, count, false);
-    for (ptrdiff_t i = 0; i < count; i++) {
-      std::memcpy(dp + i * P + R, dB + (row + i) * N, sizeof(float) * N);
-      std::memcpy(dp + i * P + R + N, dC + (row + i) * N, sizeof(float) * N);
-    }
+    narrow_multiply(ddelta + row * E, E, dt, E, R, dp, P, count);
+    for (ptrdiff_t i = 0; i < count; i++)
+      for (ptrdiff_t n = 0; n < N; n++) dp[i * P + R + n] = dB[(row + i) * N + n], dp[i * P + R + N + n] = dC[(row + i) * N + n];
     float* to = sums + thread * sums_row;
     back.multiply(dp, P, du + row * E, E, count, true);
     fill_padding(valid, row, count, du + row * E, E, 0.f);

@@ -45,6 +45,24 @@ void Panels::multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out
   }
 }
 
+void narrow_multiply(const float* x, ptrdiff_t x_row, const float* w, ptrdiff_t E, ptrdiff_t R, float* out, ptrdiff_t out_row, ptrdiff_t count) {
+  const ptrdiff_t blocks = (E + W - 1) / W;
+  const Scratch packed((size_t)(blocks * R));
+  for (ptrdiff_t r = 0; r < R; r++)
+    for (ptrdiff_t e = 0; e < blocks * W; e++) ((float*)packed.at)[r * blocks * W + e] = e < E ? w[e * R + r] : 0.f;
+  over_tiles<4>((int)R, [&](auto tile, int r) {
+    constexpr int m = tile.size;
+    for (ptrdiff_t i = 0; i < count; i++) {
+      vec total[m] = {};
+      for (ptrdiff_t k = 0; k < blocks; k++) {
+        const vec at = load(x + i * x_row + k * W, (int)(E - k * W < W ? E - k * W : W));
+        UNROLL for (int j = 0; j < m; j++) total[j] += at * packed.at[(r + j) * blocks + k];
+      }
+      UNROLL for (int j = 0; j < m; j++) out[i * out_row + r + j] = sum(total + j);
+    }
+  });
+}
+
 // sums (m, Q) += a^T b over `count` rows, for m columns of a and q vectors of b, all in registers.
 template <int m, int q>
 static inline void outer_tile(const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_row, ptrdiff_t count, float* sums, ptrdiff_t Q,
@@ -93,16 +111,6 @@ void dnadiff_product(const float* x, const float* w, float* out, int64_t count, 
   const Panels panels(w, R, E, w_row, w_column);
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int) {
     panels.multiply(x + i0 * x_row, x_row, out + i0 * out_row, out_row, i1 - i0, add);
-  });
-}
-
-// dx = dout w and, added to `sums` (threads, E, R), dw = dout^T x of out = x w^T with w (E, R), reading dout once.
-void dnadiff_product_backward(const float* dout, const float* x, const float* w, float* dx, float* sums, int64_t count, int64_t E, int64_t R,
-                              int64_t dout_row, int64_t x_row, int threads) {
-  const Panels panels(w, E, R, R, 1);
-  over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int thread) {
-    panels.multiply(dout + i0 * dout_row, dout_row, dx + i0 * R, R, i1 - i0, false);
-    outer_add(dout + i0 * dout_row, dout_row, E, x + i0 * x_row, x_row, R, i1 - i0, sums + thread * E * R);
   });
 }
 

@@ -32,6 +32,9 @@ struct Panels {
   void multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out_row, ptrdiff_t count, bool add) const;
 };
 
+// out (count, R) = x (count, E) w for a w (E, R) of few columns: sums over lanes, where panels would leave most lanes empty.
+void narrow_multiply(const float* x, ptrdiff_t x_row, const float* w, ptrdiff_t E, ptrdiff_t R, float* out, ptrdiff_t out_row, ptrdiff_t count);
+
 static inline void add_to(float* p, vec x, int lanes) { store(p, load(p, lanes) + x, lanes); }
 
 // sums (P, Q) += a^T b of a (count, P) and b (count, Q): the gradient of a weight, from one chunk of rows.

@@ -22,8 +22,6 @@ static void over_chunks(ptrdiff_t count, int threads, F f) {
   });
 }
 
-static inline void add_to(float* p, vec x, int lanes) { store(p, load(p, lanes) + x, lanes); }
-
 static inline int lanes_of(int k, int E) { return E - k * W < W ? E - k * W : W; }
 
 }  // namespace dnadiff
@@ -63,49 +61,51 @@ void dnadiff_gate_backward(const float* dout, const float* y, const float* y_rev
   });
 }
 
-// `scale` (count,) receives 1 / sqrt(mean(x^2) + eps) for the backward pass.
-void dnadiff_norm_forward(const float* x, const float* weight, float* out, float* scale, int64_t count, int64_t E, int64_t x_row,
-                          double eps, int threads) {
+// out = norm of total = x + added, or of x if `added` and `total` are null. `scale` (count,) receives 1 / sqrt(mean(total^2) + eps) for the
+// backward pass.
+void dnadiff_norm_forward(const float* x, const float* added, const float* weight, float* total, float* out, float* scale, int64_t count,
+                          int64_t E, int64_t x_row, double eps, int threads) {
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int) {
     for (ptrdiff_t i = i0; i < i1; i++) {
       vec squares = {};
+      const float* from = total ? total + i * E : x + i * x_row;
       for (int e = 0; e < E; e += W) {
-        const vec at = load(x + i * x_row + e, lanes_of(e / W, (int)E));
+        const int lanes = lanes_of(e / W, (int)E);
+        vec at = load(x + i * x_row + e, lanes);
+        if (total) at += load(added + i * E + e, lanes), store(total + i * E + e, at, lanes);
         squares += at * at;
       }
       const float by = 1.f / __builtin_sqrtf(sum(&squares) / (float)E + (float)eps);
       scale[i] = by;
       for (int e = 0; e < E; e += W) {
         const int lanes = lanes_of(e / W, (int)E);
-        store(out + i * E + e, load(x + i * x_row + e, lanes) * by * load(weight + e, lanes), lanes);
+        store(out + i * E + e, load(from + e, lanes) * by * load(weight + e, lanes), lanes);
       }
     }
   });
 }
 
-// With n = x scale: dx = scale (dout weight - n mean(dout weight n)). `sums` (threads, E), dweight, must be zeros on entry.
-void dnadiff_norm_backward(const float* dout, const float* x, const float* weight, const float* scale, float* dx, float* sums,
-                           int64_t count, int64_t E, int64_t dout_row, int64_t x_row, int threads) {
+// With n = x scale: dx = scale (dout weight - n mean(dout weight n)), plus dtotal if that is not null. `sums` (threads, E), dweight, must
+// be zeros on entry.
+void dnadiff_norm_backward(const float* dout, const float* dtotal, const float* x, const float* weight, const float* scale, float* dx,
+                           float* sums, int64_t count, int64_t E, int64_t dout_row, int64_t x_row, int threads) {
   over_chunks(count, threads, [&](ptrdiff_t i0, ptrdiff_t i1, int thread) {
-    float along[CHUNK];  // the component of the gradient along x, which the norm removes
+    float* dweight = sums + (ptrdiff_t)thread * E;
     for (ptrdiff_t i = i0; i < i1; i++) {
       vec products = {};
       for (int e = 0; e < E; e += W) {
         const int lanes = lanes_of(e / W, (int)E);
         products += load(dout + i * dout_row + e, lanes) * load(weight + e, lanes) * load(x + i * x_row + e, lanes);
       }
-      along[i - i0] = sum(&products) / (float)E * scale[i] * scale[i];
-    }
-    for (int e = 0; e < E; e += W) {
-      const int lanes = lanes_of(e / W, (int)E);
-      const vec w = load(weight + e, lanes);
-      vec dw = {};
-      for (ptrdiff_t i = i0; i < i1; i++) {
+      const float along = sum(&products) / (float)E * scale[i] * scale[i];  // the gradient along x, which the norm removes
+      for (int e = 0; e < E; e += W) {
+        const int lanes = lanes_of(e / W, (int)E);
         const vec d = load(dout + i * dout_row + e, lanes), at = load(x + i * x_row + e, lanes);
-        dw += d * at * scale[i];
-        store(dx + i * E + e, (d * w - at * along[i - i0]) * scale[i], lanes);
+        store(dweight + e, load(dweight + e, lanes) + d * at * scale[i], lanes);
+        vec gradient = (d * load(weight + e, lanes) - at * along) * scale[i];
+        if (dtotal) gradient += load(dtotal + i * E + e, lanes);
+        store(dx + i * E + e, gradient, lanes);
       }
-      add_to(sums + (ptrdiff_t)thread * E + e, dw, lanes);
     }
   });
 }

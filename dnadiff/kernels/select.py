@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -10,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.backend import Backend, ScanInputs
+from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
 from dnadiff.kernels.cpu import CppBackend
 from dnadiff.kernels.mamba_ssm import MambaSSMBackend
 from dnadiff.kernels.portable import PortableBackend
@@ -172,4 +173,24 @@ def _probe(backend: Backend, device: torch.device) -> list[Tensor]:
     forward, backward = (ScanInputs(x, gate.detach(), A, x[..., :N], x[..., N : 2 * N], D) for x in both)
     total, normed = backend.add_norm(*backend.scans(forward, backward), D, 1e-2)
     out = backend.gated_scan(ScanInputs(normed, total, A, B, C, D, D.flip(0)), u)
-    return [*results, total.detach(), normed.detach(), out.detach(), *torch.autograd.grad((out * wave.flip(2)).sum(), inputs)]
+    results += [total.detach(), normed.detach(), out.detach(), *torch.autograd.grad((out * wave.flip(2)).sum(), inputs)]
+    return results + [part for two_ways in (False, True) for part in _probe_mixer(backend, device, two_ways)]
+
+
+def _probe_mixer(backend: Backend, device: torch.device, both: bool) -> list[Tensor]:
+    """Output and gradients of a mixer, with padding in one sequence.
+
+    57 = 48 + 6 + 2 + 1 positions, and products with 70 = 4 16 + 6, 37, 31 and 7 columns: every loop over tiles and remainders runs.
+    """
+    L, D, E, R, N = 57, 37, 70, 7, 12
+
+    def wave(*shape: int) -> Tensor:
+        return torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape)).mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()
+
+    ways = [MixerWay(wave(E, 4), wave(E), wave(R + 2 * N, E), wave(E, R), wave(E), wave(E, N), wave(E)) for _ in range(2 if both else 1)]
+    hidden, in_proj, out_proj = wave(2, L, D), wave(2 * E, D), wave(D, E)
+    valid = torch.ones(2, L, dtype=torch.bool, device=device)
+    valid[1, 50:] = False
+    out = backend.mixer(hidden, in_proj, out_proj, ways, valid)
+    inputs = [hidden, in_proj, out_proj, *(weight for way in ways for weight in way)]
+    return [out.detach(), *torch.autograd.grad((out * wave(2, L, D).detach()).sum(), inputs)]

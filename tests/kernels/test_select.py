@@ -214,7 +214,7 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
             call(lambda x: x)
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves"])
+@pytest.mark.parametrize("name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer"])
 def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
     right = getattr(SCANS["cpu"], name)
 
@@ -236,10 +236,10 @@ def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeyp
             calls.append(name)
             return getattr(library, name)
 
-    for module in (cpu, cpu_linear, sys.modules["dnadiff.kernels.cpu_rowwise"]):
-        monkeypatch.setattr(module, "library", Spy)
+    for name in ("cpu", "cpu_scan", "cpu_mixer", "cpu_linear", "cpu_rowwise"):
+        monkeypatch.setattr(sys.modules[f"dnadiff.kernels.{name}"], "library", Spy)
     assert available_scans()["cpu"] == ""
-    others = {"dnadiff_gather"} if cpu_linear.onednn_wins() else {"dnadiff_gather", "dnadiff_outer_sum"}  # not part of a scan, or not used
+    others = {"dnadiff_gather"}  # not part of a scan
     assert set(native._SIGNATURES) - others <= set(calls)
 
 
