@@ -143,10 +143,11 @@ void dnadiff_mixer_steps_backward(const float* ddelta, const float* dB, const fl
                                   int64_t N, int64_t sums_row, int threads) {
   const ptrdiff_t P = R + 2 * N;
   const Panels back(x_proj, P, E, E, 1);
+  const Narrow back_dt(dt, E, R);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int thread) {
     const Floats dp(CHUNK * P);
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
-    narrow_multiply(ddelta + row * E, E, dt, E, R, dp, P, count);
+    back_dt.multiply(ddelta + row * E, E, dp, P, count);
     for (ptrdiff_t i = 0; i < count; i++)
       for (ptrdiff_t n = 0; n < N; n++) dp[i * P + R + n] = dB[(row + i) * N + n], dp[i * P + R + N + n] = dC[(row + i) * N + n];
     float* to = sums + thread * sums_row;

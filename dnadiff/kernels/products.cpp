@@ -45,11 +45,12 @@ void Panels::multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out
   }
 }
 
-void narrow_multiply(const float* x, ptrdiff_t x_row, const float* w, ptrdiff_t E, ptrdiff_t R, float* out, ptrdiff_t out_row, ptrdiff_t count) {
-  const ptrdiff_t blocks = (E + W - 1) / W;
-  const Scratch packed((size_t)(blocks * R));
+Narrow::Narrow(const float* w, ptrdiff_t E, ptrdiff_t R) : E(E), R(R), blocks((E + W - 1) / W), packed((size_t)(blocks * R)) {
   for (ptrdiff_t r = 0; r < R; r++)
     for (ptrdiff_t e = 0; e < blocks * W; e++) ((float*)packed.at)[r * blocks * W + e] = e < E ? w[e * R + r] : 0.f;
+}
+
+void Narrow::multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out_row, ptrdiff_t count) const {
   over_tiles<4>((int)R, [&](auto tile, int r) {
     constexpr int m = tile.size;
     for (ptrdiff_t i = 0; i < count; i++) {

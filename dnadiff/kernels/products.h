@@ -32,8 +32,16 @@ struct Panels {
   void multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out_row, ptrdiff_t count, bool add) const;
 };
 
-// out (count, R) = x (count, E) w for a w (E, R) of few columns: sums over lanes, where panels would leave most lanes empty.
-void narrow_multiply(const float* x, ptrdiff_t x_row, const float* w, ptrdiff_t E, ptrdiff_t R, float* out, ptrdiff_t out_row, ptrdiff_t count);
+// A matrix (E, R) of few columns: products with it are sums over lanes, where panels would leave most lanes empty.
+struct Narrow {
+  ptrdiff_t E, R, blocks;
+  Scratch packed;
+
+  Narrow(const float* w, ptrdiff_t E, ptrdiff_t R);
+
+  // out (count, R) = x (count, E) times the matrix.
+  void multiply(const float* x, ptrdiff_t x_row, float* out, ptrdiff_t out_row, ptrdiff_t count) const;
+};
 
 static inline void add_to(float* p, vec x, int lanes) { store(p, load(p, lanes) + x, lanes); }
 

@@ -12,6 +12,7 @@
 namespace dnadiff {
 
 constexpr int T = 32;
+constexpr int BACK = W == 8 ? M / 2 : M;  // states that the backward pass keeps in registers: it has twice as many values for each
 
 struct Shape {
   ptrdiff_t L;
@@ -77,15 +78,16 @@ static inline void retreat(BackwardAt* __restrict at, int count, const Inputs& i
   UNROLL for (int j = 0; j < m; j++) s[j] = h[n0 + j], r[j] = a[n0 + j];
   for (int i = 0; i < count; i++) {
     const float* b = in.B[i] + n0;
-    const vec step = at[i].step, dx = at[i].dx;
+    vec* sum = sums + 2 * (i * N + n0);
+    const vec step = at[i].step, dx = at[i].dx, dy = at[i].dy;
     UNROLL for (int j = 0; j < m; j++) {
       const vec decay = exp2(step * r[j]);
       past[i].h[j] = s[j];
       past[i].decay[j] = decay;
       s[j] = decay * s[j] + dx * b[j];
+      sum[2 * j + 1] += dy * s[j];
     }
   }
-  UNROLL for (int j = 0; j < m; j++) past[count].h[j] = s[j];
 
   UNROLL for (int j = 0; j < m; j++) s[j] = g[n0 + j];
   vec rate[m] = {};
@@ -98,7 +100,6 @@ static inline void retreat(BackwardAt* __restrict at, int count, const Inputs& i
     UNROLL for (int j = 0; j < m; j++) {
       const vec grad = s[j] + dy * c[j];
       sum[2 * j] += dx * grad;
-      sum[2 * j + 1] += dy * now[1].h[j];
       ddx += grad * b[j];
       s[j] = grad * now->decay[j];
       const vec to_exponent = s[j] * now->h[j];
@@ -174,7 +175,7 @@ struct Walk {
   struct Memory {
     Scratch rates, g, da, dD, dbias, sums, past;
     Memory(size_t blocks, size_t N)
-        : rates(blocks * N), g(blocks * N), da(blocks * N), dD(blocks), dbias(blocks), sums(2 * T * N), past(2 * (T + 1) * M) {}
+        : rates(blocks * N), g(blocks * N), da(blocks * N), dD(blocks), dbias(blocks), sums(2 * T * N), past(2 * T * M) {}
   };
 
   void chunk(const Memory& memory, const Inputs& in, int c, int k) const {
@@ -191,7 +192,7 @@ struct Walk {
       at[i].dx = at[i].step * at[i].u;
       at[i].ddx = at[i].dstep = vec{};
     }
-    over_tiles<M>(s.N, [&](auto tile, int n) {
+    over_tiles<BACK>(s.N, [&](auto tile, int n) {
       constexpr int m = tile.size;
       retreat<m>(at, count, in, s.N, n, memory.rates.at + first, (const vec*)states(c, k), memory.g.at + first, memory.da.at + first,
                  memory.sums.at, (Past<m>*)memory.past.at);
