@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them in malloc.h
 _LARGEST = 2**31 - 1
+# Commands whose results may depend on the number of threads in the last digits. A compressed file must be read with the same probabilities.
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
@@ -56,9 +57,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
     A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process.
     """
-    # GNU OpenMP threads spin at every barrier for milliseconds. If the machine runs anything else, that costs a factor of ten (6,000
-    # instead of 63,000 tokens/s measured on two cores, one of them busy). On idle cores a training step of the demo's network takes
-    # 104 ms with 1,000 turns, 96 with 10,000, 97 with 100,000; on busy ones 10,000 is as good as 1,000, and 30,000 half as fast.
+    # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower. docs/results/performance.md has the numbers.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_freed_memory()
     if argv is not None:
@@ -125,6 +124,10 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         if last in holder:
             check_value(key, holder[last], keys[key])
     check(plain, trust=None)
+    if name not in ("genome", "copies", "judge", "compress", "decompress"):  # compressed files store their number of threads
+        from dnadiff.kernels.threads import choose_threads
+
+        choose_threads()
     function(plain, run_dir, overrides)
 
 

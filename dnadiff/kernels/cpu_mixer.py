@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dnadiff.kernels.backend import MixerWay
@@ -54,7 +54,7 @@ def fits(in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
 class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
-    def forward(ctx: FunctionCtx, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, *weights: Tensor) -> Tensor:
+    def forward(ctx, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, *weights: Tensor) -> Tensor:
         hidden, in_proj, out_proj = hidden.contiguous(), in_proj.contiguous(), out_proj.contiguous()
         valid = None if valid is None else valid.contiguous()
         ways = _ways([weight.contiguous() for weight in weights])
@@ -73,7 +73,7 @@ class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx: FunctionCtx, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, dout: Tensor) -> tuple[Tensor | None, ...]:
         hidden, in_proj, out_proj, valid, x, z, *rest = ctx.saved_tensors
         count = len(rest) // (len(MixerWay._fields) + len(_Steps._fields))
         ways = _ways(rest[: count * len(MixerWay._fields)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dnadiff.kernels.native import library, pointers, rows, save_inputs
@@ -98,7 +98,7 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(ctx: FunctionCtx, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x, added, weight = x.contiguous(), added.contiguous(), weight.contiguous()
         (Bt, L, E), total, out, scale = x.shape, torch.empty_like(x), torch.empty_like(x), x.new_empty(x.shape[:2])
         library().dnadiff_norm_forward(*pointers(x, added, weight, total, out, scale), Bt * L, E, E, eps, torch.get_num_threads())
@@ -109,7 +109,7 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx: FunctionCtx, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None:
             return dtotal, dtotal, None, None
         dx, dweight = _norm_gradients(dout, None if dtotal is None else dtotal.contiguous(), *ctx.saved_tensors)

@@ -170,7 +170,12 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Ten
 def fuses_mixer(hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto") -> bool:
     """Whether `mixer` can compute this; otherwise the caller combines the operations above."""
     same = all(weight.dtype == torch.float32 and weight.device == hidden.device for weight in (hidden, in_proj, *ways[0], *ways[-1]))
-    if not same or hidden.numel() == 0 or (valid is not None and valid.dtype != torch.bool) or torch.is_autocast_enabled(hidden.device.type):
+    if (
+        not same
+        or hidden.numel() == 0
+        or (valid is not None and valid.dtype != torch.bool)
+        or torch.is_autocast_enabled(hidden.device.type)
+    ):
         return False
     return _scan_backend(scan, hidden, ways[0].A_log).fuses_mixer(hidden, in_proj, ways)
 
@@ -192,9 +197,9 @@ def mixer(
     """
     (D, E), N = out_proj.shape, ways[0].A_log.shape[1]
     R, K = ways[0].dt_weight.shape[1], ways[0].conv_weight.shape[1]
-    expected = MixerWay(*((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,)))
+    expected = ((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
     shapes = [tuple(tuple(weight.shape) for weight in way) for way in ways]
-    if _three("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != tuple(expected) for shape in shapes):
+    if _three("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != expected for shape in shapes):
         raise ValueError(f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}")
     if valid is not None and valid.shape != hidden.shape[:2]:
         raise ValueError(f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden")

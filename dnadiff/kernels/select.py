@@ -185,7 +185,16 @@ def _probe_mixer(backend: Backend, device: torch.device, both: bool) -> list[Ten
     L, D, E, R, N = 57, 37, 70, 7, 12
 
     def wave(*shape: int) -> Tensor:
-        return torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape)).mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()
+        return (
+            torch.arange(math.prod(shape), dtype=torch.float32)
+            .add(sum(shape))
+            .mul(0.7)
+            .sin()
+            .view(shape)
+            .to(device)
+            .div(4)
+            .requires_grad_()
+        )
 
     ways = [MixerWay(wave(E, 4), wave(E), wave(R + 2 * N, E), wave(E, R), wave(E), wave(E, N), wave(E)) for _ in range(2 if both else 1)]
     hidden, in_proj, out_proj = wave(2, L, D), wave(2 * E, D), wave(D, E)

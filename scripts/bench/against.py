@@ -123,7 +123,9 @@ def main() -> None:
             tokens = options.batch * options.length
             print(f"{size:>8} {threads:>7} {tokens / ours[0]:>12,.0f} {tokens / other[0]:>12,.0f} {other[0] / ours[0]:>6.2f} {other[1] / ours[1]:>18.2f}", flush=True)  # fmt: skip
             name = f"{size}, {threads} threads"
-            rows.append({"name": name, "value": tokens / ours[0], "unit": "tokens/s", "ratio": other[0] / ours[0], "to": "the other version"})
+            rows.append(
+                {"name": name, "value": tokens / ours[0], "unit": "tokens/s", "ratio": other[0] / ours[0], "to": "the other version"}
+            )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -115,7 +115,7 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
     features, target = torch.randn(masked, width, requires_grad=True), torch.randint(7, 11, (masked,))
     logits = step.network.head(features)
     positions = torch.arange(rows).view(batch, length) % 2 == 0
-    picked, hidden = (torch.full((masked,), step.network.vocab.mask_id) for _ in range(2))
+    picked = torch.full((masked,), step.network.vocab.mask_id)
     some = torch.randn(masked, len(table), requires_grad=True)
 
     def nll() -> Tensor:
@@ -169,7 +169,10 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     states = scan_forward(u, delta, A, B, C, skip, step_bias, False, True)[1]
     dB, dC = torch.randn(batch, length, N), torch.randn(batch, length, N)
     sizes, S = (batch, length, D, E), sums.shape[1]
-    f = {"in": 2.0 * rows * D * E, "x": 2.0 * rows * E * (P + R)}  # FLOPs of half of the input projection, and of x_proj and dt of one direction
+    f = {
+        "in": 2.0 * rows * D * E,
+        "x": 2.0 * rows * E * (P + R),
+    }  # FLOPs of half of the input projection, and of x_proj and dt of one direction
     taps_flops, silu = 2.0 * rows * E * K, 4.0 * rows * E
 
     def conv(backward: bool) -> Callable[[], object]:
@@ -244,13 +247,27 @@ def table(options: argparse.Namespace) -> dict[str, object]:
         level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
         limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / copies[level]}
         by = max(limits, key=lambda name: limits[name])
-        row = {"name": op.name, "calls": op.calls, "ms": best[op.name] * 1e3, "MB": op.bytes / 1e6, "MFLOP": op.flops / 1e6, "Mexp": op.exps / 1e6}
+        row = {
+            "name": op.name,
+            "calls": op.calls,
+            "ms": best[op.name] * 1e3,
+            "MB": op.bytes / 1e6,
+            "MFLOP": op.flops / 1e6,
+            "Mexp": op.exps / 1e6,
+        }
         rows.append(row | {"limit": limits[by] / best[op.name], "by": by, "share": op.calls * best[op.name] / best["step"]})
     rest = 1 - sum(float(str(row["share"])) for row in rows)
     flops = 3 * layers * (2 * width * 4 * width + 2 * 2 * width * width + 2 * 2 * 2 * width * (2 * N + 2 * math.ceil(width / 16)))
     tokens = options.batch * options.length
     whole = {"ms": best["step"] * 1e3, "tokens/s": tokens / best["step"], "of the product limit": (flops + 3 * width * 16) * tokens / product / best["step"], "rest": rest}  # fmt: skip
-    return {"vectors": library().dnadiff_vectors().decode(), "size": options.size, "threads": options.threads, "rates": rates, "step": whole, "operators": rows}
+    return {
+        "vectors": library().dnadiff_vectors().decode(),
+        "size": options.size,
+        "threads": options.threads,
+        "rates": rates,
+        "step": whole,
+        "operators": rows,
+    }
 
 
 def markdown(found: list[dict[str, object]]) -> str:
@@ -294,7 +311,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "avx2.json"
             keep = ["--size", options.size, *(f"--{k}={getattr(options, k)}" for k in ("batch", "length", "threads", "seconds"))]
-            subprocess.run([sys.executable, __file__, *keep, f"--json={file}"], env=os.environ | AVX2, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, __file__, *keep, f"--json={file}"], env=os.environ | AVX2, check=True, stdout=subprocess.DEVNULL
+            )
             found += json.loads(file.read_text())
     text = markdown(found)
     print(f"{platform.machine()}, PyTorch {torch.__version__}\n\n{text}")

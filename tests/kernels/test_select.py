@@ -13,7 +13,6 @@ from dnadiff.kernels import (
     ScanInputs,
     available_scans,
     check_scan,
-    cpu,
     cpu_linear,
     gated_sum,
     linear,
@@ -214,7 +213,9 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
             call(lambda x: x)
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer"])
+@pytest.mark.parametrize(
+    "name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer"]
+)
 def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
     right = getattr(SCANS["cpu"], name)
 

@@ -1,0 +1,79 @@
+"""How many threads compute on a CPU: a short trial at the start of a command, if the user does not say.
+
+On some machines two processors are two threads of one core, or share it with another machine, and the second one gains nothing or costs time.
+The choice is stored for each machine in the folder of compiled kernels: sums are added in an order that depends on the number of threads, so
+every run on a machine should have the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from contextlib import suppress
+
+import torch
+
+from dnadiff.kernels.build import cache_folder
+from dnadiff.kernels.facade import selective_scan
+
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_GAIN = 1.1  # how much faster more threads must be
+_SECONDS = 0.15  # of the trial
+log = logging.getLogger("dnadiff")
+
+
+def choose_threads() -> int:
+    """Set the number of threads of this process and return it: what the environment says, what an earlier trial chose, or a new trial."""
+    most = torch.get_num_threads()
+    if most == 1 or any(os.environ.get(name) for name in _VARIABLES):
+        return most
+    path = cache_folder() / f"threads-{_machine(most)}"
+    chosen = 0
+    with suppress(OSError, ValueError):
+        chosen = int(path.read_text())
+    if not 1 <= chosen <= most:
+        chosen = _trial(most)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(f"{chosen}\n")
+        if chosen < most:
+            log.info(f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS sets another number; kept in {path})")
+    torch.set_num_threads(chosen)
+    return chosen
+
+
+def _machine(most: int) -> str:
+    """Identifies the processor and what of it this process may use."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next((line for line in file if line.startswith("model name")), "")
+    except OSError:
+        model = ""
+    return hashlib.sha256(f"{model}{os.cpu_count()} {most}".encode()).hexdigest()[:16]
+
+
+def _trial(most: int) -> int:
+    """The smallest number of threads, of `most` and its halves, than which no larger one is clearly faster."""
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    u, table = torch.zeros(4 * most, 64, 64), torch.zeros(64, 16)
+    best = dict.fromkeys(counts, math.inf)
+    begin = time.perf_counter()
+    with torch.no_grad():
+        selective_scan(u, u, table, u[..., :16], u[..., :16], table[:, 0])  # compiled or loaded here
+        while time.perf_counter() - begin < _SECONDS:
+            for count in counts:
+                torch.set_num_threads(count)
+                for _ in range(2):  # the first call starts threads
+                    start = time.perf_counter()
+                    selective_scan(u, u, table, u[..., :16], u[..., :16], table[:, 0])
+                    best[count] = min(best[count], time.perf_counter() - start)
+    chosen = counts[-1]
+    for count in reversed(counts):
+        if best[count] * _GAIN < best[chosen]:
+            chosen = count
+    return chosen
