@@ -15,6 +15,7 @@ import yaml
 from dnadiff import checks, commands
 from dnadiff.config import Config, Json, build
 from dnadiff.progress import duration, table
+from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.resume import clear, holds_run, resumable, resume_step, start_weights, use_initial_network
 
@@ -86,14 +87,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, start_from: Path | None) -> int:
     """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
 
-    Raises:
-        ValueError: if a process that loads data was killed.
+    ValueError if a process that loads data was killed.
     """
     from dnadiff.data.loader import worker_loss
     from dnadiff.training.stopping import Stopped
 
     try:
-        trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
+        with frozen_objects():
+            trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     except Stopped as stopped:
         return stopped.status
     except (RuntimeError, ConnectionError, EOFError) as error:

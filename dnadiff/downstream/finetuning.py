@@ -22,6 +22,7 @@ from dnadiff.downstream.classifier import Classifier, SequenceClassifier, check_
 from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.draws import hash64
+from dnadiff.training.collector import frozen_objects
 from dnadiff.training.optim import parameter_groups, warmup_cosine
 
 
@@ -193,7 +194,8 @@ class NetworkModel(TaskModel):
             **self.trainer,
         )
         module.train()  # a loaded network is in evaluation mode, which Lightning would keep
-        trainer.fit(module)
+        with frozen_objects():
+            trainer.fit(module)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
