@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them in malloc.h
 _LARGEST = 2**31 - 1
-# Commands whose results may depend on the number of threads in the last digits. A compressed file must be read with the same probabilities.
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",

@@ -2,7 +2,7 @@
 
 On some machines two processors are two threads of one core, or share it with another machine, and the second one gains nothing or costs time.
 The choice is stored for each machine in the folder of compiled kernels: sums are added in an order that depends on the number of threads, so
-every run on a machine should have the same.
+every run on a machine should have the same. On a busy machine nothing is tried or stored, and PyTorch's number stays.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dnadiff.kernels.facade import selective_scan
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _GAIN = 1.1  # how much faster more threads must be
 _SECONDS = 0.15  # of the trial
+_BUSY = 0.5  # other running programs, on average over a minute, for each processor that this process uses
 log = logging.getLogger("dnadiff")
 
 
@@ -35,6 +36,8 @@ def choose_threads() -> int:
     with suppress(OSError, ValueError):
         chosen = int(path.read_text())
     if not 1 <= chosen <= most:
+        if os.getloadavg()[0] > _BUSY * most:
+            return most
         chosen = _trial(most)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,7 @@ def four(monkeypatch, tmp_path):
     for name in threads._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path))
+    monkeypatch.setattr(threads.os, "getloadavg", lambda: (0.1, 0.1, 0.1))
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield tmp_path / "kernels"
@@ -50,3 +51,9 @@ def test_more_threads_are_used_if_they_are_clearly_faster(costs, chosen, four, m
     monkeypatch.setattr(threads, "selective_scan", scan)
     monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
     assert threads._trial(4) == chosen
+
+
+def test_nothing_is_tried_or_stored_on_a_busy_machine(four, monkeypatch):
+    monkeypatch.setattr(threads.os, "getloadavg", lambda: (3.0, 0.1, 0.1))
+    monkeypatch.setattr(threads, "_trial", lambda most: 1 / 0)
+    assert threads.choose_threads() == 4 and not list(four.glob("threads-*"))

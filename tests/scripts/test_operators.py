@@ -1,0 +1,65 @@
+"""The benchmarks of a training step on a CPU: their accounting, and that they run."""
+
+import argparse
+import importlib.util
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_operator_has_a_limit_and_the_shares_add_up_to_the_step(one_thread, monkeypatch):
+    operators = script("operators")
+    rates = ["product", "exp", *(f"copy {level}" for level in operators.LEVELS)]
+    monkeypatch.setattr(operators, "rate_probes", lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates})
+    found = operators.table(argparse.Namespace(size="16x1", batch=2, length=40, threads=1, seconds=0.0))
+    assert all(row["limit"] > 0 and row["ms"] > 0 for row in found["operators"])
+    assert sum(row["share"] for row in found["operators"]) + found["step"]["rest"] == pytest.approx(1)
+    assert operators.markdown([found, found]).count("\n| ") == len(found["operators"]) + 1
+
+
+def test_a_part_inside_another_counts_for_itself_alone(monkeypatch):
+    shares, now = script("shares"), [0.0]
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    monkeypatch.setattr(shares, "WARM_UP", 0)
+    parts = shares.Parts()
+
+    def inner():
+        now[0] += 3
+
+    owner = SimpleNamespace(inner=inner)
+    parts.wrap(owner, "inner", "network")
+
+    def outer():
+        now[0] += 1
+        owner.inner()
+        now[0] += 1
+
+    owner.outer = outer
+    parts.wrap(owner, "outer", "step")
+    owner.outer()
+    owner.outer()
+    assert parts.at_end == {"network": 6, "step": 2, "rest": 0} and parts.ended - parts.began == 8
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_step_of_the_comparison_runs(causal):
+    script("against").training_step(16, 1, 2, 20, causal)()
