@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 # glibc returns large arrays to the system when they are freed and requests them again in the next step, page by page: 20,000 page
 # faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them in malloc.h
-_LARGEST = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1  # the first two: mallopt's names in malloc.h
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
@@ -65,8 +64,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     folder, rest = parse(with_current_choices(sys.argv[1:]))
     sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
     if {"--help", "-h"} & set(rest):
-        print(help_text(name, folder))
-        return
+        return print(help_text(name, folder))
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises an error instead of printing it
     try:

@@ -16,7 +16,7 @@ from dnadiff import __version__
 
 # Given items, division and weights, which have digests of their own, predictions depend on nothing else in the package.
 SOURCES = (
-    *("backbone", "downstream", "kernels", "training/optim.py", "data/tokenizer.py", "data/nucleotides.py"),
+    *("backbone", "downstream", "kernels", "training/optim.py", "training/collector.py", "data/tokenizer.py", "data/nucleotides.py"),
     *("draws.py", "kmers.py", "vocab.py"),
 )
 _SUFFIXES = (".py", ".cpp", ".h")

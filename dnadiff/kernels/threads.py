@@ -41,7 +41,9 @@ def choose_threads() -> int:
         chosen = _trial(most)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(f"{chosen}\n")
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(f"{chosen}\n")
+            part.replace(path)  # another process never reads half of a number
         if chosen < most:
             log.info(f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS sets another number; kept in {path})")
     torch.set_num_threads(chosen)
