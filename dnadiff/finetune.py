@@ -73,7 +73,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     for name, task in tasks.items():
         try:
             data, protocol = read_task(task, loaded, config["layer"])
-        except (ValueError, OSError) as error:
+        except (ValueError, FileNotFoundError) as error:
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
             left_out[name] = " ".join(str(error).split())

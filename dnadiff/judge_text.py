@@ -153,7 +153,7 @@ def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> lis
         data.prepare()
         tiles = data.test_windows("test", length)
         items = [tiles[i] for i in np.linspace(0, len(tiles) - 1, min(len(tiles), len(lengths))).round().astype(int)]
-    except (ValueError, OSError) as error:
+    except (ValueError, FileNotFoundError) as error:  # data of another machine; a disk that fails ends the command
         log.info(f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}")
         return []
     return [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items if item["weight"].any()]

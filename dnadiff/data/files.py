@@ -163,12 +163,14 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
         OSError: naming the file and the space that is free, if it cannot be written; what was there before stays.
     """
     target = check_output(path, overwrite)
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     raw: WatchedFile | None = None
     try:
         with names_file(path, size):
             target.parent.mkdir(parents=True, exist_ok=True)
             _remove_unfinished(target)
-            raw = _open_part(target)
+            while raw is None:
+                raw = _open_locked(part)
         with io.BufferedWriter(raw) as buffered:
             if target.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
@@ -180,27 +182,27 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
                 raise raw.error
             with names_file(path, size):
                 os.fsync(raw.fileno())
-                os.replace(raw.path, target)  # while the file is locked
+                os.replace(part, target)  # while the file is locked
                 sync_folder(target.parent)
     except Exception as error:
         if raw is None or raw.error is None:
             raise
-        raw.path.unlink(missing_ok=True)  # before the space that is free is measured
+        part.unlink(missing_ok=True)  # before the space that is free is measured
         raise write_error(raw.error, path, size, raw.count) from error
-    finally:
-        if raw is not None:
-            raw.path.unlink(missing_ok=True)
+    finally:  # also if Ctrl-C arrives while the file is being opened
+        with suppress(OSError):  # its folder is a file, or cannot be changed: nothing was written
+            part.unlink()
 
 
-def _open_part(target: Path) -> WatchedFile:
-    """A temporary file next to `target`, locked while it is open, so that no other process takes it for one of a killed process."""
-    while True:
-        raw = WatchedFile(target.with_name(f".{target.name}.{uuid.uuid4().hex}.part"))
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(raw, fcntl.LOCK_EX)
-        if os.fstat(raw.fileno()).st_nlink:
-            return raw
-        raw.close()  # removed before it was locked
+def _open_locked(part: Path) -> WatchedFile | None:
+    """A new file, locked while it is open, so that no other process takes it for one of a killed process; None if one has just done so."""
+    raw = WatchedFile(part)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(raw, fcntl.LOCK_EX)
+    if os.fstat(raw.fileno()).st_nlink:
+        return raw
+    raw.close()  # removed before it was locked
+    return None
 
 
 def _remove_unfinished(target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,6 +20,7 @@ from dnadiff.kernels.reference import ReferenceBackend
 from dnadiff.kernels.triton_backend import TritonBackend
 
 AUTO = "auto"
+_FOR_A_THREAD = 64 << 20  # bytes of address space: its stack of 8 MiB and what it allocates first
 # The fastest first for each device; `auto` stops at portable, which runs anywhere.
 SCANS: dict[str, Backend] = {
     "cpu": CppBackend(),
@@ -119,9 +121,18 @@ def _failure(name: str) -> str:
         return ""
     # A new thread would open the first GPU, which another process may use: pass the calling thread's current GPU on.
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    _require_memory(_FOR_A_THREAD)
     # Autocast, inference mode, function transforms, the default device and hooks on saved tensors belong to a thread: use a clean one.
     with ThreadPoolExecutor(1) as clean_thread:
         return clean_thread.submit(_compare, SCANS[name], gpu).result()
+
+
+def _require_memory(size: int) -> None:
+    """MemoryError unless that many bytes can be reserved: Python waits forever for a thread that finds no memory as it starts."""
+    try:
+        mmap.mmap(-1, size).close()
+    except OSError as error:
+        raise MemoryError(f"fewer than {size >> 20} MB of memory are left") from error
 
 
 def _compare(backend: Backend, gpu: int) -> str:
@@ -137,12 +148,19 @@ def _compare(backend: Backend, gpu: int) -> str:
             product.fp32_precision = "ieee"  # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
         ours, theirs = _probe(backend, device), _probe(SCANS["portable"], device)
     except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
+        if _lacks_memory(error):  # another scan would compute slightly different numbers, much more slowly
+            raise MemoryError(f"there is no memory left for the kernels of {type(backend).__name__} ({error})") from error
         return str(error) or repr(error)
     finally:
         for product, precision in zip(products, before, strict=True):
             product.fp32_precision = precision
     worst = torch.stack([(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]).max()
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an allocation failed; PyTorch and the dynamic linker say so in words alone."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ("bad_alloc", "allocate memory", "failed to map segment"))
 
 
 def _probe(backend: Backend, device: torch.device) -> list[Tensor]:

@@ -178,7 +178,7 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
         try:
             data = run_data(model.config["data"], model.tokenizer, trust)
             data.prepare()
-        except (ValueError, OSError) as error:
+        except (ValueError, FileNotFoundError) as error:
             log.info(f"novel and repeated bases are left out because the data of the training run cannot be read: {error}")
             return None
     tokens = sum(i.end - i.start for i in data.intervals["train"])

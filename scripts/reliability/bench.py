@@ -35,7 +35,7 @@ from supervisor import PASS, RENAMES, Call, Decision, Outcome, supervise
 ROOT = Path(__file__).parents[2]
 _SETTLED = 2.5  # seconds after which the cache trusts the time stamp of an input file
 # Keys that hold time stamps of files in the cache, or a checksum over them.
-_STAMPS = ("mtime", "check")
+_STAMPS = ("mtime", "ctime", "check")
 # Files that grow by one row at a time; a killed run leaves a beginning of them.
 APPENDED = ("metrics.csv", "results.csv")
 Contents = dict[str, str]

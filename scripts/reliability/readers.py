@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -478,7 +479,7 @@ def _unstripped(data: bytes) -> list[tuple[str, ...]]:
     import csv
     import io
 
-    formats.table(data, ("text",))
+    formats.table(data, ("text",), empty_cells=True)  # a document may be empty
     rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=None), strict=True)
     where = next(rows).index("text")
     return [(row[where],) for row in rows if row]
@@ -593,7 +594,8 @@ def _of_vocab_txt(folder: Path, name: str) -> object:
         text = (folder / name).read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidError("not text") from None
-    vocab = {word.removesuffix("\r"): number for number, word in enumerate(text.removesuffix("\n").split("\n"))}
+    words = re.split("\r\n|\r|\n", text)
+    vocab = {word: number for number, word in enumerate(words if words[-1] else words[:-1])}
     if "[UNK]" not in vocab:
         raise InvalidError("no [UNK]")
     return _WithIds(vocab, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data import disk
+from dnadiff.data import disk, files
 from dnadiff.data.files import append, atomic_write, check_output, write_json
 from dnadiff.design.output import ResumableOutput
 from dnadiff.training.checkpoint_io import AtomicCheckpoints
@@ -151,3 +151,15 @@ def test_a_write_keeps_its_temporary_file_locked_until_it_is_renamed(tmp_path):
             other.write(b"other")
         assert (tmp_path / "x.json").read_bytes() == b"other"
     assert (tmp_path / "x.json").read_bytes() == b"one" and len([*tmp_path.iterdir()]) == 1
+
+
+def test_ctrl_c_while_the_temporary_file_is_opened_leaves_none(tmp_path, monkeypatch):
+    class Interrupted(files.WatchedFile):
+        def __init__(self, path):
+            super().__init__(path)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "WatchedFile", Interrupted)
+    with pytest.raises(KeyboardInterrupt), files.atomic_write(tmp_path / "x.txt"):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import subprocess
@@ -302,3 +303,27 @@ def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatc
     assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
     with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install 'dnadiff\[cuda\]'"):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("std::bad_alloc"), MemoryError(), OSError("libx.so: failed to map segment from shared object")]
+)
+def test_lack_of_memory_is_an_error_and_not_a_reason_for_a_slower_scan(error, clear_caches, monkeypatch):
+    class Full(type(SCANS["cpu"])):
+        def rms_norm(self, *_):
+            raise error
+
+    monkeypatch.setitem(SCANS, "cpu", Full())
+    select._failure.cache_clear()
+    with pytest.raises(MemoryError, match="no memory left for the kernels of Full"):
+        select.choose("auto", "cpu", torch.float32)
+
+
+def test_a_thread_is_not_started_without_memory(clear_caches, monkeypatch):
+    def no_room(_, size):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(select.mmap, "mmap", no_room)
+    select._failure.cache_clear()
+    with pytest.raises(MemoryError, match="fewer than 64 MB of memory are left"):
+        available_scans()

@@ -57,3 +57,15 @@ def test_nothing_is_tried_or_stored_on_a_busy_machine(four, monkeypatch):
     monkeypatch.setattr(threads.os, "getloadavg", lambda: (3.0, 0.1, 0.1))
     monkeypatch.setattr(threads, "_trial", lambda most: 1 / 0)
     assert threads.choose_threads() == 4 and not list(four.glob("threads-*"))
+
+
+@pytest.mark.parametrize(("cold", "chosen"), [(0.2, 4), (10.0, 1)])
+def test_a_cold_start_does_not_decide(cold, chosen, four, monkeypatch):
+    now = [0.0]
+
+    def scan(*_):  # at first more threads gain nothing
+        now[0] += 1e-3 if now[0] < cold else 1e-3 / torch.get_num_threads()
+
+    monkeypatch.setattr(threads, "selective_scan", scan)
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    assert threads._trial(4) == chosen

@@ -32,8 +32,8 @@ def script(path: Path) -> ModuleType:
 
 
 cases = script(HERE / "triton_cases.py")
-QUICK = ["one state", "backwards in chunks", "both in chunks", "gated", "bfloat16", *cases.ROWWISE]
-MORE = [*(name for name in cases.SCANS if name not in QUICK), *cases.LONG, *cases.NETWORKS, *cases.OTHERS]
+QUICK = ["one state", "both in chunks", "gated", "bfloat16", "convolutions", "gate", "norm", "norm after addition"]
+MORE = [name for name in (*cases.SCANS, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS) if name not in QUICK]
 
 
 @cache

@@ -330,3 +330,27 @@ def test_neighbouring_windows_in_default_blocks_cover_the_mean_of_the_genome(net
     print(f"spread {values.std(ddof=1):.6f}, se_total {claimed:.6f}, ratio {claimed / values.std(ddof=1):.3f}, covered {covered:.2f}")
     assert claimed == pytest.approx(values.std(ddof=1), rel=0.3)
     assert covered > 0.85
+
+
+def test_a_masked_site_has_the_conditional_distribution_of_both_strands(strands):
+    vocab, sequences, joint, make_oracle = strands
+    process = AbsorbingProcess(vocab, LogLinear())
+    oracle = make_oracle(sequences, joint, vocab)
+    place = {tuple(s): p for s, p in zip(sequences.tolist(), joint.tolist())}
+    sites = torch.zeros(64, 3, dtype=torch.bool).scatter_(1, torch.arange(64)[:, None] % 3, True)
+    found = likelihood.site_log_probs(oracle, process, sequences, sites)
+    assert found.shape == (2, 64, vocab.size)
+    complement = vocab.complement
+    for row, window in enumerate(sequences.tolist()):
+        site = row % 3
+        changed = [[*window[:site], letter, *window[site + 1 :]] for letter in range(7, 11)]
+        both = [changed, [[complement[x] for x in reversed(one)] for one in changed]]
+        for strand, windows in enumerate(both):
+            weights = torch.tensor([place[tuple(one)] for one in windows], dtype=torch.float64)
+            torch.testing.assert_close(found[strand, row, 7:11].exp(), weights / weights.sum())
+    torch.testing.assert_close(likelihood.site_log_probs(oracle, process, sequences, sites, stranded=True), found[:1])
+    pairs = ~sites  # two masked sites: the same tokens elsewhere, whatever they are themselves
+    changed = torch.where(pairs, torch.tensor(10), sequences)
+    torch.testing.assert_close(
+        likelihood.site_log_probs(oracle, process, changed, pairs), likelihood.site_log_probs(oracle, process, sequences, pairs)
+    )

@@ -37,6 +37,8 @@ class _CheckedLines(io.TextIOWrapper):
     @override
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as typeshed has it for IO[str]
         line = super().readline(size)
+        if "\0" in line:
+            raise _CutShortError("it contains NUL bytes")
         if self._inside:
             self._inside = line.rstrip() != "//"
             if self._inside and line.strip():

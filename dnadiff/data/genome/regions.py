@@ -16,6 +16,7 @@ from dnadiff.checks import expand_user
 from dnadiff.data.files import open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_MAX_BLANK = 1_000_000
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
 log = logging.getLogger("dnadiff")
@@ -165,13 +166,22 @@ def _bed_region(columns: list[str]) -> Region:
     return Region(columns[0], start, end, columns[3] if len(columns) > 3 else "", columns[5] if len(columns) > 5 else ".")
 
 
+class _TooManyBlankError(ValueError):
+    pass
+
+
 Rows = Iterator[tuple[int, list[str]]]  # line number and columns
 
 
 def _rows(handle: Iterable[str]) -> Rows:
+    num_blank = 0
     for number, line in enumerate(handle, start=1):
         line = line.rstrip("\r\n")
-        if line.strip() and not line.startswith("#"):
+        if not line.strip():
+            num_blank += 1
+            if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
+                raise _TooManyBlankError(f"has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them")
+        elif not line.startswith("#"):
             yield number, line.split("\t") if "\t" in line else line.split()
 
 
@@ -197,20 +207,23 @@ def _read(
     regions: list[Region] = []
     line_of_chrom: dict[str, int] = {}
     num_columns = 0
-    with open_text(path) as handle:
-        for number, columns in rows(handle):
-            try:
-                region = parse(columns)
-                num_columns = num_columns or len(columns)
-                if len(columns) < num_columns:
-                    raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
-                if region is None:
-                    continue
-                _check(region, lengths)
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number} {error}; correct the line or remove it") from None
-            line_of_chrom.setdefault(region.chrom, number)
-            regions.append(region)
+    try:
+        with open_text(path) as handle:
+            for number, columns in rows(handle):
+                try:
+                    region = parse(columns)
+                    num_columns = num_columns or len(columns)
+                    if len(columns) < num_columns:
+                        raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
+                    if region is None:
+                        continue
+                    _check(region, lengths)
+                except ValueError as error:
+                    raise ValueError(f"{path}: line {number} {error}; correct the line or remove it") from None
+                line_of_chrom.setdefault(region.chrom, number)
+                regions.append(region)
+    except _TooManyBlankError as error:
+        raise ValueError(f"{path} {error}") from None
     if not regions:
         raise ValueError(f"{path} contains no region; give a file with at least one row")
     if lengths is not None:

@@ -5,6 +5,7 @@ Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -77,9 +78,7 @@ class _Reader:
             (size,) = self.exactly(1)
             name = self.exactly(size).decode("ascii")
             index.append((name, self.integers(1, self.offset)[0]))
-        if index and min(offset for _, offset in index) != self.raw.tell():
-            raise EOFError("the first record does not follow the list of names")
-        end = self.raw.tell()
+        spans = [(0, self.raw.tell())]
         for name, offset in index:
             yield name, ""
             self.raw.seek(offset)
@@ -94,8 +93,11 @@ class _Reader:
                 for low, high in _inside(masked, start, start + size):
                     codes[low:high] |= 0x80
                 yield codes.tobytes()
-            end = max(end, self.raw.tell())
-        self.raw.seek(end)
+            spans.append((offset, self.raw.tell()))
+        spans.sort()
+        if any(end != start for (_, end), (start, _) in itertools.pairwise(spans)):
+            raise EOFError("its records overlap, or bytes between them belong to none")
+        self.raw.seek(spans[-1][1])
         if self.raw.read(1):
             raise EOFError("bytes follow the last record")
 

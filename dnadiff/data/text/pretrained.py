@@ -206,8 +206,8 @@ def from_files(paths: Sequence[Path]) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a vocabulary file, split at line breaks only: tokens may contain other characters at which `splitlines` splits."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    """The lines of a vocabulary file, split at any line ends: tokens may contain other characters at which `splitlines` splits."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:

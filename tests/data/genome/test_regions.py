@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dnadiff.data.genome import regions
 from dnadiff.data.genome.genome import Genome, _kept
 from dnadiff.data.genome.regions import Region, check_names, read_bed, read_gtf, read_regions, zero_based
 
@@ -211,3 +212,13 @@ def test_a_row_with_missing_fields_is_refused(tmp_path, name, rows, message):
 def test_positions_are_plain_integers(tmp_path, number):
     with pytest.raises(ValueError, match=r"line 1 has the positions .*, which are not integers"):
         read_bed(write(tmp_path, f"c\t{number}\t40\n", "r.bed"))
+
+
+def test_millions_of_blank_lines_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(regions, "_MAX_BLANK", 5)
+    few, many = tmp_path / "few.bed", tmp_path / "many.bed"
+    few.write_text("chr1\t1\t5\n" + "\n" * 5 + "chr1\t7\t9\n")
+    many.write_text("chr1\t1\t5\n" + " \n" * 6 + "chr1\t7\t9\n")
+    assert len(regions.read_bed(few)) == 2
+    with pytest.raises(ValueError, match=r"many\.bed has more than 5 blank lines up to line 7; remove them"):
+        regions.read_bed(many)

@@ -252,9 +252,11 @@ def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
     fewer = content[:8] + struct.pack("<I", 1) + content[12:]
     huge = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 2**31, 4))
     after = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 9, 60))
-    assert len({content, fewer, huge, after}) == 4
+    overlapping = content.replace(b"\1b" + content[content.index(b"\1b") + 2 :][:4], b"\1b" + content[content.index(b"\1a") + 2 :][:4])
+    assert len({content, fewer, huge, after, overlapping}) == 5
     for damaged, message in (
-        (fewer, "the first record does not follow the list of names"),
+        (fewer, "its records overlap, or bytes between them belong to none"),
+        (overlapping, "its records overlap, or bytes between them belong to none"),
         (content + b"x", "bytes follow the last record"),
         (huge, "bytes are missing"),
         (after, "blocks of N or lower case overlap or exceed the 54 bases"),
