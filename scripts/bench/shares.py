@@ -131,7 +131,7 @@ def profile(command: str, line: list[str]) -> None:
     else:
         parts.wrap(denoiser.Denoiser, "log_probs", "probabilities")
     started = time.process_time()
-    commands.run(command, module.run, line)
+    commands.run(command, module.run, module.KEYS, line)
     whole = parts.ended - parts.began
     print(json.dumps({"parts": parts.at_end, "whole": whole, "start and end": time.process_time() - started - whole, "calls": parts.calls}))
 
