@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the bundled model checkpoint=ecoli, measures its held-out likelihood and writes it to dnadiff/bundled/ecoli.
-# About an hour on two CPU cores; started again after an interruption, it continues.
+# Three quarters of an hour on two idle CPU cores; started again after an interruption, it continues.
 . "$(dirname "${BASH_SOURCE[0]}")/../setup.sh" ""
 
 run=runs/bundled/ecoli
