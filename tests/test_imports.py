@@ -1,6 +1,7 @@
 """Imports point down the levels of the package, and heavy packages are imported only where they are needed."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -30,17 +31,21 @@ ONLY = {
 }
 
 
+@functools.cache
 def imports():
     """(importing module or folder of the top level, imported module, file) of every import in the package."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{a.name}" if node.module == "dnadiff" else node.module for a in node.names]
-            yield from ((top, name, path.name) for name in names)
+            found += [(top, name, path.name) for name in names]
+    return found
 
 
+@functools.cache
 def graph():
     """The modules and folders of the top level that each of them imports."""
     known = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}

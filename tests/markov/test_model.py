@@ -199,6 +199,12 @@ def test_ecoli_strengths_chosen_on_validation_data(ecoli):
     refitted = BackoffMarkov.fit([train, valid], 12, model.strengths)  # splitting the record changes a single context
     assert [round(bits(refitted.log_probs(test, k)), 3) for k in (3, 6, 9)] == [1.952, 1.933, 1.925]
     assert bits(refitted.log_probs(test)) == pytest.approx(1.920, abs=0.002)
+
+
+@pytest.mark.slow
+def test_ecoli_strengths_swept_for_each_order(ecoli):
+    train, valid, test = np.split(ecoli, [len(ecoli) * 8 // 10, len(ecoli) * 9 // 10])
+    model = BackoffMarkov.fit([train], 12).tuned([valid])
     swept = model.tuned_each([valid], [6, 12], sweeps=2)
     order12 = bits(swept[12].log_probs(test))
     assert order12 == pytest.approx(1.9192, abs=2e-4) and order12 < bits(model.log_probs(test)) - 0.005

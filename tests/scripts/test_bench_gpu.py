@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +70,8 @@ def test_every_trial_of_tile_sizes_has_its_own_row(bench, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_without_a_gpu_the_error_names_what_is_missing():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, BENCH / "gpu.py"], capture_output=True, text=True, env=environment)
-    assert done.returncode == 2 and "--device cuda needs a CUDA device, and PyTorch finds none" in done.stderr
+def test_without_a_gpu_the_error_names_what_is_missing(bench, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu.py"])
+    with pytest.raises(SystemExit, match="2"):
+        bench("gpu").main()
+    assert "--device cuda needs a CUDA device, and PyTorch finds none" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_kills_show_what_a_command_does_wrong(command, expected, tmp_path, inter
 
 
 def test_commands_survive_kills():
-    run = [sys.executable, str(FOLDER / "crash_points.py"), "--case=train", "--points=140:30"]
+    run = [sys.executable, str(FOLDER / "crash_points.py"), "--case=genome", "--points=20:7"]
     done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| all |" in done.stdout or "skipped" in done.stdout
