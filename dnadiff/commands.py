@@ -34,6 +34,7 @@ Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, compared with Markov models",
+    "compare": "the paired difference of the held-out likelihoods of two models",
     "zero_shot": "held-out likelihood on several text data sets, in one table",
     "score": "the likelihood of each record of a FASTA file, as a table",
     "sample": "generate synthetic sequences, as FASTA",
@@ -51,7 +52,6 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     """Run one command: compose `configs/<name>.yaml` with the overrides, then call `function(config, run folder, overrides)`.
 
     `keys` are the type hints of its own keys; those of the config groups come from the classes that they name.
-
     An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
     A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process.
     """
@@ -65,8 +65,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
     if {"--help", "-h"} & set(rest):
         return print(help_text(name, folder))
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises an error instead of printing it
+    before, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"  # Hydra then raises an error instead of printing it
     try:
         _compose_and_call(name, function, keys)
     except KeyboardInterrupt:
@@ -86,8 +85,7 @@ def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    existing = {Path(a.partition("=")[2]) for a in sys.argv if a.startswith("hydra.run.dir=")}
-    existing = {path for path in existing if path.exists()}  # never removed
+    existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
     caught: list[Exception] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
 
     # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
@@ -184,8 +182,7 @@ def keep_freed_memory() -> bool:
     except (OSError, ValueError):  # another C library
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    # Older releases refuse a threshold above 32 MiB for memory-mapped allocations.
-    mapped = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)
+    mapped = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)  # older releases refuse more than 32 MiB
     return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
 
 
@@ -239,8 +236,7 @@ def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
     config = recompose(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
-    known = set(_all_keys(config))
-    parent = key.rpartition(".")[0]
+    known, parent = set(_all_keys(config)), key.rpartition(".")[0]
     siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {k.partition(".")[0] for k in known}
     listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
     return f"unknown key {key}{_closest(key, sorted(known))}; known{f' in {parent}' if parent else ''}: {listed}"

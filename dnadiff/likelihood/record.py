@@ -87,6 +87,20 @@ class Likelihood:
         """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
         return self.interval_of(self.per_sequence(group) - other, group)
 
+    def minus(self, other: Likelihood) -> Likelihood:
+        """This model minus another on the same windows, draw by draw: with the same masks, `se_mc` is that of the difference.
+
+        Raises:
+            ValueError: if the counted tokens differ, or the numbers of draws (unless one is exact).
+        """
+        same = self.tokens.keys() == other.tokens.keys() and all(np.array_equal(n, other.tokens[name]) for name, n in self.tokens.items())
+        if not same or (EXACT not in (self.protocol, other.protocol) and self.num_draws != other.num_draws):
+            raise ValueError(
+                "these are likelihoods of different windows or draws: evaluate both models on the same windows with the same draws"
+            )
+        drawn = other if self.protocol == EXACT else self
+        return replace(drawn, nats={name: nats - other.nats[name] for name, nats in self.nats.items()})
+
     def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of `interval`."""
         return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))

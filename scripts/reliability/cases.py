@@ -115,6 +115,7 @@ CASES = (
         inputs=("labels.csv", "dna"),
         ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
     ),
+    Case("compare", ("a={world}/dna", "b={world}/dna", "conjoin=[b]", "num_draws=2", "accelerator=cpu"), inputs=("genome.fa.gz", "dna")),
     Case("genome", ("action=describe", *FASTA, "data.length=32", "output={out}/genome.json"), inputs=("genome.fa.gz",)),
     Case("genome", ("action=pack", *FASTA, "data.length=32"), inputs=("genome.fa.gz",), label="pack"),
     Case(

@@ -82,9 +82,10 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("sample", "prompt", ("word",), "the tokens of the model's alphabet"),
     ("*", "tokenizer.characters", ("word", "missing file"), "an alphabet"),
     ("evaluate", "target_se", ("fraction",), "any number above 0"),
+    ("compare", "conjoin", ("boolean",), "true or false, or a list of models"),
     ("*", "data.label", ("word", "missing file"), "a label that headers may have"),
     (
-        "evaluate",
+        "evaluate compare",
         "tokenizer.source tokenizer.mask tokenizer.pad tokenizer.bos tokenizer.eos tokenizer.unk",
         tuple(VALUES),
         "the model's own is used",
@@ -205,6 +206,18 @@ NEEDS = {
     "finetune task=fasta": ("task.path={a: '{world}/samples.fa', b: '{world}/others.fa'}",),
     "finetune task=*": (TABLE,),
 }
+
+
+def _also_for_compare(needs: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """`compare` reads data as `evaluate` does, for two models, and has no Markov models."""
+    both = {"checkpoint={world}/text": ("a={world}/text", "b={world}/text", "~conjoin"), "~orders": ()}
+    for key, needed in needs.items():
+        yield key, needed
+        if key.startswith("evaluate "):
+            yield key.replace("evaluate", "compare", 1), tuple(a for one in needed for a in both.get(one, (one,)))
+
+
+NEEDS = dict(_also_for_compare(NEEDS))
 # Choices that a command must refuse, whatever the values of their keys.
 REFUSED = {"genome data=[!efhs]*": "not DNA", "genome tokenizer=*": "not DNA"}
 
