@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dnadiff.downstream.ensemble import ClassifierEnsemble
     from dnadiff.model import Model, load
 
 __version__ = "0.1.0"
 __all__ = ["load"]
 
 
-def __getattr__(name: str) -> Callable[..., Model]:
+def __getattr__(name: str) -> Callable[..., Model | ClassifierEnsemble]:
     # `load` imports torch, which `--help` and the version do not need.
     if name not in __all__:
         raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")

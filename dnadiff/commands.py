@@ -42,6 +42,7 @@ COMMANDS = {
     "judge_text": "generative perplexity of text samples under a local causal model, with entropy and repetition",
     "copies": "the longest match of each record of a FASTA file with the training data",
     "finetune": "fine-tune a trained model as a classifier, compared with baselines",
+    "predict": "class probabilities of new sequences by a fine-tuned model, as a table and a track",
     "genome": "pack, verify and describe a genome, extract regions of it",
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
@@ -119,6 +120,9 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         if last in holder:
             check_value(key, holder[last], keys[key])
     check(plain, trust=None)
+    from dnadiff.downstream.saved import refuse_classifier
+
+    refuse_classifier(plain, name)
     if name not in ("genome", "copies", "judge", "compress", "decompress"):  # compressed files store their number of threads
         from dnadiff.kernels.threads import choose_threads
 

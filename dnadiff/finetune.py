@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 
@@ -48,6 +48,7 @@ KEYS: Keys = {
     "layer": checks.PositiveInt | None,
     "pretraining_overlap": bool,
     "results": str | None,
+    "save_models": list[Literal["fine-tuned", "scratch"]],
     **dict.fromkeys(("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None),
 }
 
@@ -56,7 +57,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, write_json
-    from dnadiff.downstream import pretraining_overlap, suite
+    from dnadiff.downstream import pretraining_overlap, saved, suite
+    from dnadiff.downstream.results import slug
     from dnadiff.report.suite import write_suite
 
     check_settings(config)
@@ -79,7 +81,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             left_out[name] = " ".join(str(error).split())
             log.warning(f"{name} is left out: {left_out[name]}")
             continue
-        found[name] = run_task(config, data, protocol, loaded, overrides, results, kmers)
+        networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
+        found[name] = run_task(config | {"task": task}, data, protocol, loaded, overrides, results, networks, kmers)
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -140,12 +143,24 @@ def read_task(task: Config, loaded: Loaded, layer: int | None) -> tuple[TaskData
 
 
 def run_task(
-    config: Config, data: TaskData, protocol: FixedSplit, loaded: Loaded, overrides: Sequence[str], folder: Path, kmers: KmerSet | None
+    config: Config,
+    data: TaskData,
+    protocol: FixedSplit,
+    loaded: Loaded,
+    overrides: Sequence[str],
+    folder: Path,
+    networks: Path,
+    kmers: KmerSet | None,
 ) -> dict[str, Json]:
-    """Compare all models on one task; with `kmers` of the pretraining data, also on the items inside and outside of it."""
+    """Compare all models on one task, and save the networks in the folder `networks`.
+
+    With `kmers` of the pretraining data, compare also on the items inside and outside of it.
+    """
     from dnadiff.downstream.code_version import code_version
+    from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
     from dnadiff.downstream.results import ResultsFolder
+    from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
 
     models = build_models(config, loaded, protocol)
@@ -153,7 +168,12 @@ def run_task(
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
-    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)))
+    kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]
+    if config["save_models"] and protocol.tests_all_items:
+        log.info(
+            f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
+        )
+    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
     rounds = protocol.rounds(data, seeds[0])
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     baseline = f"{config['kmer']}-mer logistic regression"
@@ -165,6 +185,7 @@ def run_task(
     counterpart = published_counterpart(loaded, config["layer"])
     result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": counterpart, **result}
     results.write_summary(data.name, result)
+    save_networks(networks, config, data, loaded, {name: model.describe() for name, model in models.items()}, result, results.networks)
     return result
 
 
@@ -174,17 +195,6 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     return published_model_of(type(loaded.denoiser.backbone).__name__, objective) if layer is None else None
-
-
-def log_task(data: TaskData) -> None:
-    """Log the size of the task, and what its test part shares with training."""
-    counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
-    log.info(f"task: {data.name}, {' vs. '.join(data.classes)}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
-    if left_out := data.notes.get("left_out_for_a_shared_word"):
-        numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
-        log.info(f"left out of test because they share a {data.notes['shared_word']}-mer with training on either strand: {numbers}")
-    if copies := data.notes.get("test_sequences_also_in_training"):
-        log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand")
 
 
 def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[str, TaskModel]:

@@ -29,6 +29,7 @@ from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
     from dnadiff.data.nucleotides import DNASequence
+    from dnadiff.downstream.ensemble import ClassifierEnsemble
 
 
 class Model:
@@ -233,8 +234,8 @@ def _letters(sequence: DNASequence) -> str:
     return found if isinstance(found, str) else found.decode("latin-1")
 
 
-def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model:
-    """Load a trained model.
+def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model | ClassifierEnsemble:
+    """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have `predict`.
 
     Args:
         run: a run folder, a .ckpt file, or `latest`.
@@ -253,6 +254,10 @@ def load(run: str | os.PathLike[str], device: torch.device | str | None = None, 
         >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
         array([1.29])
     """
+    from dnadiff.downstream import saved
+
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if saved.is_fine_tuned(run):
+        return saved.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)

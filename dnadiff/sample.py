@@ -51,14 +51,16 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
+    from dnadiff import checkpoint
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete
     from dnadiff.metrics import memorization
-    from dnadiff.model import load
+    from dnadiff.model import Model
 
     check_options(config)
     options.check_settings(config["sampler"])
-    model = load(config["checkpoint"], commands.pick_device(config["accelerator"]), config["trust"])
+    device = commands.pick_device(config["accelerator"])
+    model = Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
     is_dna = model.tokenizer.vocab.complement is not None
     output = expand_user(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"))
     check_suffix(output, is_dna)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase, FileIO
 from pathlib import Path
@@ -127,13 +127,16 @@ class ResumableOutput:
         with atomic_write(self.journal, overwrite=True) as file:
             file.write(json.dumps(content | {"check": _check_of(content)}).encode())
 
-    def finish(self) -> None:
-        """Give the complete file its name."""
+    def finish(self, convert: Callable[[Path, Path], None] | None = None) -> None:
+        """Give the complete file its name; `convert` writes the file under it (atomically) from the finished batches instead."""
         self.close()
         if not self.complete:
             self.complete = True
             self._write_journal()
-        if self.part.exists():
+        if self.part.exists() and convert is not None:
+            convert(self.part, self.output)
+            self.part.unlink()
+        elif self.part.exists():
             os.replace(self.part, self.output)
 
     def close(self) -> None:

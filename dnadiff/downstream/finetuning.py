@@ -20,7 +20,7 @@ from dnadiff.checks import integer, optional_integer
 from dnadiff.config import Config, Json
 from dnadiff.downstream.classifier import Classifier, SequenceClassifier, check_length
 from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
-from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
 from dnadiff.draws import hash64
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.optim import parameter_groups, warmup_cosine
@@ -121,7 +121,7 @@ class FineTuningModule(lightning.LightningModule):
     @override
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
-        log_probs = self.classifier.log_probs(self.data.valid, 4 * self.batch_size, not self.data.stranded)
+        log_probs = self.classifier.log_probs(self.data.valid, EVALUATION * self.batch_size, not self.data.stranded)
         labels = self.data.valid.labels
         accuracy = float((log_probs.argmax(-1) == labels).float().mean())
         score = ValidScore(accuracy, -float(nn.functional.nll_loss(log_probs, labels)))
@@ -163,6 +163,7 @@ class NetworkModel(TaskModel):
         self.patience = optional_integer("patience", patience)
         self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
         self.valid_score = ValidScore(-1.0, 0.0)
+        self._trained: SequenceClassifier | None = None
 
     @abstractmethod
     def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
@@ -211,7 +212,13 @@ class NetworkModel(TaskModel):
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        return self.predict(self.fit(data, seed, report), data)
+        self._trained = self.fit(data, seed, report)
+        return self.predict(self._trained, data)
+
+    @override
+    def take_classifier(self) -> SequenceClassifier | None:
+        taken, self._trained = self._trained, None
+        return taken
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
         """Log-probabilities (S, C) of the test items under a classifier that `fit` returned.
@@ -219,7 +226,7 @@ class NetworkModel(TaskModel):
         Raises:
             ValueError: if they are not finite because training diverged.
         """
-        log_probs = classifier.log_probs(data.test, 4 * self.batch_size, not data.stranded)
+        log_probs = classifier.log_probs(data.test, EVALUATION * self.batch_size, not data.stranded)
         if not bool(log_probs.isfinite().all()):
             raise ValueError(f"{data.name}: training at lr {self.lr:g} diverged, and its predictions are not finite; set a lower lr")
         return log_probs

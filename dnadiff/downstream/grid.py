@@ -25,6 +25,7 @@ class GridSearch(TaskModel):
 
     def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
         self.candidates = candidates
+        self._trained: SequenceClassifier | None = None
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -45,6 +46,11 @@ class GridSearch(TaskModel):
                 best = score, settings, model, classifier
         if best is None:
             raise ValueError("a grid search needs at least one candidate")
-        _, settings, model, classifier = best
+        _, settings, model, self._trained = best
         self.fit_info = {"tried": tried, "chosen": dict(settings), **model.fit_info}
-        return model.predict(classifier, data)
+        return model.predict(self._trained, data)
+
+    @override
+    def take_classifier(self) -> SequenceClassifier | None:
+        taken, self._trained = self._trained, None
+        return taken

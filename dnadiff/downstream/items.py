@@ -5,6 +5,7 @@ Tasks (`tasks`, `labeled`) read files; classifiers and baselines see only the cl
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from torch import Tensor
 from dnadiff.config import Json
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
+
+log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,14 @@ class ShuffledBatches:
         buckets = [bucket[lengths[bucket].argsort(stable=True)] for bucket in order.split(self.batch_size * self.bucket_batches)]
         batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def log_task(data: TaskData) -> None:
+    """Log the size of the task, and what its test part shares with training."""
+    counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
+    log.info(f"task: {data.name}, {' vs. '.join(data.classes)}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
+    if left_out := data.notes.get("left_out_for_a_shared_word"):
+        numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
+        log.info(f"left out of test because they share a {data.notes['shared_word']}-mer with training on either strand: {numbers}")
+    if copies := data.notes.get("test_sequences_also_in_training"):
+        log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand")

@@ -5,12 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
 from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
+
+if TYPE_CHECKING:
+    from dnadiff.downstream.classifier import SequenceClassifier
+
+EVALUATION = 4  # batches for scoring are so many times larger than those for training
 
 
 class Report(Protocol):
@@ -44,6 +49,10 @@ class TaskModel(ABC):
     def num_steps(self, data: TaskData) -> int:
         """Upper bound on the steps that one call reports, for the progress display."""
         return 0
+
+    def take_classifier(self) -> SequenceClassifier | None:
+        """The network that the last call trained, which the model then forgets; None for a model without one."""
+        return None
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:

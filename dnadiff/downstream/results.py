@@ -2,6 +2,7 @@
 
 Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in FOLDER/results.csv, and the summaries of
 finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings, and the code with its libraries (`code_version`).
+The weights of networks that are kept are next to their predictions (`.safetensors`), so that both are reused together.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import datetime
 import hashlib
 import io
 import json
+import logging
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,19 +32,36 @@ from dnadiff.data.cache import locked
 from dnadiff.data.csv_file import read_csv
 from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
+from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
+from dnadiff.downstream.weights import WeightsFile, write_weights
 
 COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host")
-Compute = Callable[[], tuple[Tensor, list[dict[str, Json]]]]
+log = logging.getLogger("dnadiff")
+
+
+class Computed(NamedTuple):
+    """Log-probabilities (S, C) of the tested items, `TaskModel.fit_info` of each round, and the network of the last round, if there is one."""
+
+    log_probs: Tensor
+    fit_info: list[dict[str, Json]]
+    classifier: SequenceClassifier | None = None
+
+
+Compute = Callable[[], Computed]
 
 
 class Prediction(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round."""
+    """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
+
+    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept.
+    """
 
     log_probs: Tensor
     seconds: float
     fit_info: list[dict[str, Json]]
+    weights: str | None = None
 
 
 class Job(NamedTuple):
@@ -59,13 +78,8 @@ class Results:
     """Computes every prediction and stores none."""
 
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
-        """The stored prediction, or a new one; None while another process is computing it.
-
-        `compute` returns log-probabilities (S, C) and the `fit_info` of each round.
-        """
-        start = time.monotonic()
-        log_probs, fit_info = compute()
-        return Prediction(log_probs, time.monotonic() - start, fit_info)
+        """The stored prediction, or a new one; None while another process is computing it."""
+        return _timed(compute)[0]
 
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
         """Store the summary of a task."""
@@ -74,29 +88,39 @@ class Results:
 class ResultsFolder(Results):
     """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them.
 
-    Predictions of another `version`, the `code_version` that computes them, are not reused.
+    Predictions of another `version`, the `code_version` that computes them, are not reused. Neither are those of the models `kept` whose
+    weights are missing or damaged: the network is trained again.
+
+    Attributes:
+        networks: the weights of each model and seed whose network is kept.
     """
 
-    def __init__(self, folder: Path, provenance: Mapping[str, object], version: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, provenance: Mapping[str, object], version: Mapping[str, str], kept: Collection[str] = ()) -> None:
         self.folder, self.provenance, self.version = expand_user(folder), dict(provenance), dict(version)
+        self.kept, self.networks = frozenset(kept), dict[tuple[str, int], WeightsFile]()
 
     @override
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
         digest = compute_digest(job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about})
         path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
         lock = path.with_suffix(".lock")
-        if path.is_file():
+        if (stored := self._load(path, job, digest)) is not None:
             lock.unlink(missing_ok=True)  # of a killed process; with the prediction it protects nothing
-            return self._load(path, job, digest)
+            return stored
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock, wait=False) as acquired:
             if acquired is False:
                 return None
             try:
-                if path.is_file():  # finished after the first check and before the lock was acquired
-                    return self._load(path, job, digest)
-                prediction = super().get_or_compute(job, compute)
-                assert prediction is not None  # computed here
+                if (stored := self._load(path, job, digest)) is not None:  # finished after the first check
+                    return stored
+                if path.is_file():
+                    log.info(f"{job.model}, seed {job.seed}: {path} has no intact network; it is trained again")
+                prediction, classifier = _timed(compute)
+                if job.model in self.kept and classifier is not None:
+                    weights = write_weights(_weights_path(path), classifier)
+                    prediction = prediction._replace(weights=weights.sha256)
+                    self.networks[job.model, job.seed] = weights
                 save_prediction(
                     path, prediction, job.labels, {**job.about, **self.version, **self.provenance, "model": job.model, "seed": job.seed}
                 )
@@ -106,11 +130,21 @@ class ResultsFolder(Results):
                     lock.unlink(missing_ok=True)
         return prediction
 
-    def _load(self, path: Path, job: Job, digest: str) -> Prediction:
-        """A stored prediction. Its row is added if missing: a process may be killed between writing the two."""
+    def _load(self, path: Path, job: Job, digest: str) -> Prediction | None:
+        """A stored prediction; None if it is missing, or its network is to be kept and is missing or damaged.
+
+        Its row is added if missing: a process may be killed between writing the two.
+        """
+        if not path.is_file():
+            return None
         prediction, labels = load_prediction(path)
         if not torch.equal(labels, job.labels):
             raise ValueError(f"{path} has other items than the task {job.data.name}; remove it, and it is computed again")
+        if job.model in self.kept:
+            weights = WeightsFile(_weights_path(path), prediction.weights or "")
+            if not weights.is_intact():
+                return None
+            self.networks[job.model, job.seed] = weights
         self._add_row(job, prediction, digest)
         return prediction
 
@@ -144,6 +178,16 @@ class ResultsFolder(Results):
             write_json(path, known | {task: {**self.provenance, **result}})
 
 
+def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
+    start = time.monotonic()
+    computed = compute()
+    return Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info), computed.classifier
+
+
+def _weights_path(prediction: Path) -> Path:
+    return prediction.with_suffix(".safetensors")
+
+
 def listed_digests(path: Path) -> set[str]:
     """The digests in a table of results; an empty set if there is no table. ValueError if it is damaged."""
     header, rows = read_csv(path) if path.is_file() else ([], [])
@@ -174,7 +218,7 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
 
 def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]) -> None:
     """Write a prediction atomically."""
-    description = json.dumps({**about, "found": prediction.fit_info}, default=str)
+    description = json.dumps({**about, "found": prediction.fit_info, "weights_sha256": prediction.weights}, default=str)
     with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(
             file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description
@@ -185,11 +229,14 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError if the file is damaged."""
     stored = read_npz(path, ("about", "log_probs", "labels", "seconds"))
     log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
-    fit_info = json_object(str(stored["about"]), path).get("found", [])
+    about = json_object(str(stored["about"]), path)
+    fit_info, weights = about.get("found", []), about.get("weights_sha256")
     fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "i" and labels.shape == log_probs.shape[:1]
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
-    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info), torch.from_numpy(labels)
+    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, None if weights is None else str(weights)), torch.from_numpy(
+        labels
+    )
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

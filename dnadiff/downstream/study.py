@@ -18,7 +18,7 @@ from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metrics import ScoredPredictions, bootstrap_weights, confusion_matrix, roc_curves, sign_flip_test, summarize
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.protocol import FixedSplit
-from dnadiff.downstream.results import Job, Prediction, Results
+from dnadiff.downstream.results import Computed, Job, Prediction, Results
 
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
 
@@ -107,9 +107,10 @@ def _predictions(
     while pending:
         for name, seed in list(pending):
 
-            def compute(name: str = name, seed: int = seed) -> tuple[Tensor, list[dict[str, Json]]]:
+            def compute(name: str = name, seed: int = seed) -> Computed:
                 report(0, now=f"{name}, seed {seed}")
-                return predict_rounds(data, models[name], seed, report, protocol, labels)
+                log_probs, fit_info = predict_rounds(data, models[name], seed, report, protocol, labels)
+                return Computed(log_probs, fit_info, models[name].take_classifier())
 
             about = {"protocol": protocol.name, "settings": models[name].describe()}
             prediction = results.get_or_compute(Job(data, name, seed, about, labels), compute)

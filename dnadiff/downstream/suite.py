@@ -57,7 +57,7 @@ def find_sources(folder: Path, name: str) -> list[Path]:
 def _is_divided(path: Path) -> bool:
     try:
         column = next((name for name in SPLIT if name in read_header(str(path))), None)
-        parts = {PART_NAMES.get(cells[0].lower()) for _, cells in read_rows(str(path), {"split_column": column})} if column else set()
+        parts = {PART_NAMES.get(cells[0].lower()) for _, cells in read_rows(str(path), {"task.split_column": column})} if column else set()
     except (ValueError, OSError):
         return False
     return {"train", "test"} <= parts

@@ -70,8 +70,8 @@ class CsvTask(LabeledTask):
         return [resolve(self.path)]
 
     def _add_rows(self, path: str, part: str, split_column: str | None, found: LabeledSequences, tokenizer: DNATokenizer) -> None:
-        columns = {"sequence_column": self.sequence_column, "label_column": self.label_column}
-        columns |= {"split_column": split_column} if split_column is not None else {}
+        columns = {"task.sequence_column": self.sequence_column, "task.label_column": self.label_column}
+        columns |= {"task.split_column": split_column} if split_column is not None else {}
         number = 0
         for number, cells in read_rows(path, columns, self.delimiter):
             where = f"{path}: line {number}"
@@ -127,9 +127,9 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
 
 
 def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
-    """The index of the column that `task.<key>` names; ValueError if it is missing."""
+    """The index of the column that `key` of the configuration names; ValueError if it is missing."""
     if name not in header:
-        raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(header)}: set task.{key} to one of them")
+        raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one of them")
     return header.index(name)
 
 

@@ -54,7 +54,9 @@ class Case:
     @property
     def reads_runs(self) -> bool:
         """Whether it needs the trained runs of the world."""
-        return any(f"{{world}}/{name}" in argument for name in ("dna", "text", "ar", "samples.dnd") for argument in self.arguments)
+        return any(
+            f"{{world}}/{name}" in argument for name in ("dna", "text", "ar", "samples.dnd", "classifier") for argument in self.arguments
+        )
 
     def command_line(self, world: Path, out: Path, resumed: bool = False) -> list[str]:
         """The arguments of the command, with the folders filled in."""
@@ -63,6 +65,7 @@ class Case:
 
 
 DNA, TEXT, AR = "checkpoint={world}/dna", "checkpoint={world}/text", "judge={world}/ar"
+CLASSIFIER = ("checkpoint={world}/classifier", "accelerator=cpu", "output={out}/p.tsv")
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
 TRAINING = (*TIMES, "resume", "sha256")  # config.yaml and checkpoints record how the run was started last, and hashes depend on that
@@ -114,6 +117,19 @@ CASES = (
         (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=3", "accelerator=cpu"),
         inputs=("labels.csv", "dna"),
         ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
+    ),
+    Case(
+        "predict",
+        (*CLASSIFIER, "input={world}/samples.fa", "window=20", "stride=8", "track={out}/p.bedgraph", "track_class=b"),
+        ("resume=true",),
+        ("samples.fa", "classifier"),
+    ),
+    Case(
+        "predict",
+        (*CLASSIFIER[:-1], "input={world}/labels.csv", "label_column=label", "output={out}/p.parquet"),
+        ("resume=true",),
+        ("labels.csv", "classifier"),
+        label="table",
     ),
     Case("compare", ("a={world}/dna", "b={world}/dna", "conjoin=[b]", "num_draws=2", "accelerator=cpu"), inputs=("genome.fa.gz", "dna")),
     Case("genome", ("action=describe", *FASTA, "data.length=32", "output={out}/genome.json"), inputs=("genome.fa.gz",)),
@@ -167,6 +183,17 @@ def _train(folder: Path) -> None:
     start("train", [*text, *SMALL_RUN, *SMALL_AR, *run, f"hydra.run.dir={folder}/ar"])
     compress = (f"checkpoint={folder}/dna", f"input={folder}/samples.fa", "num_groups=4", "threads=1", f"output={folder}/samples.dnd")
     start("compress", [*compress, f"hydra.run.dir={folder}/compress"])
+    task = (
+        "task=csv",
+        f"task.path={folder}/labels.csv",
+        "seeds=2",
+        "epochs=1",
+        "batch_size=8",
+        "kmer=2",
+        "scratch=false",
+        "accelerator=cpu",
+    )
+    start("finetune", [f"checkpoint={folder}/dna", *task, f"hydra.run.dir={folder}/classifier"])
 
 
 def _write_genome(folder: Path, draw: random.Random) -> None:

@@ -1145,6 +1145,46 @@ def _of_summary(folder: Path, name: str) -> object:
     return formats.finite(formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}})
 
 
+def _classifier(folder: Path) -> None:
+    from dnadiff.backbone.dit import DiT
+    from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.downstream import saved
+    from dnadiff.downstream.classifier import Classifier
+    from dnadiff.downstream.weights import write_weights
+
+    tokenizer = DNATokenizer()
+    network = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": 40}
+    for seed in (1, 2):
+        weights = write_weights(folder / f"{seed}.safetensors", Classifier(DiT(tokenizer.vocab, **network), 2, stranded=True))
+        about = {
+            "name": "fine-tuned",
+            "classes": ["a", "b"],
+            "stranded": True,
+            "layer": None,
+            "network": {"_target_": "dnadiff.backbone.dit.DiT", **network},
+            "tokenizer": tokenizer.config(),
+            "task": {"name": "t", "longest": 40},
+            "pretrained": {"checkpoint": "x", "step": 1},
+            "batch_size": 4,
+            "metrics": {"accuracy": 0.5},
+        }
+        saved.save(folder / "models", seed, weights, about)
+        weights.path.unlink()
+
+
+def _read_classifier(folder: Path) -> object:
+    from dnadiff.downstream import saved
+
+    model = saved.load(folder)
+    return model.classes, model.seeds, [_network_digest(member.classifier) for member in model.members], model.batch_size
+
+
+def _network_digest(network: object) -> str:
+    from dnadiff.downstream.results import weights_digest
+
+    return weights_digest(network)  # type: ignore[arg-type]
+
+
 def _scores(folder: Path) -> None:
     import numpy as np
 
@@ -1194,12 +1234,22 @@ STORED = (
         _resume_samples,
         _of_journal,
         4,
-        ("sample",),
+        ("sample", "predict"),
         (".s.fa.part", ".s.fa.gz.part", ".s.fa.journal", ".s.fa.gz.journal"),
     ),
     Reader("predictions", _results, {"m-s1-0123456789a1.npz": m.ARRAYS}, _prediction, nothing, 3, ("finetune",)),
     Reader("results.csv", _results, {"results.csv": m.TABLE}, _result_rows, _of_result_rows, 3, ("finetune",)),
     Reader("results.json", _results, {"results.json": m.JSON}, _summary, _of_summary, 3, ("finetune",)),
+    Reader(
+        "saved classifier",
+        _classifier,
+        {"models/*/model.json": m.JSON, "models/*/model.safetensors": m.SAFETENSORS},
+        _read_classifier,
+        nothing,
+        4,
+        ("classifier",),
+        ("model.json", "model.safetensors"),
+    ),
     Reader("windows npz", _scores, {"w.npz": m.ARRAYS}, _read_scores, nothing, 2, ("evaluate",)),
 )
 READERS = {reader.name: reader for reader in (*GENOMES, *LABELED, *TEXTS, *PUBLISHED, *STORED)}

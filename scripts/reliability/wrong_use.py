@@ -82,6 +82,7 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("sample", "prompt", ("word",), "the tokens of the model's alphabet"),
     ("*", "tokenizer.characters", ("word", "missing file"), "an alphabet"),
     ("evaluate", "target_se", ("fraction",), "any number above 0"),
+    ("predict", "track", ("word", "missing file"), "a file that does not exist yet"),
     ("compare", "conjoin", ("boolean",), "true or false, or a list of models"),
     ("*", "data.label", ("word", "missing file"), "a label that headers may have"),
     (

@@ -1,0 +1,151 @@
+"""Fine-tuned classifiers of one task, one for each seed, applied to new sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from Bio.Seq import Seq
+from Bio.SeqRecord import SeqRecord
+
+from dnadiff.checks import optional_integer
+from dnadiff.data.nucleotides import DNASequence
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.classifier import Classifier
+from dnadiff.downstream.items import Items
+from dnadiff.downstream.sequences import Query, chunks
+
+
+@dataclass(frozen=True)
+class ClassProbabilities:
+    """Predictions of S sequences by the classifiers of R seeds.
+
+    Attributes:
+        classes: names of the C classes.
+        log_probs: (R, S, C) float32, of each seed.
+    """
+
+    classes: tuple[str, ...]
+    log_probs: np.ndarray
+
+    @property
+    def probs(self) -> np.ndarray:
+        """(S, C) float64 probabilities, averaged over the seeds."""
+        return np.exp(self.log_probs.astype(np.float64)).mean(0)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(S,) numbers of the most probable classes."""
+        return self.probs.argmax(-1)
+
+    @property
+    def predicted(self) -> list[str]:
+        """Names of the most probable classes."""
+        return [self.classes[number] for number in self.labels]
+
+    @property
+    def spread(self) -> np.ndarray:
+        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a single seed."""
+        if len(self.log_probs) < 2:
+            return np.full(self.log_probs.shape[1], np.nan)
+        of_predicted = np.take_along_axis(np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2)[..., 0]
+        return np.ptp(of_predicted, axis=0)
+
+
+@dataclass(frozen=True)
+class SeedClassifier:
+    """The classifier of one seed, in evaluation mode, with the SHA-256 of its weights and the `folder` that it came from."""
+
+    seed: int
+    classifier: Classifier
+    sha256: str
+    folder: Path
+
+
+class ClassifierEnsemble:
+    """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
+
+    Attributes:
+        classes: names of the classes.
+        members: the classifier of each seed.
+        path: the folder of the run.
+        task: name of the task.
+        longest: bases in the longest sequence that it was trained or tested on.
+        max_length: longest sequence that the network accepts; None for any.
+        batch_size: sequences in a batch, as the test items of the task were predicted.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[str],
+        members: Sequence[SeedClassifier],
+        tokenizer: DNATokenizer,
+        path: Path,
+        task: str,
+        longest: int,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.classes, self.members, self.tokenizer, self.path = tuple(classes), tuple(members), tokenizer, path
+        self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
+        for member in self.members:
+            member.classifier.to(device).eval()
+        self.stranded, self.max_length = self.members[0].classifier.stranded, self.members[0].classifier.backbone.max_length
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each classifier."""
+        return tuple(member.seed for member in self.members)
+
+    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> ClassProbabilities:
+        """Class probabilities of sequences of any lengths.
+
+        Args:
+            sequences: letters in either case, or Biopython records; N is read.
+            batch_size: None is that of the task's test items: the same items then get the same numbers.
+
+        Raises:
+            ValueError: for a letter that is no nucleotide, an empty sequence, or one longer than the network accepts.
+        """
+        if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
+            raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
+        queries = (Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters)) for i, letters in enumerate(sequences))
+        found = [self.classify(chunk, batch_size).log_probs for chunk in chunks(queries)]
+        empty = np.zeros((len(self.members), 0, len(self.classes)), np.float32)
+        return ClassProbabilities(self.classes, np.concatenate([empty, *found], axis=1))
+
+    def encode(self, where: str, letters: DNASequence) -> np.ndarray:
+        """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot be read."""
+        try:
+            ids = self.tokenizer.encode(letters)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not len(ids):
+            raise ValueError(f"{where} has an empty sequence; complete or remove it")
+        return ids
+
+    def classify(
+        self, queries: Sequence[Query], batch_size: int | None = None, report: Callable[[int], None] = lambda tokens: None
+    ) -> ClassProbabilities:
+        """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
+        batch_size = optional_integer("batch_size", batch_size) or self.batch_size
+        for query in queries:
+            if self.max_length is not None and len(query.ids) > self.max_length:
+                raise ValueError(
+                    f"{query.name} has {len(query.ids):,} bases, more than the {self.max_length:,} that this network accepts; "
+                    f"cut it into windows of at most {self.max_length} (window={self.max_length})"
+                )
+        items = Items.from_sequences([query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id)
+        return ClassProbabilities(self.classes, np.stack(list(self._each_seed(items, batch_size, report))))
+
+    def _each_seed(self, items: Items, batch_size: int, report: Callable[[int], None]) -> Iterator[np.ndarray]:
+        for member in self.members:
+            yield member.classifier.log_probs(items, batch_size, not self.stranded).numpy()
+            report(int(items.lengths.sum()))
+
+    def __repr__(self) -> str:
+        network = type(self.members[0].classifier.backbone).__name__
+        return f"ClassifierEnsemble({network}, {' vs. '.join(self.classes)}, seeds {', '.join(map(str, self.seeds))}, {self.path})"

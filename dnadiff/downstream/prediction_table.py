@@ -1,0 +1,146 @@
+"""The table that `python -m dnadiff.predict` writes, and what is made from it: a parquet file, a track, and metrics."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dnadiff.config import Json
+from dnadiff.data.files import atomic_write
+from dnadiff.downstream.ensemble import ClassProbabilities
+from dnadiff.downstream.metrics import ScoredPredictions, compute_metrics, summarize
+from dnadiff.downstream.sequences import Query
+
+NUMBERS = {"start": int, "end": int, "length": int}
+SHOWN = ("accuracy", "mcc", "auroc")
+_ROW_GROUP = 1 << 16
+_MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    """Columns and rows of a table of predictions, tab-separated.
+
+    `name`, with windows `start` and `end` (0-based, half-open), `length`, `predicted`, `p_CLASS` averaged over the seeds, `spread`, with
+    labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for each seed.
+    """
+
+    classes: Sequence[str]
+    seeds: Sequence[int]
+    windows: bool
+    labels: bool
+    per_seed: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        place = ["name", *(["start", "end"] if self.windows else []), "length", "predicted"]
+        label = ["label"] if self.labels else []
+        return [*place, *self.probabilities, "spread", *label, *(self.of_seeds if self.per_seed else [])]
+
+    @property
+    def probabilities(self) -> list[str]:
+        """The columns of the averaged probabilities."""
+        return [f"p_{name}" for name in self.classes]
+
+    @property
+    def of_seeds(self) -> list[str]:
+        """The columns of the seeds, those of one seed after those of another."""
+        return [f"log_p_{name}_seed_{seed}" for seed in self.seeds for name in self.classes]
+
+    def header(self) -> bytes:
+        """The first line."""
+        return _lines([self.columns])
+
+    def rows(self, queries: Sequence[Query], found: ClassProbabilities) -> bytes:
+        """The lines of some queries."""
+        lines = []
+        for i, (query, predicted, probs, spread) in enumerate(zip(queries, found.predicted, found.probs, found.spread)):
+            place = [query.name, *([query.start, query.end] if self.windows else []), query.end - query.start, predicted]
+            label = [self.classes[query.label]] if self.labels else []
+            seeds = [str(x) for x in found.log_probs[:, i].ravel()] if self.per_seed else []
+            lines.append([*place, *(f"{p:.6g}" for p in probs), f"{spread:.6g}", *label, *seeds])
+        return _lines(lines)
+
+    def read(self, path: Path) -> Iterator[dict[str, str]]:
+        """The rows of a file, by column."""
+        is_gzip = path.name.removesuffix(".part").endswith(".gz")
+        with gzip.open(path, "rb") if is_gzip else path.open("rb") as content:
+            rows = csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline=""), delimiter="\t")
+            next(rows, None)
+            for cells in rows:
+                yield dict(zip(self.columns, cells))
+
+    def write_parquet(self, source: Path, target: Path) -> None:
+        """Write the rows of a file as parquet, some thousand at a time."""
+        import pyarrow
+        import pyarrow.parquet
+
+        text = {"name", "predicted", "label"}
+        kinds = {
+            name: pyarrow.string() if name in text else pyarrow.int64() if name in NUMBERS else pyarrow.float64() for name in self.columns
+        }
+        schema = pyarrow.schema(list(kinds.items()))
+        convert = {name: str if name in text else NUMBERS.get(name, float) for name in self.columns}
+        rows = self.read(source)
+        with atomic_write(target, overwrite=True) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+            while group := list(itertools.islice(rows, _ROW_GROUP)):
+                columns = {name: [convert[name](row[name]) for row in group] for name in self.columns}
+                writer.write_table(pyarrow.table(columns, schema=schema))
+
+    def write_track(self, source: Path, target: Path, name: str) -> None:
+        """Write the probability of a class as bedGraph; where windows overlap, the mean over those that cover a base."""
+        column = f"p_{name}"
+        with atomic_write(target, overwrite=True) as file:
+            for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
+                places = [(row["start"], row["end"], row[column]) if self.windows else ("0", row["length"], row[column]) for row in rows]
+                start, end = (np.array([int(place[i]) for place in places]) for i in (0, 1))
+                chrom = "_".join(record.split())
+                for first, last, value in mean_coverage(start, end, np.array([float(place[2]) for place in places])):
+                    file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
+
+    def metrics(self, source: Path, count: int) -> dict[str, Json]:
+        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged probabilities."""
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        labels, log_probs = np.zeros(count, np.int64), np.zeros((len(self.seeds), count, len(self.classes)), np.float32)
+        for i, row in enumerate(self.read(source)):
+            labels[i] = numbers[row["label"]]
+            log_probs[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(len(self.seeds), -1)
+        averaged = np.log(np.maximum(ClassProbabilities(tuple(self.classes), log_probs).probs, np.finfo(float).tiny))
+        runs = {"each_seed": [ScoredPredictions(one.astype(np.float64), labels) for one in log_probs]}
+        runs["averaged"] = [ScoredPredictions(averaged, labels)]
+        return {name: summary(each) for name, each in runs.items()}
+
+
+def summary(runs: Sequence[ScoredPredictions]) -> dict[str, Json]:
+    """`dnadiff.downstream.metrics.summarize`, without intervals for very many items."""
+    if len(runs[0].labels) <= _MAX_INTERVALS:
+        return summarize(runs)
+    each = [compute_metrics(run) for run in runs]
+    return {name: {"value": float(np.mean([m[name] for m in each])), "per_seed": [m[name] for m in each]} for name in each[0]}
+
+
+def mean_coverage(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> Iterator[tuple[int, int, float]]:
+    """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to `end` (W,) that cover it."""
+    edges = np.unique(np.concatenate([start, end]))
+    first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
+    total, count = np.zeros((2, len(edges)))
+    for sums, each in ((total, value), (count, np.ones(len(value)))):
+        np.add.at(sums, first, each)
+        np.subtract.at(sums, last, each)
+    mean = np.divide(np.cumsum(total), np.cumsum(count), out=np.zeros(len(edges)), where=np.cumsum(count) > 0)
+    for i in np.flatnonzero(np.cumsum(count)[:-1] > 0):
+        yield int(edges[i]), int(edges[i + 1]), float(mean[i])
+
+
+def _lines(rows: Sequence[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, delimiter="\t", lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,65 @@
+"""What a study saves of its networks: see `dnadiff.downstream.saved` for the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dnadiff.checkpoint import resolved
+from dnadiff.config import PACKAGE, Config, Json
+from dnadiff.downstream import saved
+from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.model import EVALUATION
+from dnadiff.downstream.results import weights_digest
+from dnadiff.downstream.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from dnadiff.checkpoint import Loaded
+
+SUBFOLDERS = {"fine-tuned": "", "scratch": "scratch"}  # by the name of the model in the study
+
+
+def save_networks(
+    folder: Path,
+    config: Config,
+    data: TaskData,
+    loaded: Loaded,
+    settings: Mapping[str, Json],
+    study: Mapping[str, Json],
+    networks: Mapping[tuple[str, int], WeightsFile],
+) -> None:
+    """Save the network of every seed with its description; networks that an earlier run left in the folder are removed.
+
+    Args:
+        folder: `models` in the run folder, or a folder of the task in it.
+        config: of the command, with the task.
+        loaded: the pretrained model.
+        settings: by the name of the model, what `describe` returns.
+        study: what `dnadiff.downstream.study.run_study` returns, with its `seeds`.
+        networks: the weights by the name of the model and the seed.
+    """
+    shared = {
+        "classes": data.classes,
+        "stranded": data.stranded,
+        "layer": config["layer"],
+        "head": {"input": "mean of the features over the sequence", "map": "linear", "outputs": len(data.classes)},
+        "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],
+        "tokenizer": loaded.tokenizer.config(),
+        "task": {"name": data.name, "longest": data.max_length, "items": data.counts(), "settings": config["task"]},
+        "pretrained": {"checkpoint": str(loaded.path), "step": loaded.step, "weights": weights_digest(loaded.denoiser.backbone)},
+    }
+    for name, subfolder in SUBFOLDERS.items():
+        seeds = {seed: weights for (model, seed), weights in networks.items() if model == name}
+        for seed, weights in seeds.items():
+            number, report = study["seeds"].index(seed), study["models"][name]
+            found = report["found"][number][0]
+            own = {
+                "name": name,
+                "settings": settings[name],
+                "found": found,
+                "batch_size": EVALUATION * found.get("chosen", settings[name])["batch_size"],  # that predicted the test items
+                "metrics": {metric: each["per_seed"][number] for metric, each in report["metrics"].items()},
+            }
+            saved.save(folder / subfolder, seed, weights, {**shared, **own})
+        saved.remove_others(folder / subfolder, list(seeds))

@@ -1,0 +1,214 @@
+"""The classifiers that `python -m dnadiff.finetune` saves in its run folder: `models/seed_1/model.safetensors` with `model.json`.
+
+Each seed has a folder of its own that says everything needed to use it. The description is written after the weights and names their
+SHA-256, so that a killed process leaves no folder that looks complete. Loading builds only classes of this package (`dnadiff.config.build`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dnadiff.checks import expand_user
+from dnadiff.config import PACKAGE, Json, build
+from dnadiff.data.files import write_json
+from dnadiff.data.structured import read_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dnadiff.downstream.classifier import Classifier
+    from dnadiff.downstream.ensemble import ClassifierEnsemble, SeedClassifier
+    from dnadiff.downstream.weights import WeightsFile
+
+FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
+FORMAT = 1
+_MODELS, _CLASSIFYING = (
+    ("checkpoint", "init_from", "judge", "a", "b"),
+    ("predict",),
+)  # keys that name a model; commands that take classifiers
+_SEED = re.compile(r"seed_(\d+)")
+_SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained")  # by all seeds of a run
+_KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
+_REMEDY = "use another copy of it, or fine-tune again"
+
+
+def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:
+    """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is the same already is not written again."""
+    target = folder / f"seed_{seed}"
+    description = target / DESCRIPTION
+    content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
+    content = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)  # NaN is no JSON
+    content["check"] = _check_of(content)
+    if description.is_file() and not _describes(description, weights.sha256):
+        description.unlink()  # of other weights: until the new ones are complete, there is no model
+    weights.copy_to(target / WEIGHTS)
+    write_json(description, content)
+
+
+def remove_others(folder: Path, seeds: Sequence[int]) -> None:
+    """Remove the classifiers of an earlier run with other seeds, which would be averaged with those of this one."""
+    for path in folder.glob("seed_*"):
+        found = _SEED.fullmatch(path.name)
+        if found and int(found[1]) not in seeds and (path / DESCRIPTION).is_file():
+            (path / DESCRIPTION).unlink()
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_fine_tuned(checkpoint: object) -> bool:
+    """Whether `checkpoint=` names a run of `python -m dnadiff.finetune`, or a folder of saved classifiers in it."""
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        return False
+    path = Path(os.path.expanduser(checkpoint))
+    if not path.is_dir() or (path / "checkpoints").is_dir():
+        return False
+    return (path / RUN).is_file() or bool(_seeds_in(path) or _tasks_in(path))
+
+
+def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
+    """ValueError for a configuration that names a fine-tuned run, if the command needs a language model."""
+    for given in map(config.get, _MODELS) if command not in _CLASSIFYING else ():
+        if is_fine_tuned(given):
+            raise ValueError(
+                f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs a pretrained one; name that run, "
+                f"or use predict: python -m dnadiff.predict checkpoint={given} input=x.fa"
+            )
+
+
+def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/finetune") -> list[Path]:
+    """The folders of the saved seeds of a run folder, of a folder `models`, of one seed, or of `latest`, the newest run with classifiers.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        ValueError: if it is a pretrained model, has no saved classifier, or those of several tasks.
+    """
+    path = expand_user(checkpoint)  # type: ignore[arg-type]
+    if str(checkpoint) == "latest":
+        found = sorted((p for p in Path(runs).glob("*") if is_fine_tuned(p) and _seeds_in(p)), key=lambda p: (p / FOLDER).stat().st_mtime)
+        if not found:
+            raise FileNotFoundError(f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name the run folder")
+        path = found[-1]
+    if seeds := _seeds_in(path):
+        return seeds
+    if tasks := _tasks_in(path):
+        raise ValueError(f"{path} has classifiers of several tasks; name one of {', '.join(map(str, tasks))}")
+    if (path / RUN).is_file():
+        raise ValueError(
+            f"{path} is a fine-tuned run without saved networks; run finetune again with task.protocol=fixed or paper, fine_tune=true "
+            "and save_models=[fine-tuned]"
+        )
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest")
+    raise ValueError(
+        f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m dnadiff.finetune checkpoint={path} task=csv "
+        "task.path=table.csv), or use score or embed, which need none"
+    )
+
+
+def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: torch.device | str = "cpu") -> ClassifierEnsemble:
+    """The classifiers of a fine-tuned run.
+
+    Args:
+        checkpoint: see `find`.
+        trust: packages besides dnadiff whose classes a description may name.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, names classes that are not trusted, or the seeds are of different runs.
+    """
+    from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.downstream.ensemble import ClassifierEnsemble
+
+    folders = find(checkpoint)
+    described = [_read(folder / DESCRIPTION) for folder in folders]
+    first = described[0]
+    for folder, about in zip(folders, described):
+        if different := [key for key in _SHARED if about[key] != first[key]]:
+            raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
+    try:
+        tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
+        if not isinstance(tokenizer, DNATokenizer):
+            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
+        members = [_member(folder, about, tokenizer, (PACKAGE, *trust)) for folder, about in zip(folders, described)]
+        task, batch_size = first["task"], int(first["batch_size"])
+        name, longest = str(task["name"]), int(task["longest"])
+        return ClassifierEnsemble(first["classes"], members, tokenizer, folders[0].parent, name, longest, batch_size, device)
+    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:  # values that `finetune` does not write
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}") from error
+
+
+def _seeds_in(path: Path) -> list[Path]:
+    """The folders of saved seeds at a path, ascending; the path itself if it is one."""
+    for place in (path / FOLDER, path):
+        if (place / DESCRIPTION).is_file():
+            return [place]
+        numbered = [(int(found[1]), p) for p in place.glob("seed_*") if (found := _SEED.fullmatch(p.name)) and (p / DESCRIPTION).is_file()]
+        if numbered:
+            return [p for _, p in sorted(numbered)]
+    return []
+
+
+def _tasks_in(path: Path) -> list[Path]:
+    """The folders of several tasks or models, each with saved seeds."""
+    places = (p for place in (path / FOLDER, path) if place.name == FOLDER for p in place.glob("*"))
+    return sorted(p for p in places if p.is_dir() and _seeds_in(p))
+
+
+def _read(path: Path) -> dict[str, Json]:
+    about = read_json(path, _KEYS, _REMEDY)
+    if about.pop("check") != _check_of(about):
+        raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
+    if about["format"] != FORMAT:
+        raise ValueError(f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update dnadiff")
+    return about
+
+
+def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> SeedClassifier:
+    from dnadiff.downstream.ensemble import SeedClassifier
+    from dnadiff.downstream.weights import WeightsFile
+    from dnadiff.published import tensors
+
+    path = folder / WEIGHTS
+    state = WeightsFile(path, str(about["sha256"])).read()
+    with tensors.without_memory(len(state), path):  # a network that the file cannot fill is refused before memory is allocated
+        _check_shapes(_build(about, tokenizer, trust), state, path)
+    tensors.check_memory(state.values(), path)
+    classifier = _build(about, tokenizer, trust)
+    classifier.load_state_dict(state)
+    return SeedClassifier(int(about["seed"]), classifier.eval(), str(about["sha256"]), folder)
+
+
+def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> Classifier:
+    from dnadiff.backbone.base import Backbone
+    from dnadiff.downstream.classifier import Classifier, keep_first_layers
+
+    backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
+    if not isinstance(backbone, Backbone):
+        raise ValueError(f"its network is {type(backbone).__name__}, which is no network of this package; {_REMEDY}")
+    return Classifier(keep_first_layers(backbone, about["layer"]), len(about["classes"]), bool(about["stranded"]))
+
+
+def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
+    own = classifier.state_dict()
+    wrong = sorted({*own} ^ {*state}) or [name for name in own if own[name].shape != state[name].shape]
+    if wrong:
+        raise ValueError(f"the weights in {path} do not fit the network of {DESCRIPTION} ({', '.join(wrong[:3])}); {_REMEDY}")
+
+
+def _describes(path: Path, sha256: str) -> bool:
+    try:
+        return _read(path)["sha256"] == sha256
+    except ValueError:
+        return False
+
+
+def _check_of(content: Mapping[str, Json]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

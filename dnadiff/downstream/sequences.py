@@ -1,0 +1,158 @@
+"""Sequences to classify: records of a FASTA file or rows of a table, cut into windows, in chunks of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dnadiff.data.genome.fasta import iter_fasta
+from dnadiff.downstream.table import ENDINGS, read_rows
+
+CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
+UNLABELED = -1
+Encode = Callable[[str, str | bytes], np.ndarray]  # where the sequence is, and its letters -> token ids
+
+
+class Query(NamedTuple):
+    """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record `name`.
+
+    `ids (L,)` are its tokens, `label` is the number of its class or `UNLABELED`.
+    """
+
+    name: str
+    start: int
+    end: int
+    ids: np.ndarray
+    label: int = UNLABELED
+
+    @classmethod
+    def whole(cls, name: str, ids: np.ndarray, label: int = UNLABELED) -> Query:
+        """A complete record."""
+        return cls(name, 0, len(ids), ids, label)
+
+
+class Row(NamedTuple):
+    """A sequence in a file: `where` is its place for messages, `label` the name of its class, or None."""
+
+    where: str
+    name: str
+    letters: str | bytes
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no classes."""
+
+    sequence: str = "sequence"
+    name: str | None = None
+    label: str | None = None
+
+
+def fasta_rows(path: str, columns: Columns) -> Iterator[Row]:
+    """The records of a FASTA file; ValueError if a column is named."""
+    for name, value in vars(columns).items():
+        if value != vars(Columns())[name]:
+            raise ValueError(f"{name}_column={value} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
+    for record in iter_fasta(path):
+        yield Row(f"{path}: record {record.name}", record.name, record.sequence)
+
+
+def table_rows(path: str, columns: Columns) -> Iterator[Row]:
+    """The rows of a table; see `dnadiff.downstream.table.read_rows`."""
+    keys = {"sequence_column": columns.sequence, "name_column": columns.name, "label_column": columns.label}
+    wanted = {key: name for key, name in keys.items() if name is not None}
+    number = 0
+    for number, cells in read_rows(path, wanted):
+        found = dict(zip(wanted, cells))
+        where = f"{path}: line {number}"
+        for key, column in wanted.items():
+            if not found[key]:
+                raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
+        yield Row(where, found.get("name_column", str(number)), found["sequence_column"], found.get("label_column"))
+    if number == 0:
+        raise ValueError(f"{path} has a header and no rows; add some")
+
+
+@dataclass(frozen=True)
+class SequenceFile:
+    """The queries in a file; can be iterated repeatedly, with one record in memory at a time.
+
+    Args:
+        path: FASTA or a table (by its ending), plain or gzip.
+        encode: see `ClassifierEnsemble.encode`.
+        classes: that labels may name.
+        window: bases of a window; None predicts complete records.
+        stride: bases between the starts of windows; None: windows do not overlap.
+        max_length: of a query; None: any.
+
+    Raises:
+        ValueError: while it is iterated, naming the place, for a sequence, label or length that cannot be used.
+    """
+
+    path: str
+    encode: Encode
+    classes: Sequence[str]
+    columns: Columns = Columns()
+    window: int | None = None
+    stride: int | None = None
+    max_length: int | None = None
+
+    def __iter__(self) -> Iterator[Query]:
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        read = table_rows if self.path.endswith(ENDINGS) else fasta_rows
+        for row in read(self.path, self.columns):
+            ids = self.encode(row.where, row.letters)
+            label = UNLABELED if row.label is None else numbers.get(row.label, UNLABELED)
+            if row.label is not None and label == UNLABELED:
+                known = ", ".join(map(repr, self.classes))
+                raise ValueError(
+                    f"{row.where} has {row.label!r} in column {self.columns.label!r}, and the classes of this model are {known}; "
+                    "correct it, set label_column to another column, or leave label_column out"
+                )
+            for start, end in window_bounds(len(ids), self.window, self.stride):
+                if self.max_length is not None and end - start > self.max_length:
+                    raise ValueError(
+                        f"{row.where} has {len(ids):,} bases, more than the {self.max_length:,} that this network accepts; "
+                        f"set window={self.max_length} or less"
+                    )
+                yield Query(row.name, start, end, ids[start:end], label)
+
+
+def window_bounds(length: int, window: int | None, stride: int | None = None) -> Iterator[tuple[int, int]]:
+    """Start and end of the windows of a sequence.
+
+    They start at multiples of `stride` (None: `window`); a last one that ends with the sequence covers the rest. A sequence that is not
+    longer than `window` is one window; so is any sequence if `window` is None.
+    """
+    if window is None or length <= window:
+        yield 0, length
+        return
+    stride = window if stride is None else stride
+    last = (length - window) // stride * stride
+    for start in range(0, last + 1, stride):
+        yield start, start + window
+    if last + window < length:
+        yield length - window, length
+
+
+def chunks(queries: Iterable[Query], first: int = 0, size: int = CHUNK) -> Iterator[list[Query]]:
+    """The queries from number `first` on, in lists that take at most `size` tokens when they are padded to the longest.
+
+    A longer query is a chunk of its own. Chunks that start with the first query of a chunk are the same whatever came before.
+    """
+    chunk: list[Query] = []
+    longest = 0
+    for number, query in enumerate(queries):
+        if number < first:
+            continue
+        longest = max(longest, len(query.ids))
+        if chunk and (len(chunk) + 1) * longest > size:
+            yield chunk
+            chunk, longest = [], len(query.ids)
+        chunk.append(query)
+    if chunk:
+        yield chunk

@@ -1,0 +1,207 @@
+"""`python -m dnadiff.predict`: class probabilities of new sequences by the networks of a fine-tuned run, as a table and a track."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dnadiff import commands
+from dnadiff.checks import PositiveInt, expand_user, optional_integer
+from dnadiff.config import SHARED, Config, Json, Keys
+from dnadiff.progress import Progress, table
+
+if TYPE_CHECKING:
+    from dnadiff.design.output import ResumableOutput
+    from dnadiff.downstream.ensemble import ClassifierEnsemble
+    from dnadiff.downstream.prediction_table import PredictionTable
+    from dnadiff.downstream.sequences import SequenceFile
+
+PARQUET = ".parquet"
+TABLES = (".tsv", ".tsv.gz", PARQUET)
+log = logging.getLogger("dnadiff")
+KEYS: Keys = {
+    **SHARED,
+    "input": str,
+    "sequence_column": str,
+    "name_column": str | None,
+    "label_column": str | None,
+    "stride": PositiveInt | None,
+    "per_seed": bool,
+    "track": str | None,
+    "track_class": str | None,
+    "batch_size": PositiveInt | None,
+}
+
+
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Classify and return the table written."""
+    from dnadiff.data.files import check_output, resolve
+    from dnadiff.design.output import ResumableOutput, discard, temporary_path
+    from dnadiff.downstream import saved
+    from dnadiff.downstream.prediction_table import PredictionTable
+
+    output = check_options(config, run_dir)
+    resolve(config["input"])  # refuses a missing file before the networks are read
+    model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
+    check_class(config, model)
+    source = queries_of(config, model)
+    resumed = config["resume"] and temporary_path(output, "journal").is_file()
+    if config["track"]:
+        check_output(config["track"], config["overwrite"] or resumed)
+    check_output(output, config["overwrite"] or resumed)
+    count, longest = 0, 0
+    for query in source:  # every error of the input comes before the networks run
+        count, longest = count + 1, max(longest, len(query.ids))
+    if longest > 4 * model.longest and config["window"] is None:
+        log.warning(
+            f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; window={model.longest} cuts it into windows"
+        )
+    labels = config["label_column"] is not None
+    predictions = PredictionTable(model.classes, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
+    if config["resume"] and not resumed:
+        log.info(f"{output}: nothing to resume; starting a new file")
+    stream = ResumableOutput(output, settings_of(config, model), config["resume"], config["overwrite"])
+    classify(model, source, stream, predictions, config["batch_size"], count)
+    if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
+        finish(config, model, stream, predictions, count)
+    discard(output)
+    print(f"files are in {output}" + (f" and {config['track']}" if config["track"] else ""))
+    return output
+
+
+def check_options(config: Config, run_dir: Path) -> Path:
+    """Check the options that need no model, and convert integers; the path of the table."""
+    for key in ("window", "stride", "batch_size"):
+        config[key] = optional_integer(key, config[key])
+    output = expand_user(config["output"] or run_dir / "predictions.tsv")
+    if not output.name.endswith(TABLES):
+        raise ValueError(f"output {output} is the name of another kind of file; give one that ends in {', '.join(TABLES)}")
+    if config["resume"] and config["output"] is None:
+        raise ValueError("resume=true needs output=, the file to resume")
+    if config["stride"] is not None and config["window"] is None:
+        raise ValueError(f"stride={config['stride']} needs window=, the bases in a window")
+    if config["track_class"] is not None and config["track"] is None:
+        raise ValueError(f"track_class={config['track_class']} needs track=, the bedGraph file to write")
+    if config["track"] is not None and expand_user(config["track"]) == output:
+        raise ValueError(f"track {config['track']} is also the output; choose another name")
+    return output
+
+
+def check_class(config: Config, model: ClassifierEnsemble) -> None:
+    """ValueError unless a track has a class of the model."""
+    if config["track"] is not None and config["track_class"] not in model.classes:
+        got = "is missing" if config["track_class"] is None else f"{config['track_class']!r} is no class of this model"
+        raise ValueError(f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}")
+
+
+def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
+    """What is classified."""
+    from dnadiff.downstream.sequences import Columns, SequenceFile
+
+    columns = Columns(config["sequence_column"], config["name_column"], config["label_column"])
+    cut = {"window": config["window"], "stride": config["stride"], "max_length": model.max_length}
+    return SequenceFile(config["input"], model.encode, model.classes, columns, **cut)
+
+
+def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:
+    """Everything that the rows depend on: only a table with the same can be resumed."""
+    from dnadiff.data.files import resolve
+    from dnadiff.design.output import sha256
+
+    keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
+    return {
+        "input": sha256(resolve(config["input"])),
+        "networks": [member.sha256 for member in model.members],
+        **{key: config[key] for key in keys},
+        "batch_size": config["batch_size"] or model.batch_size,
+        "device": model.device.type,
+    }
+
+
+def classify(
+    model: ClassifierEnsemble,
+    source: SequenceFile,
+    stream: ResumableOutput,
+    predictions: PredictionTable,
+    batch_size: int | None,
+    count: int,
+) -> None:
+    """Write the remaining rows, chunk by chunk."""
+    from dnadiff.downstream.sequences import chunks
+
+    log.info(f"model: {model.path}, {' vs. '.join(model.classes)}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions")
+    if stream.done:
+        log.info(f"resuming after {stream.done:,} predictions")
+    bar = Progress(count * len(model.seeds), "predict", stream.done * len(model.seeds))
+    predicted: Counter[str] = Counter(stream.notes.get("predicted"))
+    try:
+        for chunk in chunks(source, stream.done) if stream.done < count else ():
+            found = model.classify(chunk, batch_size, functools.partial(bar.update, len(chunk)))
+            predicted.update(found.predicted)
+            header = b"" if stream.done else predictions.header()
+            stream.append(header + predictions.rows(chunk, found), len(chunk), predicted=dict(predicted))
+    finally:
+        bar.close()
+        stream.close()
+
+
+def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, predictions: PredictionTable, count: int) -> None:
+    """Write the track and the JSON file, then give the table its name, and print the summary."""
+    from dnadiff.data.files import write_json
+
+    if config["track"]:
+        predictions.write_track(stream.part, expand_user(config["track"]), config["track_class"])
+    metrics = predictions.metrics(stream.part, count) if predictions.labels else None
+    content = {
+        "checkpoint": str(model.path),
+        "task": model.task,
+        "classes": model.classes,
+        "seeds": model.seeds,
+        "predictions": count,
+        "predicted": {name: stream.notes["predicted"].get(name, 0) for name in model.classes},
+        "metrics": metrics,
+        "columns": predictions.columns,
+        "inputs": {key: config[key] for key in ("input", "label_column", "window", "stride", "track", "track_class")},
+        "settings": stream.settings,
+    }
+    write_json(stream.output.with_name(f"{stream.output.name}.json"), content)
+    stream.finish(predictions.write_parquet if stream.output.name.endswith(PARQUET) else None)
+    show(content, metrics)
+
+
+def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None) -> None:
+    """Print how often each class was predicted, and the metrics."""
+    from dnadiff.downstream.prediction_table import SHOWN
+
+    counts = content["predicted"]
+    rows: list[tuple[str, ...]] = [(name, f"{n:,}", f"{100 * n / content['predictions']:.1f} %") for name, n in counts.items()]
+    print(table(rows, ("predicted", "number", "of all")))
+    if metrics is None:
+        return
+    rows = []
+    for name in SHOWN:
+        each, averaged = metrics["each_seed"][name], metrics["averaged"][name]
+        rows.append((name, _number(each["value"]), _interval(each), _number(averaged["value"]), _interval(averaged)))
+    print("\n" + table(rows, ("metric", "mean of the seeds", "95 % interval", "averaged probabilities", "95 % interval")))
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    return f"{_number(found['low'])} .. {_number(found['high'])}" if "low" in found else "-"
+
+
+def _number(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:.4f}"  # where a class has no items
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("predict", run, KEYS)
+
+
+if __name__ == "__main__":
+    main()

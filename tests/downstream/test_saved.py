@@ -1,0 +1,189 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus_ps import CaduceusPS
+from dnadiff.backbone.dit import DiT
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream import saved
+from dnadiff.downstream.classifier import Classifier, keep_first_layers
+from dnadiff.downstream.weights import WeightsFile, write_weights
+
+DNA = DNATokenizer()
+NETWORKS = {
+    "caduceus": (Caduceus, {"d_model": 16, "n_layers": 2, "d_state": 4}),
+    "caduceus_ps": (CaduceusPS, {"d_model": 16, "n_layers": 2, "d_state": 4}),
+    "dit": (DiT, {"d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "max_length": 40}),
+}
+SEQUENCES = ["ACGTTGACCA", "gattacan", "CCGCGCGGATTTTTTA", "A"]
+
+
+def about(kind="dit", **changes):
+    network, settings = NETWORKS[kind]
+    return {
+        "name": "fine-tuned",
+        "classes": ["a", "b", "c"],
+        "stranded": False,
+        "layer": None,
+        "network": {"_target_": f"{network.__module__}.{network.__name__}", **settings},
+        "tokenizer": DNA.config(),
+        "task": {"name": "t", "longest": 16},
+        "pretrained": {"checkpoint": "x", "step": 1},
+        "batch_size": 2,
+        "metrics": {"auroc": float("nan")},
+        **changes,
+    }
+
+
+def classifier(kind="dit", seed=1, stranded=False, layer=None):
+    torch.manual_seed(seed)
+    network, settings = NETWORKS[kind]
+    made = Classifier(keep_first_layers(network(DNA.vocab, **settings), layer), 3, stranded)
+    torch.nn.init.normal_(made.head.bias)
+    return made.eval()
+
+
+def put(folder, made, seed=1, **changes):
+    weights = write_weights(folder / "w.safetensors", made)
+    saved.save(folder / "models", seed, weights, about(**changes))
+    weights.path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "stranded", "layer"), [("caduceus", False, 1), ("caduceus_ps", False, None), ("caduceus_ps", True, None), ("dit", True, 1)]
+)
+def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
+    made = [classifier(kind, seed, stranded, layer) for seed in (10, 2)]
+    for seed, one in zip((10, 2), made):
+        put(tmp_path, one, seed, kind=kind, stranded=stranded, layer=layer)
+    model = saved.load(tmp_path)
+    assert model.seeds == (2, 10) and model.classes == ("a", "b", "c") and model.stranded == stranded
+    for member, one in zip(model.members, (made[1], made[0])):
+        assert all(torch.equal(tensor, member.classifier.state_dict()[name]) for name, tensor in one.state_dict().items())
+    found = model.predict(SEQUENCES)
+    assert found.log_probs.shape == (2, 4, 3) and np.allclose(found.probs.sum(1), 1)
+    assert found.predicted == [model.classes[n] for n in found.probs.argmax(1)]
+    if not stranded:
+        other = model.predict(["TGGTCAACGT", "NTGTAATC", "TAAAAAATCCGCGCGG", "T"])
+        assert np.allclose(found.probs, other.probs, atol=1e-6)
+
+
+def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():
+    from dnadiff.downstream.ensemble import ClassProbabilities
+
+    found = ClassProbabilities(("a", "b"), np.log(np.array([[[0.9, 0.1], [0.25, 0.75]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)))
+    assert np.allclose(found.probs, [[0.6, 0.4], [0.375, 0.625]]) and found.predicted == ["a", "b"]
+    assert np.allclose(found.spread, [0.6, 0.25])
+    assert np.isnan(ClassProbabilities(("a", "b"), found.log_probs[:1]).spread).all()
+
+
+def test_a_sequence_that_cannot_be_read_is_named(tmp_path):
+    put(tmp_path, classifier())
+    model = saved.load(tmp_path)
+    for sequences, message in (
+        (["ACGT", "AC-T"], r"sequence 1: letter '-' at position 3"),
+        (["ACGT", ""], "sequence 1 has an empty sequence"),
+        (["A" * 41], r"sequence 0 has 41 bases, more than the 40 .*window=40"),
+        ("ACGT", r"put it into a list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.predict(sequences)
+    assert model.predict([]).probs.shape == (0, 3)
+
+
+def test_damage_is_found(tmp_path):
+    put(tmp_path, classifier())
+    folder = tmp_path / "models" / "seed_1"
+    weights, text = (folder / saved.WEIGHTS).read_bytes(), (folder / saved.DESCRIPTION).read_text()
+    (folder / saved.WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged \(its SHA-256 differs\)"):
+        saved.load(tmp_path)
+    (folder / saved.WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors is missing; copy the complete folder"):
+        saved.load(tmp_path)
+    (folder / saved.WEIGHTS).write_bytes(weights)
+    (folder / saved.DESCRIPTION).write_text(text.replace('"a"', '"A"'))
+    with pytest.raises(ValueError, match=r"model.json is damaged \(its checksum differs\)"):
+        saved.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": {"_target_": "os.system", "command": "true"}}, "refused to build 'os.system'"),
+        ({"network": {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}}, "vocab|no network"),
+        ({"classes": ["a", "b"]}, "do not fit the network of model.json"),
+        ({"layer": 1}, "do not fit the network of model.json"),
+        ({"tokenizer": {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": "ACGT"}}, "CharTokenizer, not one of DNA"),
+        ({"format": 2}, "has format 2, and this version reads 1"),
+    ],
+)
+def test_a_description_of_something_else_is_refused(tmp_path, changes, message):
+    put(tmp_path, classifier(), **changes)
+    with pytest.raises(ValueError, match=message):
+        saved.load(tmp_path)
+
+
+def test_seeds_of_different_runs_are_not_averaged(tmp_path):
+    put(tmp_path, classifier(seed=1), 1)
+    put(tmp_path, classifier(seed=2), 2, pretrained={"checkpoint": "y", "step": 1})
+    with pytest.raises(ValueError, match=r"seed_2 is of another run than .*seed_1 \(another pretrained\); remove one of them"):
+        saved.load(tmp_path)
+    assert saved.load(tmp_path / "models" / "seed_2").seeds == (2,)
+
+
+def test_a_killed_process_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch):
+    put(tmp_path, classifier(seed=1))
+    before = saved.load(tmp_path).predict(SEQUENCES).probs
+    put(tmp_path, classifier(seed=1))  # the same again
+    assert np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
+    monkeypatch.setattr(WeightsFile, "copy_to", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        put(tmp_path, classifier(seed=2))
+    assert not saved.is_fine_tuned(tmp_path)
+    monkeypatch.undo()
+    put(tmp_path, classifier(seed=2))
+    assert not np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
+
+
+def test_seeds_of_an_earlier_run_are_removed(tmp_path):
+    for seed in (1, 2, 3):
+        put(tmp_path, classifier(seed=seed), seed)
+    (tmp_path / "models" / "seed_x").mkdir()
+    saved.remove_others(tmp_path / "models", [2])
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["seed_2", "seed_x"]
+
+
+def test_folders_are_found(tmp_path, monkeypatch):
+    put(tmp_path / "run", classifier())
+    models = tmp_path / "run" / "models"
+    for name in ("run", "run/models", "run/models/seed_1"):
+        assert saved.find(tmp_path / name) == [models / "seed_1"] and saved.is_fine_tuned(tmp_path / name)
+    shutil.copytree(models, tmp_path / "suite" / "models" / "one")
+    shutil.copytree(models, tmp_path / "suite" / "models" / "two")
+    with pytest.raises(ValueError, match=r"has classifiers of several tasks; name one of .*models/one, .*models/two"):
+        saved.find(tmp_path / "suite")
+    assert saved.is_fine_tuned(tmp_path / "suite") and saved.load(tmp_path / "suite" / "models" / "one").seeds == (1,)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "finetune.yaml").touch()
+    with pytest.raises(ValueError, match="without saved networks; run finetune again"):
+        saved.find(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        saved.find(tmp_path / "absent")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="found no classifier under runs/finetune"):
+        saved.find("latest")
+    shutil.copytree(tmp_path / "run", tmp_path / "runs" / "finetune" / "first")
+    assert saved.load("latest").path.parent.name == "first"
+    (tmp_path / "run" / "checkpoints").mkdir()  # a training run that also holds classifiers stays one
+    assert not saved.is_fine_tuned(tmp_path / "run") and saved.find(tmp_path / "run")
+
+
+def test_the_description_is_plain_json(tmp_path):
+    put(tmp_path, classifier())
+    content = json.loads((tmp_path / "models" / "seed_1" / "model.json").read_text())
+    assert content["metrics"] == {"auroc": None} and content["classes"] == ["a", "b", "c"] and content["seed"] == 1

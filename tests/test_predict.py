@@ -1,0 +1,291 @@
+"""The command line `predict`, from the run of `finetune` that saves the networks."""
+
+import csv
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+import dnadiff
+from dnadiff import commands, finetune
+from dnadiff.checkpoint import build_denoiser
+from dnadiff.config import compose
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.design.output import ResumableOutput
+from dnadiff.downstream.finetuning import NetworkModel
+from dnadiff.downstream.prediction_table import mean_coverage
+from dnadiff.downstream.sequences import Query, chunks, window_bounds
+
+DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40")
+SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
+
+
+def write_table(path: Path, rows) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([("sequence", "label", "split"), *rows])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A checkpoint, a table with its own split, and the run folder of two seeds fine-tuned on it."""
+    folder, random = tmp_path_factory.mktemp("predict"), np.random.default_rng(0)
+    config = compose("train", list(DIT))
+    torch.manual_seed(0)
+    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
+    described = {"config": config, "tokenizer": DNATokenizer().config()}
+    torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 7}, folder / "tiny.ckpt")
+    rows = []
+    for i in range(150):
+        share = [0.3, 0.2, 0.2, 0.3] if i % 2 else [0.2, 0.3, 0.3, 0.2]
+        letters = random.choice(list("ACGT"), random.integers(20, 41), p=share)
+        rows.append(("".join(letters), "poor" if i % 2 else "rich", "test" if i % 3 == 0 else "train"))
+    write_table(folder / "table.csv", rows)
+    write_table(folder / "test.csv", [row for row in rows if row[2] == "test"])
+    run_finetune(folder, folder / "run", "seeds=2")
+    return folder
+
+
+def run_finetune(world: Path, run_dir: Path, *overrides: str) -> None:
+    task = ("task=csv", f"task.path={world / 'table.csv'}", "task.split_column=split", *SETTINGS)
+    os.environ.pop("HYDRA_FULL_ERROR", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)  # its figures take longer than the study
+        commands.run(
+            "finetune", finetune.run, finetune.KEYS, [f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", *task, *overrides]
+        )
+
+
+@pytest.fixture
+def predict(cli, world):
+    """predict("input=x.fa") -> (exit status, output, errors)."""
+    return lambda *args: cli("predict", f"checkpoint={world / 'run'}", "accelerator=cpu", *args)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return list(csv.DictReader(text.splitlines(), delimiter="\t"))
+
+
+def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(predict, world, tmp_path):
+    status, out, err = predict(f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    assert status == 0, err
+    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
+    content = json.loads((tmp_path / "p.tsv.json").read_text())
+    found = content["metrics"]["each_seed"]
+    assert 0.5 < reported["accuracy"] < 1  # neither trivial
+    assert found["accuracy"]["per_seed"] == reported["per_seed"]
+    for name in ("accuracy", "mcc", "auroc", "f1", "auprc"):
+        assert (
+            found[name]["per_seed"] == reported["metrics"][name]["per_seed"] and found[name]["value"] == reported["metrics"][name]["value"]
+        )
+    saved = [json.loads((world / "run" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
+    assert [one["metrics"]["accuracy"] for one in saved] == reported["per_seed"] and saved[0]["batch_size"] == 32
+    assert f"{reported['accuracy']:.4f}" in out and "auroc" in out
+    rows = rows_of(tmp_path / "p.tsv")
+    assert len(rows) == content["predictions"] == 50 and sum(content["predicted"].values()) == 50
+    right = [row["predicted"] == row["label"] for row in rows]
+    assert content["metrics"]["averaged"]["accuracy"]["value"] == pytest.approx(np.mean(right))
+
+
+def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_path):
+    letters = [row["sequence"] for row in csv.DictReader((world / "test.csv").open())]
+    assert predict(f"input={world / 'test.csv'}", "per_seed=true", "name_column=split", "output=p.tsv")[0] == 0
+    rows = rows_of(tmp_path / "p.tsv")
+    model = dnadiff.load(world / "run", device="cpu")
+    found = model.predict(letters)
+    assert model.classes == ("poor", "rich") and model.seeds == (1, 2) and "seeds 1, 2" in repr(model)
+    assert [row["predicted"] for row in rows] == found.predicted and {row["name"] for row in rows} == {"test"}
+    of_seeds = [[[np.float32(row[f"log_p_{c}_seed_{s}"]) for c in model.classes] for row in rows] for s in model.seeds]
+    np.testing.assert_array_equal(np.array(of_seeds), found.log_probs)
+    np.testing.assert_allclose([[float(row[f"p_{c}"]) for c in model.classes] for row in rows], found.probs, rtol=1e-5)
+    np.testing.assert_allclose([float(row["spread"]) for row in rows], found.spread, atol=1e-5)
+    np.testing.assert_allclose(found.probs[:3], model.predict(letters[:3], batch_size=1).probs, atol=1e-6)
+
+
+def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world, tmp_path):
+    letters = "".join(np.random.default_rng(1).choice(list("ACGTN"), 103))
+    (tmp_path / "x.fa").write_text(f">one\n{letters}\n>two some words\n{letters[:17].lower()}\n")
+    args = ("input=x.fa", "window=30", "stride=20", "track=t.bedgraph", "track_class=rich", "output=p.tsv.gz")
+    status, out, err = predict(*args)
+    assert status == 0, err
+    rows = rows_of(tmp_path / "p.tsv.gz")
+    places = [(row["name"], int(row["start"]), int(row["end"])) for row in rows]
+    assert places == [("one", 0, 30), ("one", 20, 50), ("one", 40, 70), ("one", 60, 90), ("one", 73, 103), ("two", 0, 17)]
+    model = dnadiff.load(world / "run", device="cpu")
+    alone = model.predict([letters[start:end] for _, start, end in places]).probs[:, 1]
+    np.testing.assert_allclose([float(row["p_rich"]) for row in rows], alone, atol=1e-6)
+    track = np.full(120, np.nan)
+    for line in (tmp_path / "t.bedgraph").read_text().splitlines():
+        chrom, start, end, value = line.split("\t")
+        where = slice(int(start), int(end)) if chrom == "one" else slice(103, 103 + int(end))
+        assert np.isnan(track[where]).all()
+        track[where] = float(value)
+    for base in range(103):
+        covering = [p for p, (name, start, end) in zip(alone, places) if name == "one" and start <= base < end]
+        assert track[base] == pytest.approx(np.mean(covering), abs=1e-5)
+    assert track[103:] == pytest.approx(alone[-1], abs=1e-5) and "p.tsv.gz and t.bedgraph" in out
+
+
+def test_windows_cover_every_base_and_start_at_multiples_of_the_stride():
+    for length, window, stride in ((10, 4, 2), (11, 4, 3), (9, 4, 4), (4, 4, 1), (3, 4, 1), (12, 5, None), (9, None, None)):
+        bounds = list(window_bounds(length, window, stride))
+        assert {base for start, end in bounds for base in range(start, end)} == set(range(length)) and bounds == sorted(set(bounds))
+        assert all(end - start == min(window or length, length) for start, end in bounds)
+        assert all(start % (stride or window or 1) == 0 for start, _ in bounds[:-1])
+
+
+def test_the_mean_of_overlapping_intervals():
+    assert list(mean_coverage(np.array([0, 2, 8]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0]))) == [
+        (0, 2, 1.0),
+        (2, 4, 1.5),
+        (4, 6, 2.0),
+        (8, 9, 5.0),
+    ]
+
+
+def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():
+    queries = [Query.whole(str(n), np.zeros(n, np.uint8)) for n in (3, 5, 1, 30, 2, 2, 9)]
+    found = list(chunks(queries, size=10))
+    assert [[len(q.ids) for q in chunk] for chunk in found] == [[3, 5], [1], [30], [2, 2], [9]]
+    done = 0
+    for number, chunk in enumerate(found):
+        assert list(chunks(queries, done, size=10)) == found[number:]
+        done += len(chunk)
+
+
+@pytest.mark.parametrize("name", ["p.tsv.gz", "p.parquet"])
+def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(chunks, "__defaults__", (0, 400))
+    args = (f"input={world / 'test.csv'}", "label_column=label", "track=t.bedgraph", "track_class=poor", f"output={name}")
+    files = (name, f"{name}.json", "t.bedgraph")
+    assert predict(*args)[0] == 0
+    expected = [(tmp_path / file).read_bytes() for file in files]
+    if name.endswith(".parquet"):
+        assert pyarrow.parquet.read_table(tmp_path / name).column("label").to_pylist() == [
+            row["label"] for row in csv.DictReader((world / "test.csv").open())
+        ]
+    append, finish, calls = ResumableOutput.append, ResumableOutput.finish, []
+
+    def fail(self, *args, **notes):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        append(self, *args, **notes)
+
+    monkeypatch.setattr(ResumableOutput, "append", fail)
+    for file in files:
+        (tmp_path / file).unlink()
+    assert predict(*args)[0] == 130
+    status, _, err = predict(*args)
+    assert status == 1 and "is unfinished" in err and "set resume=true" in err
+    assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
+    monkeypatch.setattr(ResumableOutput, "append", append)
+    monkeypatch.setattr(ResumableOutput, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert predict(*args, "resume=true")[0] == 130
+    monkeypatch.setattr(ResumableOutput, "finish", finish)
+    status, _, err = predict(*args, "resume=true")
+    assert status == 0 and "resuming after" in err
+    assert [(tmp_path / file).read_bytes() for file in files] == expected
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert predict(*args, "resume=true")[0] == 1 and predict(*args, "overwrite=true")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["input=absent.fa"], "input: absent.fa does not exist"),
+        (["input=x.fa", "output=p.csv"], "output p.csv is the name of another kind of file; give one that ends in .tsv"),
+        (["input=x.fa", "label_column=label"], "label_column=label is the column of a table, and input x.fa is FASTA"),
+        (["input=x.fa", "name_column=name"], "name_column=name is the column of a table, and input x.fa is FASTA"),
+        (["input=letters.fa"], "letter 'X' at column 3 is not a nucleotide"),
+        (["input=letters.csv"], "letters.csv: line 3: letter 'X' at position 2 is not a nucleotide"),
+        (["input=letters.csv", "sequence_column=seq"], "no column 'seq'; its columns are sequence, label: set sequence_column to one of"),
+        (
+            ["input=labels.csv", "label_column=label"],
+            "labels.csv: line 3 has 'medium' in column 'label', and the classes of this model are",
+        ),
+        (["input=header.csv"], "header.csv has a header and no rows"),
+        (["input=empty.csv"], "empty.csv: line 2 has nothing in column 'sequence'"),
+        (["input=long.fa"], "record a has 41 bases, more than the 40 that this network accepts; set window=40 or less"),
+        (["input=long.fa", "window=41"], "set window=40 or less"),
+        (["input=x.fa", "stride=3"], "stride=3 needs window="),
+        (["input=x.fa", "track=t.bedgraph"], "track_class is missing; the track can be of 'poor', 'rich'"),
+        (["input=x.fa", "track=t.bedgraph", "track_class=x"], "track_class 'x' is no class of this model"),
+        (["input=x.fa", "track_class=rich"], "track_class=rich needs track="),
+        (["input=x.fa", "track=p.tsv", "track_class=rich", "output=p.tsv"], "track p.tsv is also the output"),
+        (["input=x.fa", "output=x.tsv"], "x.tsv exists; set overwrite=true"),
+        (["input=x.fa", "track=x.tsv", "track_class=rich"], "x.tsv exists; set overwrite=true"),
+        (["input=x.fa", "resume=true"], "resume=true needs output="),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(predict, tmp_path, args, message):
+    for name, text in {
+        "x.fa": ">a\nACGT\n",
+        "letters.fa": ">a\nACXT\n",
+        "letters.csv": "sequence,label\nACGT,rich\nAXGT,rich\n",
+        "labels.csv": "sequence,label\nACGT,rich\nACGT,medium\n",
+        "header.csv": "sequence,label\n",
+        "empty.csv": "sequence,label\n,rich\n",
+        "long.fa": f">a\n{'A' * 41}\n",
+        "x.tsv": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    before = {path.name for path in tmp_path.iterdir()}
+    status, _, err = predict(*args)
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_other_commands(cli, world, trained, tmp_path):
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    status, _, err = cli("predict", f"checkpoint={trained}", "input=x.fa")
+    line = err.strip().splitlines()[-1]
+    assert status == 1 and "is not a fine-tuned run" in line and "fine-tune it first" in line and "score or embed" in line
+    run = world / "run"
+    for name, *args in (
+        ("sample", f"checkpoint={run}"),
+        ("score", f"checkpoint={run}", "input=x.fa"),
+        ("evaluate", f"checkpoint={run}"),
+        ("finetune", f"checkpoint={run}"),
+        ("compare", f"a={trained}", f"b={run}"),
+        ("train", f"init_from={run}"),
+    ):
+        status, _, err = cli(name, *args)
+        line = err.strip().splitlines()[-1]
+        assert (
+            status == 1 and f"is a fine-tuned run, whose networks are classifiers, and {name} needs" in line and "dnadiff.predict" in line
+        )
+
+
+def test_a_missing_or_damaged_network_is_trained_again_and_an_intact_one_is_reused(world, tmp_path, monkeypatch):
+    shutil.copytree(world / "run", tmp_path / "run")
+    expected = (world / "run" / "models" / "seed_2" / "model.safetensors").read_bytes()
+    stored = {path.name.split("-s")[1][0]: path for path in (tmp_path / "run" / "results" / "table").glob("fine-tuned-*.safetensors")}
+    assert stored.keys() == {"1", "2"}
+    trained, fit = [], NetworkModel.fit
+    monkeypatch.setattr(NetworkModel, "fit", lambda self, data, seed, report: trained.append(seed) or fit(self, data, seed, report))
+    results = f"results={tmp_path / 'run' / 'results'}"
+    run_finetune(world, tmp_path / "again", "seeds=2", results)
+    assert trained == [] and (tmp_path / "again" / "models" / "seed_2" / "model.safetensors").read_bytes() == expected
+    stored["2"].write_bytes(expected[:-1])
+    run_finetune(world, tmp_path / "damaged", "seeds=2", results)
+    assert trained == [2] and (tmp_path / "damaged" / "models" / "seed_2" / "model.safetensors").read_bytes() == expected
+    run_finetune(world, tmp_path / "damaged", "seeds=1", results, "overwrite=true")  # the second seed is of an earlier run
+    assert [path.name for path in (tmp_path / "damaged" / "models").iterdir()] == ["seed_1"]
+
+
+def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(world, tmp_path, capsys):
+    quick = ("seeds=1", "epochs=1", "fine_tune=false", "scratch=true", "save_models=[fine-tuned,scratch]")
+    run_finetune(world, tmp_path / "scratch", *quick, "batch_size=[16,32]")
+    model = dnadiff.load(tmp_path / "scratch" / "models" / "scratch", device="cpu")
+    result = json.loads((tmp_path / "scratch" / "finetune.json").read_text())["models"]["scratch"]
+    assert model.seeds == (1,) and model.batch_size == 4 * result["found"][0][0]["chosen"]["batch_size"]
+    capsys.readouterr()
+    run_finetune(world, tmp_path / "folds", *quick, "scratch=false", "task.protocol=kfold")
+    assert "no network is saved with task.protocol=kfold" in capsys.readouterr().err and not (tmp_path / "folds" / "models").exists()
