@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,16 +146,14 @@ def extract(data: SequenceDataModule, config: Config) -> int:
 def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
     """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
     from dnadiff.data.genome.fasta import Record
+    from dnadiff.data.genome.regions import names_of
 
-    seen: Counter[str] = Counter()
-    for region in regions:
-        name = f"{region.chrom}:{region.start + 1}-{region.end}" + (f"({region.strand})" if region.strand != "." else "")
-        seen[name] += 1
+    for name, region in zip(names_of(regions), regions):
         where = (region.chrom, region.start, region.end, region.strand)
         letters = bytearray(genome.tokenizer.decode(genome.window(*where)).encode())
         for place in genome.soft_masked(*where).nonzero()[0].tolist():
             letters[place] |= 0x20
-        yield Record(name if seen[name] == 1 else f"{name}_{seen[name]}", " ".join(region.name.split()), bytes(letters))
+        yield Record(name, " ".join(region.name.split()), bytes(letters))
 
 
 ACTIONS = {"describe": describe, "pack": pack, "verify": verify, "extract": extract}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dnadiff.data.files import atomic_write, chunks, open_binary
-from dnadiff.data.genome.fasta_parser import parse
+from dnadiff.data.genome.fasta_parser import Header, parse
 from dnadiff.data.nucleotides import ID_OF_LETTER, NOT_A_NUCLEOTIDE, not_a_nucleotide
 
 LINE_WIDTH = 60
@@ -39,23 +39,37 @@ def iter_fasta(path: str | Path) -> Iterator[Record]:
         ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the name of an earlier record
             or a letter that is not a nucleotide.
     """
+    header, pieces = None, bytearray()
+    for event in chain(iter_events(path), [None]):
+        if isinstance(event, bytes):
+            pieces += event
+            continue
+        if header is not None:
+            sequence, pieces = bytes(pieces), bytearray()
+            yield Record(header.name, header.description, sequence)
+        header = event
+
+
+def iter_events(path: str | Path) -> Iterator[Header | bytes]:
+    """Yield the header of each record and then its letters in pieces, in bounded memory, with the checks of `iter_fasta`."""
     names: set[str] = set()
     with open_binary(path) as content:
-        header, pieces = None, bytearray()
+        header, empty = None, True
         for event in chain(parse(str(path), chunks(content), _LETTERS), [None]):
             if isinstance(event, bytes):
-                pieces += event
+                empty = empty and not event
+                yield event
                 continue
             if header is not None:
                 where = f"{path}: line {header.line}: record {header.name}"
-                if not pieces:
+                if empty:
                     raise ValueError(f"{where} has no sequence; remove it or complete the file")
                 if header.name in names:
                     raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
                 names.add(header.name)
-                sequence, pieces = bytes(pieces), bytearray()
-                yield Record(header.name, header.description, sequence)
-            header = event
+            header, empty = event, True
+            if event is not None:
+                yield event
 
 
 def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,13 +33,31 @@ def cut(lengths: Sequence[int], window: int) -> list[Piece]:
     Raises:
         ValueError: if the window is below 1.
     """
+    return list(iter_cut(lengths, window))
+
+
+def iter_cut(lengths: Iterable[int], window: int) -> Iterator[Piece]:
+    """The pieces of `cut`, one by one: a genome of 3 Gb has millions."""
     checks.integer("window", window)
-    pieces = []
     for record, length in enumerate(lengths):
         count = -(-length // window)
-        ends = [length * i // count for i in range(count + 1)] if count else []
-        pieces += [Piece(record, start, end) for start, end in itertools.pairwise(ends)]
-    return pieces
+        for i in range(count):
+            yield Piece(record, length * i // count, length * (i + 1) // count)
+
+
+def grouped(pieces: Iterable[Piece], max_pieces: int, max_bases: int) -> Iterator[list[Piece]]:
+    """Consecutive pieces in groups of at most so many pieces and bases; a piece of more bases is a group of its own."""
+    group: list[Piece] = []
+    bases = 0
+    for piece in pieces:
+        size = piece.end - piece.start
+        if group and (len(group) == max_pieces or bases + size > max_bases):
+            yield group
+            group, bases = [], 0
+        group.append(piece)
+        bases += size
+    if group:
+        yield group
 
 
 def batches(sequences: Sequence[Tensor], batch_size: int, pad_id: int) -> Iterator[PaddedPieces]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -117,6 +118,17 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
     except ValueError as error:
         raise ValueError(f"regions: {text!r} {error}; write chrom:first-last, counted from 1") from None
     return region
+
+
+def names_of(regions: Iterable[Region]) -> list[str]:
+    """A different name for each region: `chrom:first-last(strand)`, 1-based, with `_2` for the second of the same region."""
+    seen: Counter[str] = Counter()
+    names = []
+    for region in regions:
+        name = f"{region.chrom}:{region.start + 1}-{region.end}" + (f"({region.strand})" if region.strand != "." else "")
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return names
 
 
 def zero_based(first: int, last: int) -> tuple[int, int]:
