@@ -36,7 +36,8 @@ COMMANDS = {
     "evaluate": "held-out likelihood with error bars, compared with Markov models",
     "compare": "the paired difference of the held-out likelihoods of two models",
     "zero_shot": "held-out likelihood on several text data sets, in one table",
-    "score": "the likelihood of each record of a FASTA file, as a table",
+    "score": "the likelihood of each record or region as a table, and the information content of each base",
+    "embed": "the network's features of each record or region, as npz, Parquet or AnnData",
     "sample": "generate synthetic sequences, as FASTA",
     "judge": "compare samples with held-out windows; every metric with a real-vs-real baseline",
     "judge_text": "generative perplexity of text samples under a local causal model, with entropy and repetition",
@@ -222,8 +223,7 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
     if choice := re.search(r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL):
         group, known = choice[2], re.findall(r"[\w.\-]+", choice[3].partition("\n\n")[0].partition("\nConfig search path")[0])
         wanted = choice[1].removeprefix(group + "/")
-        new = RENAMED_CHOICES.get(f"{group}={wanted}")
-        hint = _closest(wanted, known) if new is None else f" any more; it is now {new}"
+        hint = f" any more; it is now {new}" if (new := RENAMED_CHOICES.get(f"{group}={wanted}")) else _closest(wanted, known)
         return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
         line = " ".join(text.split())[:160]

@@ -21,7 +21,10 @@ from dnadiff.design.generate import ConditionalSampler, Design
 from dnadiff.design.infill import infill_sequence
 from dnadiff.design.labels import Labels, conditioned
 from dnadiff.design.request import Request, check_request, from_text
-from dnadiff.likelihood.sequences import by_length, nll_per_token
+from dnadiff.downstream.embedding.features import Embedder
+from dnadiff.downstream.embedding.pooling import pool_of
+from dnadiff.likelihood.information import Information
+from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
@@ -208,21 +211,55 @@ class Model:
         """
         return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
 
-    @torch.no_grad()
-    def embed(self, sequences: Sequence[DNASequence], batch_size: int = 32) -> np.ndarray:
-        """Mean of the network's features over each sequence: `(S, D)` float32."""
-        encoded = self._encoded(sequences)
-        pooled: dict[int, np.ndarray] = {}
-        for chosen, ids in by_length(encoded, batch_size, self.device):
-            pooled |= zip(chosen, self.denoiser.backbone.features(ids).float().mean(1).cpu().numpy())
-        return np.stack([pooled[i] for i in range(len(encoded))]) if pooled else np.zeros((0, 0), np.float32)
+    def embed(
+        self,
+        sequences: Sequence[DNASequence],
+        pool: str = "mean",
+        layer: int | None = None,
+        stranded: bool = False,
+        dtype: str = "float32",
+        batch_size: int = 32,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The network's features of each sequence, pooled over positions: `(S, D)`, or with `pool="none"` a list of `(L_i, D)`.
 
-    def _encoded(self, sequences: Sequence[DNASequence]) -> list[Tensor]:
+        Args:
+            pool: `mean` or `max` over positions, or `none`.
+            layer: number of layers, followed by the final norm; None is all.
+            stranded: read the given strand alone; otherwise the features of both strands are averaged.
+            dtype: `float32` or `float16`.
+        """
+        embedder = Embedder(self.denoiser.backbone, pool_of(pool), layer, stranded, dtype)
+        vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
+        return vectors if embedder.pool.per_position else np.array(vectors, embedder.dtype).reshape(-1, embedder.width)
+
+    def information(
+        self,
+        sequences: Sequence[DNASequence],
+        window: int | None = None,
+        spacing: int = 32,
+        stranded: bool = False,
+        batch_size: int = 32,
+    ) -> list[np.ndarray]:
+        """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN for N; see `dnadiff.likelihood.information`.
+
+        Args:
+            window: bases that the network reads at once; None is the training window.
+            spacing: distance of bases that are masked together: network calls per window and strand.
+            stranded: read the given strand alone; otherwise the mean of both strands.
+        """
+        if self.tokenizer.vocab.complement is None:
+            raise ValueError(f"information is for models of DNA, and {self.path} was trained on text")
+        window = self.length if window is None else integer("window", window)
+        stranded = stranded or self.denoiser.backbone.reads_both_strands  # which predicts the same for both
+        information = Information(self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size)
+        return information.of_sequences([ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)])
+
+    def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
         encoded = [torch.from_numpy(self.tokenizer.encode(_letters(sequence)).astype(np.int64)) for sequence in sequences]
         for ids in encoded:
-            check_request(self.denoiser.max_length, 1, len(ids))
+            check_request(self.denoiser.max_length if limited else None, 1, len(ids))
         return encoded
 
     def __repr__(self) -> str:

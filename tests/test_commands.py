@@ -132,7 +132,21 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "evaluate", "sample", "judge", "judge_text", "copies", "zero_shot", "finetune", "score", "compress", "decompress", "genome"],
+    [
+        "train",
+        "evaluate",
+        "sample",
+        "judge",
+        "judge_text",
+        "copies",
+        "zero_shot",
+        "finetune",
+        "score",
+        "compress",
+        "decompress",
+        "genome",
+        "embed",
+    ],
 )
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")

@@ -10,12 +10,13 @@ import dnadiff
 from dnadiff import checkpoint
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.backbone.transformer import Transformer
+from dnadiff.data.genome.inputs import ArrayInput
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, nll
+from dnadiff.likelihood.records import RecordScores
 from dnadiff.model import Model
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
-from dnadiff.score import score
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +67,11 @@ def test_nll_of_an_autoregressive_model_is_the_chain_rule_and_what_score_compute
     sequences = ["ACGTTGACCN" * 3, "GATTACA", "NNN", "ACGTTGA" * 200]  # the last one has 1,400 tokens
     found = model.nll(sequences)
     assert np.isnan(found[2]) and np.array_equal(found, model.nll(sequences, num_draws=2, seed=9), equal_nan=True)
-    ids = [torch.from_numpy(model.tokenizer.encode(s)) for s in sequences]
-    nats, variance, counted = score(model.loaded, ids, 2000, 2, 8, 1)
+    ids = [model.tokenizer.encode(s) for s in sequences]
+    scores = [one for group in RecordScores(model.denoiser, model.process, ArrayInput(ids), 2000, 2, 8, 1) for one in group]
     for i in (0, 1, 3):
-        total, tokens = by_the_chain_rule(model, ids[i].numpy())
-        assert found[i] == pytest.approx(total / tokens, rel=1e-5) == nats[i] / counted[i] and variance[i] == 0
+        total, tokens = by_the_chain_rule(model, ids[i])
+        assert found[i] == pytest.approx(total / tokens, rel=1e-5) == scores[i].nats / scores[i].counted and scores[i].variance == 0
 
 
 @pytest.mark.parametrize("size", [100, 1030])

@@ -7,6 +7,10 @@ import torch
 
 from dnadiff import checkpoint, likelihood
 from dnadiff.data.genome import pieces
+from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.design.output import ResumableOutput
+from dnadiff.likelihood import records as scores
 
 
 def rows(path):
@@ -73,6 +77,67 @@ def test_the_score_of_a_short_record_is_its_exact_nelbo_within_the_error(cli, tr
     assert 12 * float(row["nats_per_base"]) == pytest.approx(exact, abs=4 * 12 * float(row["se_mc"]) + 1e-4)
 
 
+def scored_at_once(folder, path, window, batch_size, num_draws, seed):
+    """The table of a file whose windows are all in memory, sorted by length into batches."""
+    model, records = checkpoint.load(folder), read_fasta(path)
+    emitted = model.tokenizer.vocab.is_emitted()
+    ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
+    cuts = [p for p in pieces.cut([len(x) for x in ids], window) if emitted[ids[p.record][p.start : p.end].long()].any()]
+    batches, order = [], []
+    for number, tokens, valid in pieces.batches([ids[p.record][p.start : p.end] for p in cuts], batch_size, model.tokenizer.vocab.pad_id):
+        batches.append(likelihood.WindowBatch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number)))
+        order += number
+    result = likelihood.estimate(model.denoiser, model.process, batches, num_draws, seed, 1)
+    nats, variance, counted = np.zeros((3, len(ids)))
+    for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
+        np.add.at(total, [cuts[i].record for i in order], values)
+    lines = ["name\tlength\tcounted\tnats_per_base\tbits_per_base\tse_mc\ttotal_bits\n"]
+    for r, n, v, c in zip(records, nats.tolist(), variance.tolist(), counted.tolist()):
+        rates = (n / c, n / c / math.log(2), math.sqrt(v) / c) if c else [math.nan] * 3
+        lines.append("\t".join([r.name, str(len(r.sequence)), f"{c:.0f}", *(f"{x:.6f}" for x in (*rates, n / math.log(2)))]) + "\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("window", "batch_size"), [(64, 32), (10, 3)])
+def test_the_table_is_that_of_all_windows_at_once(cli, trained, records, tmp_path, window, batch_size):
+    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", f"window={window}", f"batch_size={batch_size}")
+    assert status == 0, err
+    assert (tmp_path / "s.tsv").read_text() == scored_at_once(trained, records, window, batch_size, 8, 1)
+
+
+def test_groups_of_windows_do_not_change_a_number(cli, trained, records, tmp_path, monkeypatch):
+    for name, bases in (("a", 1 << 22), ("b", 1), ("c", 30)):
+        monkeypatch.setattr(scores, "_BASES", bases)
+        assert cli("score", f"checkpoint={trained}", "input=x.fa", f"output={name}.tsv", "window=16", "batch_size=1")[0] == 0
+    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes() == (tmp_path / "c.tsv").read_bytes()
+
+
+def test_regions_are_scored_as_their_sequences(cli, trained, records, tmp_path):
+    (tmp_path / "r.gtf").write_text("long\tx\tCDS\t3\t42\t.\t-\t.\t\nrandom\tx\tgene\t1\t9\t.\t+\t.\t\n")
+    letters = read_fasta(records)[0].sequence.decode()[2:42]
+    (tmp_path / "y.fa").write_text(f">long:3-42(-)\n{reverse_complement(letters)}\n")
+    of_genome = ("genome=x.fa", "regions=r.gtf", "feature=CDS")
+    for name, args in (("a", of_genome), ("b", ("input=y.fa",)), ("c", ("genome=x.fa", "regions=long:3-42:-"))):
+        status, _, err = cli("score", f"checkpoint={trained}", *args, f"output={name}.tsv")
+        assert status == 0, err
+    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes() == (tmp_path / "c.tsv").read_bytes()
+
+
+def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monkeypatch):
+    def killed(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumableOutput, "finish", killed)
+    assert cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")[0] == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    assert status == 1 and "s.tsv is unfinished (5 sequences); set resume=true" in err
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "resume=true")
+    assert status == 1 and "s.tsv was started with input=" in err
+
+
 def test_windows_are_few_equal_and_cover_everything():
     cuts = pieces.cut([10, 3, 0, 8], 4)
     assert [tuple(c) for c in cuts] == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (3, 0, 4), (3, 4, 8)]
@@ -107,6 +172,14 @@ def test_help_is_for_newcomers(cli, command):
         (["input=x.fa", "window=0"], "window 0 must be an integer of at least 1"),
         (["input=x.fa", "batch_size=0"], "batch_size 0 must be an integer of at least 1"),
         (["input=x.fa", "output=x.fa"], "x.fa exists; set overwrite=true"),
+        (["input=x.fa", "resume=true"], "resume=true needs output="),
+        (["input=x.fa", "regions=long"], "regions 'long' needs genome=g.fa"),
+        (["genome=x.fa"], "genome x.fa needs regions="),
+        (["genome=x.fa", "regions=chr1:1-4"], "no record is called chr1"),
+        (["genome=x.fa", "regions=short:1-40"], "ends beyond short"),
+        (["input=x.fa", "per_base=x.wig"], "per_base x.wig has an unknown extension"),
+        (["input=x.fa", "per_base=x.bdg", "spacing=0"], "spacing 0 must be an integer of at least 1"),
+        (["input=x.fa", "output=x.bdg", "per_base=x.bdg"], "per_base and output are the same file"),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, records, tmp_path, args, message):

@@ -1,7 +1,7 @@
 """Likelihoods of given sequences: the NELBO with error bars, by enumeration for short sequences, and both strands.
 
 `record` holds results and their errors, `monte_carlo` estimates them, `exact` enumerates masks, `strand` evaluates the other strand,
-`sites` predicts masked sites.
+`sites` predicts masked sites, `information` the information content of each base in the windows of `tiles`, `records` scores records as a stream.
 `code_length` and `curve` compute what sampling with K network calls costs, `held_out` evaluates windows of data, `evaluation` puts the
 report of `dnadiff.evaluate` together.
 """

@@ -82,7 +82,29 @@ CASES = (
     ),
     Case("evaluate", (DNA, "num_draws=2", "orders=[0,2]", "accelerator=cpu"), inputs=("genome.fa.gz", "dna")),
     Case("zero_shot", (TEXT, "sets=[ptb]", "paths={ptb: {world}/book.txt}", "num_draws=2", "accelerator=cpu"), inputs=("book.txt", "text")),
-    Case("score", (DNA, "input={world}/samples.fa", "num_draws=2", "accelerator=cpu"), inputs=("samples.fa", "dna")),
+    Case(
+        "score",
+        (DNA, "input={world}/samples.fa", "num_draws=2", "output={out}/scores.tsv", "accelerator=cpu"),
+        ("resume=true",),
+        ("samples.fa", "dna"),
+    ),
+    Case(
+        "score",
+        (
+            *(DNA, "genome={world}/genome.fa.gz", "regions={world}/regions.bed", "num_draws=2", "spacing=4", "accelerator=cpu"),
+            *("output={out}/scores.tsv.gz", "per_base={out}/x.bedgraph"),
+        ),
+        ("resume=true",),
+        ("regions.bed", "genome.fa.gz", "dna"),
+        label="per_base",
+    ),
+    Case("embed", (DNA, "input={world}/samples.fa", "output={out}/e.npz", "accelerator=cpu"), inputs=("samples.fa", "dna")),
+    Case(
+        "embed",
+        (DNA, "genome={world}/genome.fa.gz", "input={world}/regions.bed", "output={out}/e.parquet", "accelerator=cpu"),
+        inputs=("regions.bed", "genome.fa.gz", "dna"),
+        label="regions",
+    ),
     Case(
         "sample",
         (DNA, "num_samples=6", "batch_size=2", "output={out}/samples.fa", "sampler.num_groups=4", "accelerator=cpu"),

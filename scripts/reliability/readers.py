@@ -1234,7 +1234,7 @@ STORED = (
         _resume_samples,
         _of_journal,
         4,
-        ("sample", "predict"),
+        ("sample", "predict", "score"),
         (".s.fa.part", ".s.fa.gz.part", ".s.fa.journal", ".s.fa.gz.journal"),
     ),
     Reader("predictions", _results, {"m-s1-0123456789a1.npz": m.ARRAYS}, _prediction, nothing, 3, ("finetune",)),

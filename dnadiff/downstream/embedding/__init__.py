@@ -1,0 +1,1 @@
+"""Features of sequences: how they are computed (`features`), pooled (`pooling`) and stored (`files`)."""

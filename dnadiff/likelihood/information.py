@@ -1,0 +1,114 @@
+"""The information content of each base given both sides: how strongly a model predicts what is at a position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dnadiff.data.genome.inputs import ArrayInput, SequenceInput
+from dnadiff.data.genome.pieces import Piece
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.likelihood.sequences import by_length
+from dnadiff.likelihood.sites import site_log_probs
+from dnadiff.likelihood.tiles import SiteWindow, tiles
+from dnadiff.process import AbsorbingProcess
+
+_TILES, _TOKENS = 64, 1 << 16  # windows computed and written together
+
+
+class _Row(NamedTuple):
+    """One masked copy of a tile's window: `sites` are positions in the window."""
+
+    tile: int
+    sites: Tensor
+
+
+class Information:
+    """2 - H bits of each base (log2 n - H with n possible tokens), with H the entropy of its distribution given the rest of its window.
+
+    The bases of a window are masked in groups: every `spacing`-th position of the predicted part at once. A base is therefore
+    predicted without the bases of its own group, the nearest of which is `spacing` positions away. Unless `stranded`, the value is the mean of
+    both strands' information, each from its own reading of the window.
+
+    Args:
+        denoiser: in evaluation mode.
+        window: bases that the network reads at once; see `tiles`.
+        spacing: distance of masked positions, and the number of network calls per window and strand.
+        stranded: read the given strand alone.
+
+    Raises:
+        ValueError: for an autoregressive model, which does not see the right side.
+    """
+
+    def __init__(
+        self, denoiser: BaseDenoiser, process: AbsorbingProcess, window: int, spacing: int, stranded: bool = False, batch_size: int = 32
+    ) -> None:
+        check_denoiser(denoiser)
+        self.denoiser, self.process = denoiser, process
+        self.window, self.spacing, self.stranded, self.batch_size = window, spacing, stranded, batch_size
+
+    def of_sequences(self, sequences: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.float32]]:
+        """The values (L_i,) of each sequence of token ids (L_i,); NaN for N."""
+        source = ArrayInput(sequences)
+        found = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
+        for group in self.along(source, source.sites()[1]):
+            for tile, values in group:
+                found[tile.window.record][tile.low : tile.high] = values
+        return found
+
+    def along(self, source: SequenceInput, sites: Sequence[Piece], skip: int = 0) -> Iterator[list[tuple[SiteWindow, NDArray[np.float32]]]]:
+        """The tiles in order with their values (high - low,), NaN for N, in lists of tiles that are computed together.
+
+        `skip` leaves out tiles at the beginning: those of earlier lists.
+        """
+        first, second = (islice(tiles(sites, source.lengths, self.window), skip, None) for _ in range(2))
+        windows = source.windows(tile.window for tile in second)
+        size = max(1, min(_TILES, _TOKENS // self.window))
+        while waiting := list(islice(first, size)):
+            read = [torch.from_numpy(next(windows).astype(np.int64)) for _ in waiting]
+            yield list(zip(waiting, self.values(read, [(t.low - t.window.start, t.high - t.window.start) for t in waiting])))
+
+    @torch.no_grad()
+    def values(self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+        """The values of positions [low, high) of each window `(L_i,)` of token ids."""
+        device = next(self.denoiser.parameters()).device
+        found = [np.full(high - low, np.nan, np.float32) for low, high in predicted]
+        rows = list(self._rows(windows, predicted))
+        for chosen, ids in by_length([windows[row.tile] for row in rows], self.batch_size, device):
+            masked = torch.zeros(ids.shape, dtype=torch.bool)
+            for number, row in enumerate(chosen):
+                masked[number, rows[row].sites] = True
+            log_probs = site_log_probs(self.denoiser, self.process, ids, masked.to(device), self.stranded)  # (K, M, V)
+            bits = information_of(log_probs, len(self.process.vocab.emitted)).mean(0).cpu().numpy()  # (M,)
+            for row, part in zip(chosen, np.split(bits, np.cumsum(masked.sum(1).numpy())[:-1])):
+                tile, sites = rows[row]
+                found[tile][sites.numpy() - predicted[tile][0]] = part
+        return found
+
+    def _rows(self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]) -> Iterator[_Row]:
+        emitted = self.process.vocab.is_emitted()
+        for tile, (ids, (low, high)) in enumerate(zip(windows, predicted)):
+            for first in range(low, min(low + self.spacing, high)):
+                sites = torch.arange(first, high, self.spacing)
+                sites = sites[emitted[ids[sites]]]
+                if len(sites):
+                    yield _Row(tile, sites)
+
+
+def check_denoiser(denoiser: BaseDenoiser) -> None:
+    """Raise ValueError for an autoregressive model."""
+    if denoiser.causal:
+        raise ValueError("per_base: an autoregressive model does not see what follows a base; use a diffusion model, as of objective=mdlm")
+
+
+def information_of(log_probs: Tensor, num_tokens: int) -> Tensor:
+    """log2 of the number of possible tokens minus the entropy, in bits: (..., V) -> (...), float64 where the device has it."""
+    wide = log_probs if log_probs.device.type == "mps" else log_probs.double()
+    return math.log2(num_tokens) - torch.special.entr(wide.exp()).sum(-1) / math.log(2)
