@@ -1,7 +1,4 @@
-"""What the commands share: composing the configuration, the run folder, `--help`, and one-line error messages.
-
-Only this file, `config` and the commands know Hydra.
-"""
+"""What the commands share: configuration, run folder, `--help`, one-line errors. Only this file, `config` and commands know Hydra."""
 
 from __future__ import annotations
 
@@ -38,6 +35,7 @@ COMMANDS = {
     "zero_shot": "held-out likelihood on several text data sets, in one table",
     "score": "the likelihood of each record or region as a table, and the information content of each base",
     "embed": "the network's features of each record or region, as npz, Parquet or AnnData",
+    "variants": "log-likelihood ratios of variants from a VCF file, a table, or all those of some regions",
     "sample": "generate synthetic sequences, as FASTA",
     "judge": "compare samples with held-out windows; every metric with a real-vs-real baseline",
     "judge_text": "generative perplexity of text samples under a local causal model, with entropy and repetition",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,13 @@ from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
+    import pandas
+
     from dnadiff.data.nucleotides import DNASequence
     from dnadiff.downstream.ensemble import ClassifierEnsemble
+    from dnadiff.variant_effect.base import VariantMethod
+    from dnadiff.variant_effect.frame import AnyVariants
+    from dnadiff.variant_effect.variant import Reference
 
 
 class Model:
@@ -253,6 +259,40 @@ class Model:
         stranded = stranded or self.denoiser.backbone.reads_both_strands  # which predicts the same for both
         information = Information(self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size)
         return information.of_sequences([ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)])
+
+    def variants(
+        self,
+        variants: AnyVariants,
+        genome: str | Path | Mapping[str, str] | Reference,
+        method: VariantMethod | None = None,
+        window: int | None = None,
+        stranded: bool = False,
+        on_mismatch: str = "error",
+        sites_per_window: int = 1,
+        L2: bool = False,
+        seed: int = 1,
+        batch_size: int = 32,
+    ) -> pandas.DataFrame:
+        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative allele without those that are skipped.
+
+        Args:
+            variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
+            genome: a sequence file, `{name: letters}`, or an open `Genome`.
+            method: None is masked for SNVs, block for others and log_prob for autoregressive models (`dnadiff.variant_effect`).
+            window: bases that the network reads; None is the training window.
+            stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md), and so are the columns.
+
+        Raises:
+            ValueError: naming the row that is not valid, such as one whose REF differs.
+        """
+        from dnadiff.variant_effect import frame
+
+        if self.tokenizer.vocab.complement is None:
+            raise ValueError(f"variants are of DNA, and {self.path} was trained on text; give a model of DNA")
+        _, window = check_request(self.denoiser.max_length, 1, self.length if window is None else window)
+        reference = frame.reference_of(genome)
+        network = frame.Network(self.denoiser, self.process, reference, window, batch_size, stranded, sites_per_window, seed)
+        return frame.frame(network, method or frame.default_method(), frame.source_of(variants), on_mismatch, L2)
 
     def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):

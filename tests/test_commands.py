@@ -146,6 +146,7 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
         "decompress",
         "genome",
         "embed",
+        "variants",
     ],
 )
 def test_help_is_for_newcomers(cli, command):
@@ -249,6 +250,7 @@ GROUPS = {
     "sample": "sampler sampler/remasking",
     "finetune": "baselines task",
     "genome": "data data/split tokenizer",
+    "variants": "variant_method",
 }
 
 

@@ -27,7 +27,7 @@ ONLY = {
     "huggingface_hub": {"published", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
-    "pyarrow": {"data", "downstream"},
+    "pyarrow": {"data", "downstream", "variant_effect"},
 }
 
 

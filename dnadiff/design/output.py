@@ -98,7 +98,14 @@ class ResumableOutput:
 
     def append(self, content: bytes, count: int, **notes: Json) -> None:
         """Write `count` items atomically; the journal keeps the `notes`."""
-        content = gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content
+        self.append_packed(self.packed(content), count, notes)
+
+    def packed(self, content: bytes) -> bytes:
+        """Content as it is written: compressed if the name of the file says so."""
+        return gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content
+
+    def append_packed(self, content: bytes, count: int, notes: dict[str, Json]) -> None:
+        """`append` of bytes as they are written."""
         with names_file(self.part, len(content)):
             file = self._file = self._file or self._open()
             write_all(file, content)

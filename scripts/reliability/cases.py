@@ -106,6 +106,27 @@ CASES = (
         label="regions",
     ),
     Case(
+        "variants",
+        (
+            DNA,
+            "vcf={world}/variants.vcf",
+            "genome={world}/genome.fa.gz",
+            "output={out}/effects.tsv",
+            "num_orders=2",
+            "block=4",
+            "accelerator=cpu",
+        ),
+        ("resume=true",),
+        inputs=("variants.vcf", "genome.fa.gz", "dna"),
+    ),
+    Case(
+        "variants",
+        (DNA, "saturate={world}/regions.bed", "genome={world}/genome.fa.gz", "output={out}/all.vcf.gz", "accelerator=cpu"),
+        ("resume=true",),
+        inputs=("regions.bed", "genome.fa.gz", "dna"),
+        label="saturate",
+    ),
+    Case(
         "sample",
         (DNA, "num_samples=6", "batch_size=2", "output={out}/samples.fa", "sampler.num_groups=4", "accelerator=cpu"),
         ("resume=true",),
@@ -227,7 +248,20 @@ def _write_genome(folder: Path, draw: random.Random) -> None:
     (folder / "genome.fa.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
     samples = [f">s{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(40)]
     (folder / "samples.fa").write_text("".join(samples), encoding="utf-8")
+    _write_variants(folder / "variants.vcf", records)
     (folder / "regions.bed").write_text("one\t100\t108\tfirst\t0\t+\ntwo\t300\t308\tsecond\t0\t-\n", encoding="utf-8")
+
+
+def _write_variants(path: Path, records: dict[str, str]) -> None:
+    """SNVs, a replacement of two bases, an insertion and a deletion in each record."""
+    lines = ["##fileformat=VCFv4.2", *(f"##contig=<ID={name},length={len(body)}>" for name, body in records.items())]
+    lines.append("#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO")
+    for name, body in records.items():
+        for pos, size in ((40, 1), (900, 1), (1500, 2), (2000, 1), (3000, 4)):
+            ref = body[pos - 1 : pos - 1 + size]
+            alt = {1: "A" if ref != "A" else "C", 2: "".join("GT"[base == "G"] for base in ref), 4: ref[0]}[size]
+            lines.append(f"{name}\t{pos}\t.\t{ref}\t{ref + 'AC' if pos == 2000 else alt}\t.\t.\t.")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def start(command: str, arguments: list[str]) -> int:

@@ -9,6 +9,8 @@ FASTA         headers at the beginning of a line (any line ends), a name, at lea
 GenBank       LOCUS to // for every record, as many letters as LOCUS says, nothing after the last //
 BED           3 columns or more, not fewer than in the first row, plain integers, a region inside its record
 GTF, GFF3     8 columns or more, not fewer than in the first row, plain integers, a region inside its record
+VCF           ##fileformat, a line for each contig, the line of the columns; as many fields in each row, contigs together, positions ascending
+variants      tabs; chrom, pos, ref and alt in the header, as many fields in each row, plain integers from 1
 CSV, TSV      as many fields in each row as in the header, no open quote, no empty cell but in a column of texts
 text, JSONL   UTF-8; one object with a text per line
 tables with checksums (Parquet, zip, .dnd, caches): nothing but the undamaged content
@@ -103,6 +105,48 @@ def fasta(data: bytes) -> tuple[tuple[str, str], ...]:
 def unknown_as_n(records: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The records as a genome has them: U as T, ambiguity codes as N."""
     return tuple((name, re.sub("[RYKMSWBDHV]", "N", letters.replace("U", "T"))) for name, letters in records)
+
+
+def vcf(data: bytes) -> tuple[tuple[str, ...], ...]:
+    """CHROM, POS, ID, REF and ALT of each row."""
+    lines = lines_of(re.sub(rb"\n{9,}", b"\n", data))  # blank lines mean nothing
+    head = next((n for n, line in enumerate(lines) if not line.startswith("##")), len(lines))
+    if (
+        not lines
+        or not lines[0].startswith("##fileformat=VCF")
+        or head == len(lines)
+        or not lines[head].startswith("#CHROM\tPOS\tID\tREF\tALT")
+    ):
+        raise InvalidError("no header")
+    rows = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+    if any(len(row) != lines[head].count("\t") + 1 for row in rows):
+        raise InvalidError("columns")
+    contigs = {found[1] for line in lines[:head] if (found := re.match(r"##contig=<(?:.*,)?ID=([^,>]+)", line))}
+    places = [(row[0], _position(row[1])) for row in rows]
+    runs = [chrom for chrom, _ in itertools.groupby(places, key=lambda place: place[0])]
+    if not contigs.issuperset(runs) or len(runs) > len(set(runs)):
+        raise InvalidError("contigs")
+    if any(a[0] == b[0] and a[1] > b[1] for a, b in itertools.pairwise(places)):
+        raise InvalidError("not sorted")
+    return tuple(tuple(row[:5]) for row in rows)
+
+
+def variants(data: bytes) -> tuple[tuple[str, ...], ...]:
+    """The same of a table; ID is `.` if it has none."""
+    rows = [[cell.strip() for cell in line.split("\t")] for line in lines_of(re.sub(rb"\n{9,}", b"\n", data)) if line.strip()]
+    names = [name.lstrip("#").lower() for name in rows[0]] if rows else []
+    if not {"chrom", "pos", "ref", "alt"} <= set(names) or any(len(row) != len(names) for row in rows):
+        raise InvalidError("columns")
+    found = [{name: row[names.index(name)] for name in names} for row in rows[1:]]
+    for row in found:
+        _position(row["pos"])
+    return tuple((r["chrom"], r["pos"], r.get("id") or ".", r["ref"], r["alt"]) for r in found)
+
+
+def _position(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) < 1:
+        raise InvalidError("position")
+    return int(text)
 
 
 def twobit(data: bytes) -> tuple[tuple[str, str], ...]:

@@ -292,6 +292,59 @@ GENOMES = (
     ),
 )
 
+# Variants
+
+
+def _vcf() -> bytes:
+    records = _records()
+    lines = ["##fileformat=VCFv4.2", *(f"##contig=<ID={name},length={len(letters)}>" for name, letters in records.items())]
+    lines.append("#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO")
+    lines += [f"{name}\t{pos}\tv{pos}\tA\tC,<DEL>\t.\tPASS\tDP=3" for name in ("one", "two") for pos in range(1, 200, 23)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _variant_rows() -> bytes:
+    return ("chrom\tpos\tref\talt\n" + "".join(f"one\t{pos}\tA\tC\n" for pos in range(1, 200, 23))).encode()
+
+
+def _variants(name: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        from dnadiff.variant_effect.sources import open_source
+
+        return tuple((r.chrom, str(r.pos), r.id, r.ref, ",".join(r.alts)) for r in open_source(folder / name))
+
+    return read
+
+
+def _same_position(expected: Callable[..., tuple[tuple[str, ...], ...]]) -> Callable[[Path, str], object]:
+    def found(folder: Path, name: str) -> object:  # 007 is 7
+        return tuple((r[0], str(int(r[1])), *r[2:]) for r in expected(formats.content_of(folder / name)))
+
+    return found
+
+
+VARIANTS = (
+    Reader("vcf", _writes("v.vcf", _vcf), {"v.vcf": m.TABLE}, _variants("v.vcf"), _same_position(formats.vcf), 4, ("variants.vcf",)),
+    Reader(
+        "vcf bgzip",
+        _writes("v.vcf.gz", lambda: m.bgzip(_vcf(), 400)),
+        {"v.vcf.gz": m.compressed(m.TABLE, blocks=True)},
+        _variants("v.vcf.gz"),
+        _same_position(formats.vcf),
+        3,
+        ("variants.vcf",),
+    ),
+    Reader(
+        "variants table",
+        _writes("v.tsv", _variant_rows),
+        {"v.tsv": m.TABLE},
+        _variants("v.tsv"),
+        _same_position(formats.variants),
+        2,
+        ("variants.vcf",),
+    ),
+)
+
 # Labeled sequences
 
 
@@ -1252,7 +1305,7 @@ STORED = (
     ),
     Reader("windows npz", _scores, {"w.npz": m.ARRAYS}, _read_scores, nothing, 2, ("evaluate",)),
 )
-READERS = {reader.name: reader for reader in (*GENOMES, *LABELED, *TEXTS, *PUBLISHED, *STORED)}
+READERS = {reader.name: reader for reader in (*GENOMES, *VARIANTS, *LABELED, *TEXTS, *PUBLISHED, *STORED)}
 
 
 def readers_of(command: str) -> list[str]:

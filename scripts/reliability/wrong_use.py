@@ -192,6 +192,7 @@ NEEDS = {
     "* data/split=fraction": ("data=fasta", GENOME, *WINDOWS),
     "* data/split=default": ("data=fasta", GENOME, *WINDOWS),
     "* data/split=*": ("data=fasta", GENOME, *WINDOWS, "data.split.bed={world}/split.bed"),
+    "variants variant_method=masked": ("~vcf", "saturate={world}/regions.bed"),
     "sample sampler=ar": ("checkpoint={world}/ar", "~sampler.num_groups", "~output"),
     "judge_text sampler=ar": ("checkpoint={world}/ar", *SAMPLED),
     "sample sampler=*": ("~sampler.num_groups",),
@@ -220,7 +221,11 @@ def _also_for_compare(needs: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[st
 
 NEEDS = dict(_also_for_compare(NEEDS))
 # Choices that a command must refuse, whatever the values of their keys.
-REFUSED = {"genome data=[!efhs]*": "not DNA", "genome tokenizer=*": "not DNA"}
+REFUSED = {
+    "genome data=[!efhs]*": "not DNA",
+    "genome tokenizer=*": "not DNA",
+    "variants variant_method=log_prob": "a masked diffusion model",
+}
 
 
 def extend_world(world: Path) -> None:

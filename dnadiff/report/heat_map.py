@@ -1,0 +1,154 @@
+"""Heat maps of saturation mutagenesis: positions x alleles, with the information content as letters above."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnadiff.data.genome.regions import Region
+from dnadiff.report import figures
+from dnadiff.report.html import facts, picture, section, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROWS = ("A", "C", "G", "T", "-")
+LINE = 60  # positions in a line of a picture
+LARGEST = 1200  # positions in a picture
+COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
+_SMALLEST = 0.02  # bits; smaller letters are left out
+
+
+@dataclass
+class Saturated:
+    """The effects of all variants of a region.
+
+    Attributes:
+        llr: (n, 5) of A, C, G, T and the deletion of the base; NaN where there is none, 0 for the base itself.
+        information: (n,) bits.
+        bases: (n,) letters of the genome; N where there is no variant.
+    """
+
+    region: Region
+    llr: np.ndarray
+    information: np.ndarray
+    bases: list[str]
+
+    @classmethod
+    def empty(cls, region: Region) -> Saturated:
+        """A region without variants."""
+        size = region.end - region.start
+        return cls(region, np.full((size, len(ROWS)), np.nan), np.full(size, np.nan), ["N"] * size)
+
+    @property
+    def name(self) -> str:
+        """1-based, as in genome browsers."""
+        return f"{self.region.chrom}:{self.region.start + 1}-{self.region.end}"
+
+    def add(self, result: Mapping[str, str | int | float]) -> None:
+        """Put in one allele, as it is in the output."""
+        ref, alt, pos = str(result["ref"]), str(result["alt"]), int(result["pos"])
+        if len(ref) == 1:
+            place, row = pos - 1, ROWS.index(alt)
+        else:  # a deletion has the base before it, or at the first position of the record the base after it
+            place, row = (pos - 1 if ref[1] == alt and pos == 1 else pos), len(ROWS) - 1
+        place -= self.region.start
+        if 0 <= place < len(self.bases) and str(result["chrom"]) == self.region.chrom:
+            self.llr[place, row] = result["LLR"]
+            if len(ref) == 1:
+                self.llr[place, ROWS.index(ref)], self.bases[place] = 0.0, ref
+                self.information[place] = result["information"]
+
+    def probabilities(self) -> np.ndarray:
+        """Shares of A, C, G and T at each position (n, 4), from the ratios; NaN where there is no variant."""
+        weight = np.exp(self.llr[:, :4])
+        return weight / weight.sum(1, keepdims=True)
+
+
+def collect(results: Iterable[Mapping[str, str | int | float]], regions: Sequence[Region]) -> list[Saturated]:
+    """The effects of each region from the alleles of an output file; regions that are too long for a picture are left out."""
+    found = [Saturated.empty(region) for region in regions if region.end - region.start <= LARGEST]
+    if found:
+        for result in results:
+            for each in found:
+                each.add(result)
+    return found
+
+
+def heat_map(saturated: Saturated) -> Figure:
+    """The picture of a region, in lines of 60 positions."""
+    from matplotlib.figure import Figure
+
+    size = len(saturated.bases)
+    lines = -(-size // LINE)
+    finite = np.abs(saturated.llr[np.isfinite(saturated.llr)])
+    limit = max(float(np.percentile(finite, 99)), 1e-3) if len(finite) else 1.0
+    with figures.style():
+        figure = Figure(figsize=(10.5, 1.9 * lines + 0.3), layout="constrained")
+        grid = figure.subplots(2 * lines, 1, squeeze=False, gridspec_kw={"height_ratios": [1, 1.4] * lines})[:, 0]
+        for line in range(lines):
+            part = slice(line * LINE, min((line + 1) * LINE, size))
+            _letters(grid[2 * line], saturated, part)
+            image = _effects(grid[2 * line + 1], saturated, part, limit)
+        figure.suptitle(saturated.name, fontsize=9.5, fontweight="bold")
+        figure.colorbar(image, ax=list(grid), label="LLR (nats)", fraction=0.02, pad=0.01)
+    return figure
+
+
+def _letters(axes: Axes, saturated: Saturated, part: slice) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    shapes = {base: TextPath((0, 0), base, size=1) for base in COLORS}
+    for place, (shares, bits) in enumerate(zip(saturated.probabilities()[part], saturated.information[part])):
+        bottom = 0.0
+        for share, base in sorted(zip(np.nan_to_num(shares * max(bits, 0.0)), COLORS)):
+            if share >= _SMALLEST:
+                box = shapes[base].get_extents()
+                fit = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, share / box.height).translate(place - 0.45, bottom)
+                axes.add_patch(PathPatch(shapes[base].transformed(fit), color=COLORS[base], lw=0))
+                bottom += share
+    axes.set(xlim=(-0.5, LINE - 0.5), ylim=(0, 2), yticks=(0, 1, 2), xticks=(), ylabel="bits")
+    axes.grid(False)
+
+
+def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
+    rows = len(ROWS) if np.isfinite(saturated.llr[:, -1]).any() else len(ROWS) - 1
+    values = saturated.llr[part, :rows].T
+    image = axes.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    first = saturated.region.start + part.start + 1
+    places = [i for i in range(values.shape[1]) if (first + i) % 10 == 0]
+    axes.set(
+        xlim=(-0.5, LINE - 0.5), yticks=range(rows), yticklabels=ROWS[:rows], xticks=places, xticklabels=[f"{first + i:,}" for i in places]
+    )
+    own = [(i, ROWS.index(base)) for i, base in enumerate(saturated.bases[part]) if base in ROWS]
+    axes.plot([i for i, _ in own], [row for _, row in own], ".", color="#3D3D3D", ms=2.5)
+    axes.grid(False)
+    return image
+
+
+def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, object]) -> list[Path]:
+    """A PNG for each region in the folder of the page, and the page with all of them; returns the files written."""
+    written, sections = [], [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"]
+    for number, each in enumerate(found, start=1):
+        figure = heat_map(each)
+        written.append(figures.save(figure, page.with_name(f"heat_map_{number}.png"), pixels=1600))
+        caption = (
+            f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the base) to that of the genome (dots): red is less "
+            f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"
+        )
+        sections.append(section(each.name, picture(figure, f"region{number}", f"heat map of {each.name}", caption)))
+    write(page, "Saturation mutagenesis", sections)
+    return [*written, page]
+
+
+def _mean(saturated: Saturated) -> str:
+    known = saturated.information[np.isfinite(saturated.information)]
+    return f"Mean information {float(known.mean()):.3f} bits." if len(known) and math.isfinite(known.mean()) else ""

@@ -1,0 +1,71 @@
+"""The base classes of the methods that compute the log-likelihood ratio of a variant."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from dnadiff.config import Json
+from dnadiff.variant_effect.network import Floats, Network
+from dnadiff.variant_effect.pairs import Pair
+from dnadiff.variant_effect.variant import Edit
+
+
+class VariantMethod(ABC):
+    """Base class of all methods.
+
+    Attributes:
+        causal: whether it needs an autoregressive model; others cannot use one.
+        sees_sites: whether `llr` reads the predictions at single sites.
+    """
+
+    buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
+    causal: ClassVar[bool] = False
+    sees_sites: ClassVar[bool] = False
+
+    @abstractmethod
+    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
+        """log p(alt) - log p(ref) in nats of n variants on each of the K strands, and the variance of these estimates: (K, n) both.
+
+        The variance is NaN for a method without a Monte Carlo error, and 0 for an exact result.
+
+        Args:
+            at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
+        """
+
+    def fitting(self, causal: bool) -> VariantMethod:
+        """The method for an autoregressive model or for another one; raises ValueError if there is none."""
+        if self.causal != causal:
+            model, other = ("an autoregressive", "log_prob") if causal else ("a masked diffusion", "masked, block or window")
+            raise ValueError(f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out")
+        return self
+
+    def check(self, edit: Edit) -> None:
+        """Raise ValueError for a variant that this method has no answer for."""
+
+    @property
+    def name(self) -> str:
+        """The name of its module, which is its name on the command line."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def settings(self) -> dict[str, Json]:
+        """Its name and arguments."""
+        return {"method": self.name, **vars(self)}
+
+
+class PairMethod(VariantMethod):
+    """A method that compares the windows of both alleles, one variant at a time."""
+
+    @override
+    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
+        found = [[self.difference(network, network.pair(edit, reverse), edit, reverse) for edit in edits] for reverse in network.strands]
+        values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
+        return values[..., 0], values[..., 1]
+
+    @abstractmethod
+    def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
+        """log p(alt) - log p(ref) on one strand, and its variance."""

@@ -1,0 +1,46 @@
+"""A block of bases around the variant, unmasked one by one in random orders, with everything else visible."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from typing_extensions import override
+
+from dnadiff.checks import PositiveInt, Range, integer
+from dnadiff.draws import Draws
+from dnadiff.variant_effect.base import PairMethod
+from dnadiff.variant_effect.chain import Orders, log_ratio
+from dnadiff.variant_effect.network import Network
+from dnadiff.variant_effect.pairs import Pair
+from dnadiff.variant_effect.variant import Edit
+
+
+class Block(PairMethod):
+    """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain rule.
+
+    The bases of the block are in the context of the variant, or the variant in theirs, depending on the order. For alleles of equal length
+    the estimate differs from that of `window` only in that bases outside the block are always visible. For others both blocks hold
+    equally many bases (`Pair.aligned`); what remains is the assumption that the rest of both windows is equally likely. The error is that of
+    the mean over the orders.
+
+    Args:
+        block: bases around the alleles, half on each side.
+        num_orders: orders per variant and strand; about `block` network calls each for a single base, twice as many for an indel.
+    """
+
+    def __init__(self, block: PositiveInt = 16, num_orders: Annotated[int, Range(2)] = 4) -> None:
+        self.block, self.num_orders = integer("block", block), integer("num_orders", num_orders, 2)
+
+    @override
+    def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
+        places = pair.aligned(-(-self.block // 2))
+        if places is None:
+            return np.nan, np.nan
+        orders = self.orders(len(places[0]), network.draws(edit, reverse, self.num_orders))
+        ratios = log_ratio(network, pair, places, orders)
+        return float(ratios.mean()), float(ratios.var(ddof=1) / len(ratios))
+
+    def orders(self, count: int, draws: Draws) -> Orders:
+        """Random orders of the places of a block: (R, count)."""
+        return draws.uniform("order", count).argsort(-1).numpy()

@@ -1,0 +1,244 @@
+"""Rows of variants as a file has them, and each allele as an edit of the genome, with its REF checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnadiff.data.genome.regions import check_names
+from dnadiff.data.nucleotides import ids_of
+from dnadiff.data.tokenizer import DNATokenizer
+
+_NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
+_PLAIN = re.compile("[ACGT]+")
+_SHOWN = 20  # letters of an allele in a message
+MITOCHONDRION = ("M", "MT")
+TOKENIZER = DNATokenizer()
+
+
+class Reference(Protocol):
+    """Named records of token ids, such as a `Genome`."""
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Record name to number of bases."""
+
+    @property
+    def digest(self) -> str:
+        """A hash that changes with any base."""
+
+    def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
+        """Token ids of `[start, end)`, 0-based."""
+
+
+class Row(NamedTuple):
+    """One row of a file of variants.
+
+    Attributes:
+        where: file and line, for messages.
+        pos: position of the first base of REF, counted from 1.
+        text: the line of a VCF file; empty for other sources.
+    """
+
+    where: str
+    chrom: str
+    pos: int
+    id: str
+    ref: str
+    alts: tuple[str, ...]
+    text: str = ""
+
+
+class Edit(NamedTuple):
+    """An allele: the bases `[start, start + len(ref))` of a record become `alt`. Common ends are left out, so that one of both may be empty.
+
+    Attributes:
+        start: 0-based.
+        ref, alt: upper-case letters.
+        differs: REF is not what the genome has there.
+    """
+
+    record: str
+    start: int
+    ref: str
+    alt: str
+    differs: bool = False
+
+    @property
+    def is_snv(self) -> bool:
+        """Whether it replaces one base."""
+        return len(self.ref) == len(self.alt) == 1
+
+    @property
+    def is_indel(self) -> bool:
+        """Whether both alleles have different lengths."""
+        return len(self.ref) != len(self.alt)
+
+    @property
+    def end(self) -> int:
+        """One past the last base of REF."""
+        return self.start + len(self.ref)
+
+    @property
+    def longest(self) -> int:
+        """Bases of the longer allele."""
+        return max(len(self.ref), len(self.alt))
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.record}:{self.start + 1} {shown(self.ref)}>{shown(self.alt)}"
+
+
+class Skipped(NamedTuple):
+    """An allele that has no effect to compute, and why."""
+
+    reason: str
+
+
+class Mismatch(NamedTuple):
+    """A row whose REF is not what the genome has."""
+
+    message: str
+
+
+def shown(allele: str) -> str:
+    """An allele in a message."""
+    return (allele if len(allele) <= _SHOWN else f"{allele[:_SHOWN]}... ({len(allele)} bases)") or "-"
+
+
+class Alleles:
+    """Turns rows into edits.
+
+    Args:
+        reference: the genome.
+        window: bases that the network reads.
+        skips_mismatches: leave out rows whose REF differs from the genome, instead of marking their edits.
+    """
+
+    def __init__(self, reference: Reference, window: int, skips_mismatches: bool = False) -> None:
+        self.reference, self.window, self.skips_mismatches = reference, window, skips_mismatches
+        self.lengths = reference.lengths
+        self._record: dict[str, str] = {}
+
+    def record(self, chrom: str, where: str) -> str:
+        """The record of that name, with `chr` added or removed if needed; ValueError if the genome has none."""
+        if chrom not in self._record:
+            found = next((name for name in other_names(chrom) if name in self.lengths), None)
+            if found is None:
+                check_names([chrom], self.lengths, f"{where}: the genome lacks a contig")
+                raise AssertionError  # check_names has raised
+            self._record[chrom] = found
+        return self._record[chrom]
+
+    def edits(self, row: Row) -> tuple[list[Edit | Skipped], Mismatch | None]:
+        """Each alternative allele of a row, and whether its REF differs from the genome.
+
+        Raises:
+            ValueError: naming file and line, for an unknown contig, a position outside of it, an allele that is not one of nucleotides, or one
+                that is longer than the window.
+        """
+        record = self.record(row.chrom, row.where)
+        start, ref, length = row.pos - 1, row.ref.upper(), self.lengths[record]
+        self._check_letters(row, "REF", ref)
+        if start < 0 or start + len(ref) > length:
+            raise ValueError(
+                f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); is it another assembly?"
+            )
+        mismatch = None
+        if _PLAIN.fullmatch(ref):
+            here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
+            if here != ref:
+                mismatch = Mismatch(f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}")
+        return [self._edit(row, record, ref, alt, mismatch is not None) for alt in row.alts], mismatch
+
+    def _edit(self, row: Row, record: str, ref: str, alt: str, differs: bool) -> Edit | Skipped:
+        letters = alt.upper()
+        if reason := _reason(alt):
+            return Skipped(reason)
+        self._check_letters(row, "ALT", letters)
+        if not (_PLAIN.fullmatch(ref) and _PLAIN.fullmatch(letters)):
+            return Skipped("an allele with N or another ambiguity code")
+        if letters == ref:
+            return Skipped("ALT equals REF")
+        if differs and self.skips_mismatches:
+            return Skipped("REF differs from the genome")
+        edit = trimmed(Edit(record, row.pos - 1, ref, letters, differs))
+        if edit.longest > self.window:
+            raise ValueError(
+                f"{row.where}: the variant {edit.name} has {edit.longest} bases, more than the window of {self.window}; "
+                "remove it, or set window to more"
+            )
+        return edit
+
+    def _check_letters(self, row: Row, column: str, allele: str) -> None:
+        if not _NUCLEOTIDES.fullmatch(allele):
+            hint = "; write a deletion or an insertion with the base before it, as in REF=CA ALT=C" if allele in ("-", "") else ""
+            raise ValueError(f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, G, T){hint}")
+
+
+def _reason(alt: str) -> str:
+    """Why an ALT is skipped whatever REF is; empty if it is not."""
+    if alt == "*":
+        return "* (a deletion in another row)"
+    if alt == ".":
+        return "no ALT (.)"
+    if alt.startswith("<"):
+        return "a symbolic allele"
+    return "a breakend" if "[" in alt or "]" in alt else ""
+
+
+def other_names(chrom: str) -> list[str]:
+    """The name of a record, and the same with or without `chr`; M and MT are the same."""
+    bare = chrom.removeprefix("chr")
+    names = [*MITOCHONDRION, bare] if bare in MITOCHONDRION else [bare]
+    return [chrom, *(prefix + name for name in names for prefix in ("", "chr"))]
+
+
+def trimmed(edit: Edit) -> Edit:
+    """The same edit without the bases that both alleles share at their ends: first those on the right, then those on the left."""
+    ref, alt, start = edit.ref, edit.alt, edit.start
+    while ref and alt and ref[-1] == alt[-1]:
+        ref, alt = ref[:-1], alt[:-1]
+    shared = 0
+    while shared < min(len(ref), len(alt)) and ref[shared] == alt[shared]:
+        shared += 1
+    return edit._replace(start=start + shared, ref=ref[shared:], alt=alt[shared:])
+
+
+class Sequences:
+    """A genome in memory, for Python: `{name: letters}`."""
+
+    def __init__(self, records: dict[str, str]) -> None:
+        self.ids = {name: ids_of(letters) for name, letters in records.items()}
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Record name to number of bases."""
+        return {name: len(ids) for name, ids in self.ids.items()}
+
+    @property
+    def digest(self) -> str:
+        """A hash of all bases."""
+        import hashlib
+
+        return hashlib.sha256(b"".join(name.encode() + ids.tobytes() for name, ids in self.ids.items())).hexdigest()
+
+    def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
+        """Token ids of `[start, end)`."""
+        return self.ids[record][start:end]
+
+
+def ids_of_allele(allele: str) -> NDArray[np.uint8]:
+    """Token ids of the letters of an allele; an empty one has none."""
+    return ids_of(allele) if allele else np.zeros(0, np.uint8)
+
+
+def kinds(edits: Sequence[Edit]) -> dict[str, int]:
+    """Numbers of SNVs, of other replacements of equal length (MNVs) and of indels."""
+    snv, indel = sum(e.is_snv for e in edits), sum(e.is_indel for e in edits)
+    return {"SNVs": snv, "MNVs": len(edits) - snv - indel, "indels": indel}

@@ -1,0 +1,193 @@
+"""Output of variant effects as VCF, table or Parquet, by the name of the file; each is written in pieces that can be resumed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from typing_extensions import override
+
+from dnadiff.data.files import atomic_write, open_text
+from dnadiff.variant_effect.effects import COLUMNS, Effect, Scored
+from dnadiff.variant_effect.sources import VariantSource
+from dnadiff.variant_effect.variant import Reference, Row
+
+PLACE = ("chrom", "pos", "id", "ref", "alt")
+MISMATCH = "REF_mismatch"
+_DESCRIBED = {
+    "LLR": "log p(ALT) - log p(REF) under the model, nats",
+    "SE": "Monte Carlo standard error of LLR, nats",
+    "LLR_forward": "LLR of the given strand, nats",
+    "LLR_reverse": "LLR of the reverse complement, nats",
+    "entropy": "Entropy of the base at the site given the rest, nats",
+    "information": "2 minus the entropy of the base at the site, bits",
+    "L2": "Euclidean distance of the mean embeddings of both windows",
+}
+_ROW_GROUP = 1 << 16
+
+Result = Mapping[str, str | int | float]  # one allele, as `read` returns it
+
+
+class Writer(ABC):
+    """A format.
+
+    Args:
+        columns: of the effects.
+        marks: whether alleles whose REF differs from the genome are marked.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    bgzip: ClassVar[bool] = False  # whether `.gz` means bgzip
+
+    def __init__(self, columns: Sequence[str], marks: bool) -> None:
+        self.columns, self.marks = tuple(columns), marks
+
+    @abstractmethod
+    def header(self, source: VariantSource, reference: Reference) -> bytes:
+        """What precedes the first row."""
+
+    @abstractmethod
+    def rows(self, scored: Iterable[Scored]) -> bytes:
+        """Some rows."""
+
+    @abstractmethod
+    def read(self, path: Path) -> Iterator[Result]:
+        """The alleles of a finished file that have an effect."""
+
+    def convert(self, part: Path, output: Path) -> bool:
+        """Make the output of the finished rows if its format cannot be appended to; False if they are the output."""
+        return False
+
+    def _values(self, effect: Effect) -> list[str]:
+        return [number(getattr(effect, name)) for name in self.columns]
+
+
+class Table(Writer):
+    """A table with tabs, one line per allele."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".tsv", ".tsv.gz")
+
+    @override
+    def header(self, source: VariantSource, reference: Reference) -> bytes:
+        return ("\t".join([*PLACE, *self.columns, *([MISMATCH] if self.marks else [])]) + "\n").encode()
+
+    @override
+    def rows(self, scored: Iterable[Scored]) -> bytes:
+        lines = []
+        for row, effects in scored:
+            for alt, effect in zip(row.alts, effects):
+                if effect is not None:
+                    place = (row.chrom, str(row.pos), row.id, row.ref, alt)
+                    lines.append("\t".join([*place, *self._values(effect), *([str(int(effect.differs))] if self.marks else [])]))
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    @override
+    def read(self, path: Path) -> Iterator[Result]:
+        with open_text(path) as file:
+            names = next(file).rstrip("\n").split("\t")
+            for line in file:
+                cells = dict(zip(names, line.rstrip("\n").split("\t")))
+                yield {**cells, "pos": int(cells["pos"]), **{name: value_of(cells[name]) for name in self.columns}}
+
+
+class Parquet(Table):
+    """Apache Parquet with the columns of the table, made from one when all rows are there."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+
+    @override
+    def convert(self, part: Path, output: Path) -> bool:
+        import pyarrow
+        import pyarrow.parquet
+
+        kinds = {name: pyarrow.string() for name in PLACE} | {"pos": pyarrow.int64(), MISMATCH: pyarrow.bool_()}
+        names = [*PLACE, *self.columns, *([MISMATCH] if self.marks else [])]
+        schema = pyarrow.schema([(name, kinds.get(name, pyarrow.float64())) for name in names])
+        rows = super().read(part)
+        with atomic_write(output, overwrite=True) as file, pyarrow.parquet.ParquetWriter(file, schema) as target:
+            while group := list(itertools.islice(rows, _ROW_GROUP)):
+                columns = {name: [row[name] for row in group] for name in names}
+                if self.marks:
+                    columns[MISMATCH] = [value == "1" for value in columns[MISMATCH]]
+                target.write_table(pyarrow.table(columns, schema=schema))
+        return True
+
+    @override
+    def read(self, path: Path) -> Iterator[Result]:
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+
+
+class Vcf(Writer):
+    """VCF with the effects in INFO: the rows and header lines of a VCF input are kept, with a missing value for an allele that is skipped."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
+    bgzip: ClassVar[bool] = True
+
+    @override
+    def header(self, source: VariantSource, reference: Reference) -> bytes:
+        own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{_DESCRIBED[name]}">' for name in self.columns]
+        if self.marks:
+            own.append(f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">')
+        replaced = tuple(f"##INFO=<ID={name}," for name in (*self.columns, MISMATCH))
+        if source.header:
+            *lines, columns = source.header
+        else:
+            contigs = (f"##contig=<ID={name},length={length}>" for name, length in reference.lengths.items())
+            lines, columns = ["##fileformat=VCFv4.2", *contigs], "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
+        return "".join(f"{line}\n" for line in (*(x for x in lines if not x.startswith(replaced)), *own, columns)).encode()
+
+    @override
+    def rows(self, scored: Iterable[Scored]) -> bytes:
+        return "".join(f"{self._line(*each)}\n" for each in scored).encode()
+
+    def _line(self, row: Row, effects: Sequence[Effect | None]) -> str:
+        cells = row.text.split("\t") if row.text else [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
+        kept = [x for x in cells[7].split(";") if x not in ("", ".") and x.partition("=")[0] not in (*self.columns, MISMATCH)]
+        if any(effect is not None for effect in effects):
+            values = [["."] * len(self.columns) if effect is None else self._values(effect) for effect in effects]
+            kept += [f"{name}={','.join(each[place] for each in values)}" for place, name in enumerate(self.columns)]
+        if self.marks and any(effect is not None and effect.differs for effect in effects):
+            kept.append(MISMATCH)
+        return "\t".join([*cells[:7], ";".join(kept) or ".", *cells[8:]])
+
+    @override
+    def read(self, path: Path) -> Iterator[Result]:
+        with open_text(path) as file:
+            for line in file:
+                if line.startswith("#"):
+                    continue
+                chrom, pos, name, ref, alts, _, _, info = line.rstrip("\n").split("\t")[:8]
+                values = {key: value.split(",") for key, _, value in (cell.partition("=") for cell in info.split(";"))}
+                for place, alt in enumerate(alts.split(",")):
+                    if "LLR" in values:
+                        found = {key: value_of(values[key][place]) for key in self.columns}
+                        yield {"chrom": chrom, "pos": int(pos), "id": name, "ref": ref, "alt": alt, **found}
+
+
+FORMATS: tuple[type[Writer], ...] = (Table, Parquet, Vcf)
+
+
+def writer_of(output: Path, embeddings: bool, marks: bool) -> Writer:
+    """The writer for a file of this name; raises ValueError if there is none."""
+    for kind in FORMATS:
+        if output.name.lower().endswith(kind.suffixes):
+            return kind((*COLUMNS, *(["L2"] if embeddings else [])), marks)
+    known = ", ".join(suffix for kind in FORMATS for suffix in kind.suffixes)
+    raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
+
+
+def number(value: float) -> str:
+    """A number in a file; `.` where there is none."""
+    return "." if math.isnan(value) else f"{value:.6f}"
+
+
+def value_of(text: str) -> float:
+    """The inverse of `number`."""
+    return math.nan if text == "." else float(text)

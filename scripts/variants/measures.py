@@ -1,0 +1,81 @@
+"""What the studies of variants share: AUROC and Spearman's correlation with paired bootstrap intervals, and Markov models as scorers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.kmers import UNKNOWN, reverse_complement
+from dnadiff.markov.model import BackoffMarkov
+
+Scores = Mapping[str, np.ndarray]
+_RESAMPLES = 400
+
+
+def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
+    """P(score of a positive > score of a negative), ties count half."""
+    place = np.unique(score, return_inverse=True)[1]
+    above, below = np.bincount(place, weight * positive), np.bincount(place, weight * ~positive.astype(bool))
+    return float((above * (np.cumsum(below) - below / 2)).sum() / (above.sum() * below.sum()))
+
+
+def spearman(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+    """Spearman's correlation of items that are repeated `weight` times."""
+    from scipy.stats import rankdata
+
+    rows = np.repeat(np.arange(len(x)), weight.astype(int))
+    return float(np.corrcoef(rankdata(x[rows]), rankdata(y[rows]))[0, 1])
+
+
+def bootstrap(
+    measure: Callable[[np.ndarray, np.ndarray], float], scores: Scores, group: np.ndarray, reference: str, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """`measure(score, weight)` of each score with its 95 % interval over groups, and its difference to a reference score.
+
+    All scores share the resamples, so that differences are paired.
+    """
+    names, index = np.unique(group, return_inverse=True)
+    draw = np.random.default_rng(seed)
+    counts = [np.ones(len(names)), *draw.multinomial(len(names), np.full(len(names), 1 / len(names)), _RESAMPLES)]
+    values = {name: np.array([measure(score, count[index]) for count in counts]) for name, score in scores.items()}
+    found = {}
+    for name, value in values.items():
+        minus = value - values[reference]
+        found[name] = {"value": value[0], **_interval(value[1:], ""), "difference": minus[0], **_interval(minus[1:], "difference_")}
+    return found
+
+
+def _interval(values: np.ndarray, prefix: str) -> dict[str, float]:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return {f"{prefix}low": float(low), f"{prefix}high": float(high)}
+
+
+def markov_llr(model: BackoffMarkov, order: int, genome: Genome, record: str, positions: np.ndarray, alts: np.ndarray) -> np.ndarray:
+    """log p(alt) - log p(ref) of SNVs under a Markov model, the mean of both strands: (n,).
+
+    Args:
+        positions: 0-based.
+        alts: bases, 0 to 3.
+    """
+    tokenizer, length, size = DNATokenizer(), genome.lengths[record], 2 * order + 1
+    windows = np.full((len(positions), size), UNKNOWN, np.uint8)
+    for row, position in enumerate(positions.tolist()):
+        low, high = max(position - order, 0), min(position + order + 1, length)
+        windows[row, low - position + order : high - position + order] = tokenizer.bases(genome.window(record, low, high))
+    changed = windows.copy()
+    changed[:, order] = alts
+    totals = []
+    for allele in (changed, windows):
+        both = [allele, np.stack([reverse_complement(row) for row in allele])] if len(allele) else [allele, allele]
+        totals.append(sum(_log_p(model, order, each) for each in both) / 2)
+    return totals[0] - totals[1]
+
+
+def _log_p(model: BackoffMarkov, order: int, windows: np.ndarray) -> np.ndarray:
+    """Sum of log p of the bases from the middle on: those that depend on it."""
+    joined = np.concatenate([windows, np.full((len(windows), 1), UNKNOWN, np.uint8)], 1)
+    log_p = model.log_probs(joined.ravel(), order).reshape(joined.shape)
+    return np.nansum(log_p[:, order:], 1)

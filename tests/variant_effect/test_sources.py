@@ -1,0 +1,120 @@
+import gzip
+
+import pytest
+
+from dnadiff.data.genome.regions import Region
+from dnadiff.design.bgzip import _END, compressed
+from dnadiff.variant_effect.sources import BcfSource, Rows, Saturation, TableSource, VcfSource, open_source
+from dnadiff.variant_effect.variant import Sequences
+
+HEADER = ["##fileformat=VCFv4.2", "##contig=<ID=chr1,length=10>", "##contig=<ID=chr2>", "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"]
+ROWS = ["chr1\t2\trs1\tC\tT,<DEL>\t.\tPASS\tAF=0.1", "chr1\t2\t.\tC\tG\t.\t.\t.", "chr2\t1\t.\tA\tC\t.\t.\t."]
+
+
+def vcf(path, header=HEADER, rows=ROWS):
+    path.write_text("\n".join([*header, *rows]) + "\n")
+    return path
+
+
+def test_a_vcf_file_is_read_in_its_order(tmp_path):
+    for path in (vcf(tmp_path / "x.vcf"), tmp_path / "x.vcf.gz", tmp_path / "y.vcf.gz"):
+        if path.suffix == ".gz":
+            text = (tmp_path / "x.vcf").read_bytes()
+            path.write_bytes(gzip.compress(text) if path.name[0] == "x" else compressed(text) + _END)
+        source = open_source(path)
+        assert isinstance(source, VcfSource)
+        for _ in range(2):  # as often as needed
+            found = [(r.chrom, r.pos, r.id, r.ref, r.alts) for r in source]
+            assert found[0] == ("chr1", 2, "rs1", "C", ("T", "<DEL>")) and len(found) == 3
+        assert [r.where.endswith(f"line {n}") for n, r in enumerate(source, 5)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        (HEADER[:1] + HEADER[3:], ROWS, "has no ##contig lines.*bcftools reheader"),
+        (HEADER, [ROWS[0], ROWS[2], ROWS[1]], "line 7: chr1 comes again after another contig; sort"),
+        (HEADER, ["chr1\t5\t.\tA\tC\t.\t.\t.", *ROWS], "line 6: position 2 comes after 5; sort"),
+        (HEADER, ["chr9\t5\t.\tA\tC\t.\t.\t."], "line 5: the header has no ##contig line of chr9"),
+        (HEADER, ["chr1\t5\t.\tA"], "line 5 has 4 columns, the header has 8"),
+        (HEADER, ["chr1\t0\t.\tA\tC\t.\t.\t."], "the position '0' is not an integer of at least 1"),
+        (HEADER[:3], [], "ends without the line #CHROM"),
+        (HEADER[:3], ROWS, "ends without the line #CHROM"),
+        (HEADER[1:], ROWS, "does not begin with ##fileformat=VCF"),
+    ],
+)
+def test_wrong_files_are_refused(header, rows, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        list(open_source(vcf(tmp_path / "x.vcf", header, rows)))
+
+
+def test_a_truncated_bgzip_file_is_refused(tmp_path):
+    text = vcf(tmp_path / "x.vcf").read_bytes()
+    for content in (compressed(text), (compressed(text) + _END)[:-40]):
+        (tmp_path / "x.vcf.gz").write_bytes(content)
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            list(open_source(tmp_path / "x.vcf.gz"))
+
+
+def test_another_assembly_is_refused(tmp_path):
+    source = open_source(vcf(tmp_path / "x.vcf"))
+    source.check(Sequences({"1": "A" * 10, "2": "A" * 3}))
+    with pytest.raises(ValueError, match="chr1 has 10 bases, and the genome has 11: another assembly"):
+        source.check(Sequences({"1": "A" * 11}))
+
+
+def test_a_table_needs_four_columns(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text("name\tCHROM\tpos\tALT\tref\tid\nx\tchr1\t3\tA,C\tG\trs2\n")
+    (row,) = open_source(path)
+    assert row[1:6] == ("chr1", 3, "rs2", "G", ("A", "C"))
+    path.write_text("chrom\tpos\tref\nchr1\t3\tG\n")
+    with pytest.raises(ValueError, match="has no column alt; give a VCF"):
+        TableSource(path)
+    path.write_text("chrom\tpos\tref\talt\nchr1\tx\tG\tA\n")
+    with pytest.raises(ValueError, match="line 2: the position 'x'"):
+        list(TableSource(path))
+
+
+def test_bcf_needs_pysam(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pysam", None)
+    with pytest.raises(ValueError, match=r"pip install 'dnadiff\[vcf\]'"):
+        BcfSource(tmp_path / "x.bcf")
+
+
+def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
+    pytest.importorskip("pysam")
+    header = [*HEADER[:-1], '##INFO=<ID=AF,Number=A,Type=Float,Description="x">', HEADER[-1]]
+    rows = [ROWS[0].replace("AF=0.1", "AF=0.5,0.25"), *ROWS[1:]]
+    from pysam import bcftools
+
+    bcftools.view("-Ob", "-o", str(tmp_path / "x.bcf"), str(vcf(tmp_path / "x.vcf", header, rows)), catch_stdout=False)
+    source = open_source(tmp_path / "x.bcf")
+    assert isinstance(source, BcfSource) and [r.text for r in source] == rows
+    content = (tmp_path / "x.bcf").read_bytes()
+    (tmp_path / "x.bcf").write_bytes(content[:-28])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        list(open_source(tmp_path / "x.bcf"))
+
+
+def test_saturation_has_every_snv_and_every_deletion():
+    genome = Sequences({"a": "ACNG"})
+    found = [(r.pos, r.ref, r.alts) for r in Saturation([Region("a", 0, 4)], genome, deletions=True)]
+    assert found == [
+        (1, "A", ("C", "G", "T")),
+        (1, "AC", ("C",)),
+        (2, "C", ("A", "G", "T")),
+        (1, "AC", ("A",)),
+        (4, "G", ("A", "C", "T")),
+        (3, "NG", ("N",)),
+    ]
+    assert sum(len(r.alts) for r in Saturation([Region("a", 1, 4)], genome)) == 6
+
+
+def test_rows_in_memory():
+    found = list(Rows([("chr1", 3, "A", "C,G"), {"chrom": "2", "pos": 1, "ref": "A", "alt": "T"}]))
+    assert [(r.chrom, r.pos, r.alts) for r in found] == [("chr1", 3, ("C", "G")), ("2", 1, ("T",))]
+    with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+        Rows([("chr1", 3, "A")])
+    with pytest.raises(ValueError, match="variant 0: the position 'x'"):
+        Rows([("chr1", "x", "A", "C")])

@@ -1,0 +1,69 @@
+import pytest
+
+from dnadiff.variant_effect.variant import Alleles, Edit, Row, Sequences, Skipped, trimmed
+
+GENOME = Sequences({"chr1": "ACGTNACGTA", "MT": "CCCCC"})
+
+
+def row(chrom="chr1", pos=2, ref="C", alts=("T",)):
+    return Row("x.vcf: line 9", chrom, pos, ".", ref, alts)
+
+
+@pytest.mark.parametrize(
+    ("pos", "ref", "alt", "edit"),
+    [
+        (2, "C", "T", Edit("chr1", 1, "C", "T")),
+        (2, "c", "t", Edit("chr1", 1, "C", "T")),
+        (2, "CGT", "CAT", Edit("chr1", 2, "G", "A")),  # an SNV in the notation of three bases
+        (2, "CG", "TT", Edit("chr1", 1, "CG", "TT")),
+        (2, "C", "CAA", Edit("chr1", 2, "", "AA")),
+        (2, "CGT", "C", Edit("chr1", 2, "GT", "")),
+        (2, "CGT", "GA", Edit("chr1", 1, "CGT", "GA")),
+    ],
+)
+def test_alleles_become_edits(pos, ref, alt, edit):
+    found, mismatch = Alleles(GENOME, 8).edits(row(pos=pos, ref=ref, alts=(alt,)))
+    assert found == [edit] and mismatch is None
+
+
+def test_trimming_leaves_the_changed_bases():
+    assert trimmed(Edit("a", 5, "AAAA", "AA")) == Edit("a", 5, "AA", "")
+    assert trimmed(Edit("a", 5, "AC", "AC")).longest == 0
+
+
+def test_alleles_without_an_effect_are_skipped_with_a_reason():
+    alts = ("*", ".", "<DEL>", "G[chr2:5[", "N", "C", "A")
+    found, _ = Alleles(GENOME, 8).edits(row(alts=alts))
+    reasons = [each.reason for each in found[:-1]]
+    assert [reason.split()[0] for reason in reasons] == ["*", "no", "a", "a", "an", "ALT"] and isinstance(found[-1], Edit)
+
+
+@pytest.mark.parametrize("name", ["1", "chr1"])
+def test_chr_prefixes_do_not_matter(name):
+    assert Alleles(GENOME, 8).edits(row(name))[0][0].record == "chr1"
+    assert Alleles(GENOME, 8).edits(row("chrM", 1))[0][0].record == "MT"
+
+
+def test_another_ref_is_a_mismatch_that_can_be_skipped_or_kept():
+    found, mismatch = Alleles(GENOME, 8).edits(row(ref="A"))
+    assert found[0].differs and "has REF A, the genome C" in mismatch.message
+    found, mismatch = Alleles(GENOME, 8, skips_mismatches=True).edits(row(ref="A"))
+    assert found == [Skipped("REF differs from the genome")] and mismatch is not None
+    assert "the genome N" in Alleles(GENOME, 8).edits(row(pos=5, ref="A"))[1].message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chrom": "chr7"}, "x.vcf: line 9: the genome lacks a contig: no record is called chr7"),
+        ({"pos": 11, "ref": "A"}, r"position 11 is not inside chr1 \(1-10\)"),
+        ({"pos": 9, "ref": "TAC"}, "not inside chr1"),
+        ({"ref": "X"}, "REF 'X' is not an allele of nucleotides"),
+        ({"alts": ("-",)}, "with the base before it, as in REF=CA ALT=C"),
+        ({"alts": ("",)}, "is not an allele of nucleotides"),
+        ({"alts": ("CAAAAAAAAA",)}, "has 9 bases, more than the window of 8"),
+    ],
+)
+def test_wrong_rows_are_refused_with_their_line(change, message):
+    with pytest.raises(ValueError, match=message):
+        Alleles(GENOME, 8).edits(row(**change))

@@ -1,0 +1,224 @@
+"""The command, its files, and the same from Python."""
+
+import gzip
+import json
+import math
+import random
+
+import numpy as np
+import pandas
+import pytest
+
+import dnadiff
+from dnadiff.data.files import open_text
+from dnadiff.design.output import ResumableOutput
+from dnadiff.variant_effect import effects
+from dnadiff.variant_effect.training_part import training_part
+from dnadiff.variant_effect.variant import Edit
+
+COLUMNS = ["chrom", "pos", "id", "ref", "alt", "LLR", "SE", "LLR_forward", "LLR_reverse", "entropy", "information"]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A genome of two records and a VCF file of every kind of variant."""
+    draw = random.Random(1)
+    two = "".join(draw.choices("ACGT", k=300))
+    (tmp_path / "g.fa").write_text(f">chr1\n{'ACGTTGA' * 60}\n>chr2\n{two[:100]}nn{two[102:].lower()}\n")
+    rows = [
+        f"chr1\t{pos}\tv{pos}\t{ref}\t{alt}\t.\tPASS\tDP=3;SE=1"
+        for pos, ref, alt in ((8, "A", "C,*,T"), (15, "AC", "TT"), (22, "A", "ACC"), (29, "ACG", "A"), (36, "A", "<DUP>"))
+    ]
+    rows += [f"chr2\t{pos}\t.\t{two[pos - 1]}\t{'A' if two[pos - 1] != 'A' else 'G'}\t.\t.\t.\tGT\t0/1" for pos in (1, 90, 300)]
+    rows = [f"{row}\tGT\t0/1" if row.count("\t") == 7 else row for row in rows]
+    header = [
+        "##fileformat=VCFv4.2",
+        "##contig=<ID=chr1,length=420>",
+        "##contig=<ID=chr2,length=300>",
+        "##INFO=<ID=SE,Number=1,Type=Float>",
+    ]
+    header.append("#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\tme")
+    (tmp_path / "x.vcf").write_text("\n".join([*header, *rows]) + "\n")
+    return ["vcf=x.vcf", "genome=g.fa", "block=4", "num_orders=2", "accelerator=cpu"]
+
+
+def read(path):
+    return pandas.read_csv(path, sep="\t", na_values=dict.fromkeys(["SE", "entropy"], "."), keep_default_na=False)
+
+
+def test_a_vcf_file_gets_a_table(cli, trained, inputs, tmp_path):
+    status, out, err = cli("variants", f"checkpoint={trained}", *inputs, "output=y.tsv", "L2=true")
+    assert status == 0, err
+    found = read("y.tsv")
+    assert list(found) == [*COLUMNS, "L2"] and len(found) == 8
+    assert found["alt"].tolist()[:5] == ["C", "T", "TT", "ACC", "A"]
+    np.testing.assert_allclose(found["LLR"], (found["LLR_forward"] + found["LLR_reverse"]) / 2, atol=2e-6)
+    assert found["SE"].isna().tolist() == [True, True, False, False, False, True, True, True]
+    np.testing.assert_allclose(found["information"], 2 - found["entropy"] / math.log(2), atol=2e-6)
+    assert (found["L2"] > 0).all() and "skipped: a symbolic allele" in out and "SNVs" in out
+    about = json.loads((tmp_path / "y.tsv.json").read_text())
+    assert about["alleles"] == {"SNVs": 5, "MNVs": 1, "indels": 2} and about["skipped"]["a symbolic allele"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] in ".y") == ["y.tsv", "y.tsv.json"]
+
+
+def test_every_format_has_the_same_numbers(cli, trained, inputs):
+    for name in ("y.tsv", "y.parquet", "y.vcf", "y.vcf.gz"):
+        assert cli("variants", f"checkpoint={trained}", *inputs, f"output={name}")[0] == 0
+    table = read("y.tsv")
+    pandas.testing.assert_frame_equal(pandas.read_parquet("y.parquet"), table, check_dtype=False)
+    with open_text("y.vcf.gz") as file, open("y.vcf") as plain:
+        text = file.read()
+        assert text == plain.read()
+    lines = [line for line in text.splitlines() if not line.startswith("##")]
+    assert len(lines) == 9 and lines[0].endswith("FORMAT\tme") and text.count("##INFO=<ID=SE,") == 1
+    info = dict(cell.partition("=")[::2] for cell in lines[1].split("\t")[7].split(";"))
+    assert info["DP"] == "3" and info["LLR"].split(",") == [f"{table.LLR[0]:.6f}", ".", f"{table.LLR[1]:.6f}"]
+    assert lines[5].split("\t")[7] == "DP=3" and lines[1].endswith("GT\t0/1")
+    pysam = pytest.importorskip("pysam")
+    with pysam.VariantFile("y.vcf.gz") as file:
+        assert [record.pos for record in file] == [8, 15, 22, 29, 36, 1, 90, 300]
+
+
+@pytest.mark.parametrize("name", ["y.tsv", "y.tsv.gz", "y.vcf.gz", "y.parquet"])
+def test_a_stopped_run_resumes_to_the_same_bytes(name, cli, trained, inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(effects, "CHUNK", 3)
+    args = [f"checkpoint={trained}", *inputs]
+    assert cli("variants", *args, f"output=whole_{name}")[0] == 0
+    append, calls = ResumableOutput.append, []
+
+    def stop(self, *args, **notes):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        append(self, *args, **notes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableOutput, "append", stop)
+        assert cli("variants", *args, f"output={name}")[0] == 130
+    assert not (tmp_path / name).exists()
+    status, _, err = cli("variants", *args, f"output={name}", "resume=true", "seed=2")
+    assert status == 1 and "was started with seed=1, not 2" in err
+    assert cli("variants", *args, f"output={name}", "resume=true")[0] == 0
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"whole_{name}").read_bytes()
+    assert "complete already" in cli("variants", *args, f"output={name}", "resume=true")[1]
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_regions_are_saturated_and_drawn(cli, trained, inputs, tmp_path):
+    (tmp_path / "r.bed").write_text("chr1\t30\t42\tr\n")
+    args = [f"checkpoint={trained}", "saturate=r.bed", "genome=g.fa", "deletions=true", "block=2", "num_orders=2"]
+    status, out, err = cli("variants", *args, "output=y.tsv", "report=pages/report.html", "sites_per_window=2")
+    assert status == 0, err
+    found = read("y.tsv")
+    assert len(found) == 12 * 4 and (found["ref"].str.len() == 2).sum() == 12
+    page = (tmp_path / "pages" / "report.html").read_text()
+    assert "chr1:31-42" in page and (tmp_path / "pages" / "heat_map_1.png").read_bytes()[1:4] == b"PNG"
+    assert "error of several sites per window" in out
+    # The alternatives of a site and the base itself add up to 1: LLR and entropy belong to one distribution if one strand is read.
+    args[-3:] = ["stranded=true"]
+    assert cli("variants", *args, "output=one.tsv")[0] == 0
+    (rows,) = [r for _, r in read("one.tsv").groupby("pos") if (r["pos"] == 35).all()]
+    ratios = np.exp([0.0, *rows["LLR"][:3]])
+    probs = ratios / ratios.sum()
+    assert -(probs * np.log(probs)).sum() == pytest.approx(rows["entropy"].iloc[0], abs=1e-5)
+
+
+def test_a_dependency_matrix_of_one_variant(cli, trained, inputs, tmp_path):
+    (tmp_path / "one.tsv").write_text("chrom\tpos\tref\talt\n1\t50\tA\tC\n")
+    args = [f"checkpoint={trained}", "genome=g.fa", "dependency=d.tsv", "dependency_span=5"]
+    assert cli("variants", "vcf=one.tsv", "output=y.tsv", *args)[0] == 0
+    found = read("d.tsv")
+    assert found["pos"].tolist() == [*range(45, 50), *range(51, 56)] and "".join(found["base"]) == "GTTGACGTTG"
+    assert (found[["A", "C", "G", "T"]].abs().sum(axis=1) > 0).any()
+    status, _, err = cli("variants", "vcf=x.vcf", "output=z.tsv", *args)
+    assert status == 1 and "dependency writes the matrix of a single variant" in err and not (tmp_path / "z.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("chr1\t8\tv8\tA", "chr1\t8\tv8\tG", "REF differs from the genome in 1 of 8 rows: x.vcf: line 6: chr1:8 has REF G, the genome A"),
+        ("chr1\t36", "chr1\t421", "position 421 is not inside chr1"),
+        ("chr2\t90", "chr2\t301", "position 301 is not inside chr2"),
+        ("length=420", "length=421", "another assembly"),
+        ("TT\t", "TX\t", "is not an allele of nucleotides"),
+        ("ACC\t", "A" * 70 + "\t", "more than the window of 64"),
+        ("##contig=<ID=chr1,length=420>\n", "##contig=<ID=chr3,length=420>\n", "no ##contig line of chr1"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(old, new, message, cli, trained, inputs, tmp_path):
+    text = (tmp_path / "x.vcf").read_text()
+    assert old in text
+    (tmp_path / "x.vcf").write_text(text.replace(old, new))
+    status, _, err = cli("variants", f"checkpoint={trained}", *inputs, "output=y.tsv")
+    assert status == 1 and message in err and len(err.strip().splitlines()) <= 2
+    assert not (tmp_path / "y.tsv").exists() and not (tmp_path / "runs").exists()
+
+
+def test_a_genome_without_the_contig_and_other_wrong_use(cli, trained, inputs, tmp_path):
+    (tmp_path / "h.fa").write_text(">chr3\nACGT\n")
+    for more, message in (
+        (["genome=h.fa"], "the genome lacks a contig: no record is called chr1"),
+        (["output=y.xyz"], "output y.xyz has no name of a known format"),
+        (["saturate=r.bed"], "give either vcf="),
+        (["deletions=true"], "deletions belongs to saturate"),
+        (["variant_method=masked"], "variant_method masked compares alleles of equal length"),
+        (["variant_method=log_prob"], "cannot use a masked diffusion model"),
+        (["num_draws=7"], "num_draws 7 must be even"),
+        (["sites_per_window=30"], "sites_per_window 30 leaves fewer than 8 bases"),
+        (["resume=true"], "resume=true needs output="),
+    ):
+        status, _, err = cli("variants", f"checkpoint={trained}", *inputs, *more)
+        assert status == 1 and message in err, err
+
+
+def test_mismatches_are_skipped_or_marked(cli, trained, inputs, tmp_path):
+    text = (tmp_path / "x.vcf").read_text()
+    (tmp_path / "x.vcf").write_text(text.replace("chr1\t8\tv8\tA", "chr1\t8\tv8\tG"))
+    args = [f"checkpoint={trained}", *inputs]
+    assert cli("variants", *args, "output=skip.tsv", "on_mismatch=skip")[0] == 0 and len(read("skip.tsv")) == 6
+    assert cli("variants", *args, "output=flag.tsv", "on_mismatch=flag")[0] == 0
+    assert read("flag.tsv")["REF_mismatch"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert cli("variants", *args, "output=flag.vcf", "on_mismatch=flag")[0] == 0
+    rows = [line for line in (tmp_path / "flag.vcf").read_text().splitlines() if line[0] != "#"]
+    assert ["REF_mismatch" in row for row in rows] == [True] + [False] * 7
+
+
+def test_variants_from_python(trained, inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = dnadiff.load(trained, "cpu")
+    rows = [("1", 8, "A", "C,T"), ("chr1", 15, "AC", "TT")]
+    genome = {"chr1": "ACGTTGA" * 60}
+    found = model.variants(rows, genome)
+    assert list(found) == [*COLUMNS, "REF_mismatch"] and found["alt"].tolist() == ["C", "T", "TT"]
+    frame = pandas.DataFrame(rows, columns=["chrom", "pos", "ref", "alt"])
+    pandas.testing.assert_frame_equal(model.variants(frame, "g.fa"), found)
+    assert len(model.variants("x.vcf", "g.fa", L2=True)) == 8
+    with pytest.raises(ValueError, match="REF differs"):
+        model.variants([("1", 8, "C", "A")], genome)
+    with pytest.raises(ValueError, match="on_mismatch 'no' is not known"):
+        model.variants(rows, genome, on_mismatch="no")
+
+
+def test_variants_of_the_training_part_are_counted(trained, tmp_path):
+    from dnadiff import checkpoint
+    from dnadiff.variant_effect.variant import Sequences
+
+    loaded = checkpoint.load(trained)
+    letters = "ACGTTGA" * 860
+    part = training_part(loaded, Sequences({"one": letters, "two": "ACGT"}))
+    assert part.known and [part.contains(Edit("one", at, "A", "C")) for at in (0, 4815, 4816, 6019)] == [True, True, False, False]
+    assert not part.contains(Edit("two", 0, "A", "C")) and part.contains(Edit("one", 4815, "", "C"))
+    other = training_part(loaded, Sequences({"one": letters[:-7] + "CCCCCCC"}))
+    assert not other.known and "not known" in other.note
+
+
+def test_an_interrupted_gzip_is_one_file(tmp_path):
+    from dnadiff.design.bgzip import BgzipOutput
+
+    output = BgzipOutput(tmp_path / "x.vcf.gz", {})
+    output.append(b"a" * 100_000, 1)
+    output.append(b"b" * 10, 1)
+    output.finish()
+    with gzip.open(tmp_path / "x.vcf.gz") as file:
+        assert file.read() == b"a" * 100_000 + b"b" * 10
