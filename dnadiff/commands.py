@@ -42,6 +42,8 @@ COMMANDS = {
     "copies": "the longest match of each record of a FASTA file with the training data",
     "finetune": "fine-tune a trained model as a classifier, compared with baselines",
     "predict": "class probabilities of new sequences by a fine-tuned model, as a table and a track",
+    "export": "a trained model as a folder to share, with a model card",
+    "info": "what a model is, what it was trained on, and what it is for",
     "genome": "pack, verify and describe a genome, extract regions of it",
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
@@ -122,7 +124,7 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     from dnadiff.downstream.saved import refuse_classifier
 
     refuse_classifier(plain, name)
-    if name not in ("genome", "copies", "judge", "compress", "decompress"):  # compressed files store their number of threads
+    if name not in ("genome", "copies", "judge", "export", "info", "compress", "decompress"):  # .dnd files store the number
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()
@@ -255,8 +257,7 @@ def _all_keys(config: Mapping[str, Json], prefix: str = "") -> Iterator[str]:
 def group_choices(overrides: Sequence[str]) -> list[str]:
     """The overrides that choose a file of a group, as in `data=fasta`."""
     roots = [root for root in (config_dir(), parse(sys.argv[1:])[0]) if root is not None]
-    groups = [(override, override.lstrip("+").partition("=")[0].partition("@")[0]) for override in overrides]
-    return [override for override, group in groups if any((root / group).is_dir() for root in roots)]
+    return [o for o in overrides if any((root / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir() for root in roots)]
 
 
 def check_new_keys(overrides: Sequence[str], name: str) -> None:
@@ -287,7 +288,7 @@ def check_window(window: int | None, loaded: Loaded) -> int:
     """
     if loaded.tokenizer.vocab.complement is None:
         raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
-    window = int(loaded.config["data"]["length"]) if window is None else integer("window", window)
+    window = loaded.training_length("window") if window is None else integer("window", window)
     longest = loaded.denoiser.backbone.max_length
     if longest is not None and window > longest:
         raise ValueError(f"window {window} is more than the {longest} tokens that this network takes; set window to that or less")

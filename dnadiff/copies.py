@@ -21,7 +21,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
     resolve(config["input"])  # refuses a missing file before the training part is read
-    data = memorization.training_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
+    model = checkpoint.load(config["checkpoint"], config["trust"])
+    data = memorization.training_data(model, config["trust"], config.get("data"))
     found = memorization.of_file(config["input"], memorization.indexed(data))
     with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())

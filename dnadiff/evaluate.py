@@ -33,7 +33,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
 
     config = evaluation.check_options(config | {"output": config["output"] or run_dir / "evaluate.json"})
     device = commands.pick_device(config["accelerator"])
-    content = evaluation.evaluate(checkpoint.load(config["checkpoint"], config["trust"]), config, device)
+    model = checkpoint.load(config["checkpoint"], config["trust"], needs_tokenizer=False)  # that of data= is used if it has none
+    content = evaluation.evaluate(model, config, device)
     show(content)
     print(f"files are in {config['output']}")
     return content

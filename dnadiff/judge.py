@@ -38,6 +38,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Compare samples with real windows, and return the content of the JSON file."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
+    from dnadiff.data.run_data import chosen_data
+    from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.metrics import memorization
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.report import figures
@@ -46,13 +48,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
     order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
     seed = checks.integer("seed", config["seed"], 0)
-    if config["checkpoint"] is None and config["real"] is None:
-        raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, or real=y.fa")
+    if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
+        raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa")
     samples = read_bases(config["samples"])
     length = common_length(samples, config["samples"])
     data = None
     if config["checkpoint"] is not None:
-        data = memorization.dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"])
+        data = memorization.dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"], config.get("data"))
+    elif config.get("data"):
+        data = chosen_data(config["data"], {}, DNATokenizer())
+        data.prepare()
     if config["real"] is not None or data is None:
         real, source = cut(read_bases(config["real"]), length), str(config["real"])
     else:

@@ -164,7 +164,7 @@ def segment_starts(config: Config, model: Model, length: int) -> list[int]:
     sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = max(1, model.length // 4) if stride is None else checks.integer("stride", stride)
+    stride = max(1, model.loaded.training_length("stride") // 4) if stride is None else checks.integer("stride", stride)
     return list(range(0, length, stride))
 
 

@@ -63,8 +63,8 @@ class Model:
 
     @property
     def length(self) -> int:
-        """Tokens in a training window."""
-        return int(self.config["data"]["length"])
+        """Tokens in a training window; ValueError if the source of the model does not record it and the network takes any number."""
+        return self.loaded.training_length()
 
     def sample(
         self,
@@ -104,8 +104,8 @@ class Model:
                 constraints that cannot be satisfied.
         """
         num_samples, known = check_request(None, num_samples, 1 if length is None else length)
-        length = None if length is None else known
-        request = from_text(self.tokenizer, num_samples, length, self.length, seed, template, motif, prompt)
+        length = known if length is not None else self.length if template is None else None
+        request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
         if num_draws is None and template is None and not motif and not prompt and gc is None:
             num_draws = 0
         return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
@@ -315,12 +315,13 @@ def load(run: str | os.PathLike[str], device: torch.device | str | None = None, 
     """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have `predict`.
 
     Args:
-        run: a run folder, a .ckpt file, or `latest`.
+        run: a run folder, a .ckpt file, or `latest`; a model that ships with dnadiff, by name; a folder with an exported or published
+            model; or `hf:ORG/NAME@REVISION` on the Hugging Face Hub.
         device: None uses a CUDA device if there is one, else the CPU.
         trust: packages besides dnadiff whose classes its configuration may name.
 
     Raises:
-        FileNotFoundError: if the run does not exist.
+        FileNotFoundError: if it does not exist.
         ValueError: if it is damaged, or names code that is not trusted.
 
     Example:

@@ -17,7 +17,7 @@ from dnadiff.config import Config, Json, build
 from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
-from dnadiff.training.resume import clear, holds_run, resumable, resume_step, start_weights, use_initial_network
+from dnadiff.training.resume import clear, holds_run, resumable, resume_step, use_initial_network
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -37,11 +37,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     Everything that can be refused is refused before the run folder is created or cleared.
     """
     from dnadiff import checkpoint
-    from dnadiff.published.model import PublishedModel
+    from dnadiff.checkpoint.sources import load_silently
 
     config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = data_with_absolute_paths(config["data"])
-    initial = start_weights(config["init_from"], config["trust"]) if config["init_from"] else None
+    initial = load_silently(config["init_from"], config["trust"]) if config["init_from"] else None
     if initial is not None:
         config = use_initial_network(config, initial.config, overrides)
     config = checkpoint.resolved(config, trust=None)
@@ -56,11 +56,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
     check_compatible(config)
     data: SequenceDataModule = build(config["data"], trust=None)
-    if initial is not None and initial.tokenizer is not None:
-        data.expect(initial.tokenizer)
+    if initial is not None and initial.known_tokenizer is not None:
+        data.expect(initial.known_tokenizer)
     data.prepare()
-    if isinstance(initial, PublishedModel) and initial.tokenizer is None:  # published weights of a text model: the tokenizer is the data's
-        initial = initial.with_vocab(data.tokenizer.vocab)
+    if initial is not None:
+        initial = initial.with_tokenizer(data.tokenizer)
     data.check_training()
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:

@@ -40,7 +40,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
         raise ValueError(f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=...")
     device = commands.pick_device(config["accelerator"])
     protocols = {"exact": "count"} if model.denoiser.causal else {name: name for name in config["protocols"]}
-    chosen = {name: settings(config, name, model.config["data"]) for name in config["sets"]}
+    trained_on = model.config.get("data") or {"length": model.training_length()}
+    chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
     for one in chosen.values():  # errors come before the first evaluation
         data = build(one["data"], trust=None)
         data.expect(model.tokenizer)
@@ -55,7 +56,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
             content = evaluation.evaluate(model, evaluation.check_options(options), device)
             rows += rows_of(name, one["part"], shown, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]
-            if content["data"]["name"] == model.config["data"].get("name"):
+            if content["data"]["name"] == trained_on.get("name"):
                 log.warning(f"{name}: the model was trained on data of this name, so this is not zero-shot")
     write_json(output, {"checkpoint": str(model.path), "step": model.step, "layouts": layouts, "rows": rows})
     show(rows, layouts)

@@ -1,11 +1,14 @@
-"""The data of a training run, read again by later commands from the files that its configuration names, and never from the network."""
+"""The data of a training run, read again by later commands from the files that its configuration names, and never from the network.
+
+`chosen_data` prefers the data that the command line names; a model without a run, such as published weights, needs them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnadiff.config import PACKAGE, Json, build
+from dnadiff.config import PACKAGE, Config, Json, build
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -13,27 +16,49 @@ if TYPE_CHECKING:
 
 # Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the configuration names.
 _FETCHED, _REPLACED = ("download", "hub"), ("tokenizer",)
+_REMEDY = "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa"
 
 
-def run_data(config: Json, tokenizer: Tokenizer, trust: Sequence[str] = ()) -> SequenceDataModule:
+def chosen_data(given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()) -> SequenceDataModule:
+    """The data `given` on the command line, or else those that a model was trained on, not yet prepared.
+
+    Args:
+        given: `data` of the command line.
+        config: the model's configuration, with `data` if its source describes them.
+        tokenizer, trust: as of `run_data`.
+
+    Raises:
+        ValueError: as `run_data`, or if the data are not sequences that this tokenizer reads.
+    """
+    if not given:
+        return run_data(config.get("data"), tokenizer, trust)
+    data: SequenceDataModule = build(given, trust=None)
+    if tokenizer is not None:
+        data.expect(tokenizer)
+    return data
+
+
+def run_data(config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = ()) -> SequenceDataModule:
     """The data that a model was trained on, not yet prepared.
 
     A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing that it names is fetched.
 
     Args:
-        config: `data` of the configuration in the checkpoint.
-        tokenizer: of the model.
+        config: `data` of the configuration in the checkpoint; None if it has none.
+        tokenizer: of the model; None if it is not known, and the data choose it.
         trust: packages besides dnadiff whose classes the configuration may name.
 
     Raises:
-        ValueError: if the run used downloaded data only, or the data are not sequences that this tokenizer reads.
+        ValueError: if the run used downloaded data only, the source of the model names no file, or the data are not sequences that this
+            tokenizer reads.
     """
     from dnadiff.data.base import SequenceDataModule  # loads Lightning
 
     data = build(without_download(config), trust=(PACKAGE, *trust))
     if not isinstance(data, SequenceDataModule):
         raise ValueError(f"data of the training run are described as {type(data).__name__}, which is no data module; name other data")
-    data.expect(tokenizer)
+    if tokenizer is not None:
+        data.expect(tokenizer)
     return data
 
 
@@ -43,6 +68,8 @@ def without_download(data: Json) -> dict[str, Json]:
     Raises:
         ValueError: if the run used downloaded data only.
     """
+    if data is None:
+        raise ValueError(f"data is missing: this model comes without a run that names its data; {_REMEDY}")
     if not isinstance(data, Mapping):
         raise ValueError(f"data of the training run are {data!r}, expected a mapping; name other data")
     fetched = [key for key in _FETCHED if data.get(key)]
@@ -50,4 +77,6 @@ def without_download(data: Json) -> dict[str, Json]:
         raise ValueError(
             f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
         )
+    if data.get("path", "") is None:
+        raise ValueError(f"data is missing: this model was exported without the path of its data ({data.get('name')}); {_REMEDY}")
     return {key: value for key, value in data.items() if key not in fetched and key not in _REPLACED}

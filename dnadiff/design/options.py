@@ -13,6 +13,7 @@ from dnadiff.config import Config, Json, build
 if TYPE_CHECKING:
     import torch
 
+    from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.regions import Region
     from dnadiff.data.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class SamplingModel(Protocol):
     path: Path
     device: torch.device
     stored_curve: StoredCurve
+    loaded: Loaded
 
     @property
     def length(self) -> int:
@@ -48,17 +50,17 @@ def make_request(config: Config, model: SamplingModel) -> Request:
     from dnadiff.design.template import read_motifs
 
     tokenizer, each = model.tokenizer, config["proposals"] or config["num_samples"]
-    low, high = length_range(config["length"], model.length)
-    if config["infill"] is not None:
-        genome, regions = read_intervals(config, model)
-        if low != high:
-            raise ValueError(f"length={config['length']}: intervals are read in windows of one length; set length to a number")
-        return Infill(genome, regions, each, low, WRITE_WHOLE[config["write"]])
     motifs = read_motifs(config["motif"])
     if config["template"] is not None:
         if config["length"] is not None:
             raise ValueError("the template defines the length; leave length out")
         return Templates(list(read_patterns(config["template"], tokenizer, motifs)), each, tokenizer.vocab.mask_id)
+    low, high = length_range(model.length if config["length"] is None else config["length"])
+    if config["infill"] is not None:
+        genome, regions = read_intervals(config, model)
+        if low != high:
+            raise ValueError(f"length={config['length']}: intervals are read in windows of one length; set length to a number")
+        return Infill(genome, regions, each, low, WRITE_WHOLE[config["write"]])
     return Free(tokenizer, each, (low, high), config["seed"], config["prompt"] or "", motifs)
 
 
@@ -97,10 +99,8 @@ def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> I
         yield name, pattern
 
 
-def length_range(length: int | str | None, default: int) -> tuple[int, int]:
+def length_range(length: int | str) -> tuple[int, int]:
     """The shortest and the longest length of `512` or `200:1000`; raises ValueError for others."""
-    if length is None:
-        return default, default
     if isinstance(length, str) and ":" in length:
         low, _, high = length.partition(":")
         if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
@@ -169,7 +169,8 @@ def resolved_sampler(settings: Config, model: SamplingModel, length: int, shorte
     """
     settings = dict(settings)
     if "window" in settings:
-        window = model.length if settings["window"] is None else integer("sampler.window", settings["window"])
+        key, window = "sampler.window", settings["window"]
+        window = model.loaded.training_length(key) if window is None else integer(key, window)
         inner = resolved_sampler(settings["sampler"], model, min(window, length), None if shortest is None else min(window, shortest))
         settings |= {"window": window, "sampler": inner}
     if "sizes" in settings:

@@ -157,13 +157,12 @@ def from_text(
     tokenizer: Tokenizer,
     num_samples: int,
     length: int | None,
-    default: int,
     seed: int,
     template: str | None,
     motif: str | Sequence[str] | None,
     prompt: str,
 ) -> Request:
-    """The request for samples of one template given as text, or without a template for free sequences of `length` (or `default`) tokens.
+    """The request for samples of one template given as text, or without a template for free sequences of `length` tokens.
 
     Contradictory constraints, and a template together with a length, are a ValueError.
     """
@@ -173,7 +172,9 @@ def from_text(
             raise ValueError(f"{name} {text!r} must be a string")
     motifs = read_motifs(motif)
     if template is None:
-        return Free(tokenizer, num_samples, default if length is None else length, seed, prompt, motifs)
+        if length is None:
+            raise ValueError("length is missing; give a length or a template")
+        return Free(tokenizer, num_samples, length, seed, prompt, motifs)
     if prompt or length is not None:
         raise ValueError("a template defines the beginning and the length of a sequence; leave prompt and length out")
     return Templates([("template", template_pattern(tokenizer, template, motifs))], num_samples, tokenizer.vocab.mask_id)

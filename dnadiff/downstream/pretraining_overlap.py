@@ -24,8 +24,12 @@ def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[s
 
     Raises:
         FileNotFoundError: if the files no longer exist.
-        ValueError: if the data was downloaded, is not a genome, or has too many k-mers to keep in memory.
+        ValueError: if the model does not name its data, or they were downloaded, are not a genome, or have too many k-mers to keep in memory.
     """
+    if not config.get("data"):
+        raise ValueError(
+            "pretraining_overlap=true compares with the data of the pretraining, which published weights do not name; set it to false"
+        )
     data = run_data(config["data"], tokenizer, trust)
     data.prepare()
     size = sum(interval.end - interval.start for interval in data.intervals["train"])

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
-from dnadiff.config import Config, Json, build
+from dnadiff.config import Config, Json
 from dnadiff.data.files import check_output, write_json
-from dnadiff.data.run_data import run_data
+from dnadiff.data.run_data import chosen_data, run_data
 from dnadiff.likelihood.curve import CurveSamples, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
 from dnadiff.likelihood.held_out import (
@@ -90,13 +90,11 @@ def describe_model(model: Loaded, conjoined: bool) -> Json:
 
 
 def evaluate(model: Loaded, config: Config, device: str) -> Json:
-    """Evaluate a model on held-out windows, write the JSON file, and the scores of each window if `windows` names a file.
+    """Evaluate a model on held-out windows, write the JSON file, and return its contents and `is_dna`.
 
     Args:
-        config: as `check_options` returns it; `data` replaces the data of the training run.
-
-    Returns:
-        The contents of the JSON file, and `is_dna`.
+        config: as `check_options` returns it; `data` replaces the data of the training run. The scores of each window are written if
+            `windows` names a file.
 
     Raises:
         ValueError: if model, data and options do not fit, before the network runs.
@@ -106,6 +104,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     protocol.check_noise(model.process.noise)
     check_strands(config, causal, is_dna)
     data, own = data_of(model, config)
+    model = model.with_tokenizer(data.tokenizer)
     tiles = data.test_windows(config["part"], config["length"])
     log.info(f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})")
     trained_on = training_data(model, data if own else None, config["trust"]) if is_dna else None
@@ -154,11 +153,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
 def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
     """The data to evaluate on, prepared, and whether it is the data of the training run; raises ValueError if it does not fit the model."""
     own = not config.get("data")
-    if own:
-        data = run_data(model.config["data"], model.tokenizer, config["trust"])
-    else:
-        data = build(config["data"], trust=None)
-        data.expect(model.tokenizer)
+    data = chosen_data(config.get("data"), model.config, model.known_tokenizer, config["trust"])
     length, longest = config["length"] or data.length, model.denoiser.max_length
     if longest is not None and length > longest:
         raise ValueError(
@@ -176,7 +171,7 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
     data = own
     if data is None:
         try:
-            data = run_data(model.config["data"], model.tokenizer, trust)
+            data = run_data(model.config.get("data"), model.tokenizer, trust)
             data.prepare()
         except (ValueError, FileNotFoundError) as error:
             log.info(f"novel and repeated bases are left out because the data of the training run cannot be read: {error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -15,21 +14,13 @@ import torch
 from dnadiff.checks import optional_integer
 from dnadiff.config import Json
 from dnadiff.likelihood import code_length
+from dnadiff.published.tensors import fingerprint
 
 FILE_NAME = "evaluate.json"
 OPTIMAL = "optimal"
 # What reading a file that something else wrote or damaged can raise.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 log = logging.getLogger("dnadiff")
-
-
-def fingerprint(network: torch.nn.Module) -> str:
-    """SHA-256 of the names, types, shapes and bytes of all weights; it takes about a second per gigabyte."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 class StoredCurve:

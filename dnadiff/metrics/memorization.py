@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.config import Json
+from dnadiff.config import Config, Json
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.data.run_data import run_data
+from dnadiff.data.run_data import chosen_data
 from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
@@ -133,11 +133,11 @@ class Match(NamedTuple):
     seen: float
 
 
-def dna_data(model: Loaded, trust: Sequence[str] = ()) -> SequenceDataModule:
-    """The data that a model was trained on, prepared; raises ValueError for text."""
+def dna_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
+    """The data that a model was trained on, or those `given` on the command line, prepared; raises ValueError for text."""
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
-    data = run_data(model.config["data"], model.tokenizer, trust)
+    data = chosen_data(given, model.config, model.tokenizer, trust)
     data.prepare()
     return data
 
@@ -152,9 +152,9 @@ def fits_in_memory(data: SequenceDataModule) -> bool:
     return num_training_bases(data) <= MAX_KMERS // 4
 
 
-def training_data(model: Loaded, trust: Sequence[str] = ()) -> SequenceDataModule:
-    """The data that a model was trained on; raises ValueError for text, or if the index of the training part does not fit into memory."""
-    data = dna_data(model, trust)
+def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
+    """As `dna_data`; also raises ValueError if the index of the training part does not fit into memory."""
+    data = dna_data(model, trust, given)
     if not fits_in_memory(data):
         raise ValueError(
             f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"

@@ -61,8 +61,8 @@ class JudgeModel:
         loaded = checkpoint.load(source, trust)
         if not isinstance(loaded.denoiser, CausalDenoiser) or loaded.tokenizer.vocab.complement is not None:
             raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
-        data = loaded.config["data"]
-        return cls(loaded.denoiser.to(device), loaded.tokenizer, int(data["length"]), loaded.path, loaded.step, data)
+        data = loaded.config.get("data")
+        return cls(loaded.denoiser.to(device), loaded.tokenizer, loaded.training_length(), loaded.path, loaded.step, data)
 
 
 def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:

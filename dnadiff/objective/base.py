@@ -45,12 +45,14 @@ class Objective(ABC):
     Attributes:
         causal: which backbones fit; `Objective.causal == backbone.causal` is checked before data is loaded.
         time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
+        trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
     causal: ClassVar[bool] = False
     time_conditioning: ClassVar[bool] = False
+    trains_bound: ClassVar[bool] = True
 
     def __init__(self, process: AbsorbingProcess) -> None:
         self.process = process

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -26,6 +28,8 @@ class MLM(Objective):
         masked: fraction of these that are masked.
         replaced: fraction of these that are replaced by a random token.
     """
+
+    trains_bound: ClassVar[bool] = False
 
     def __init__(self, process: AbsorbingProcess, selected: float = 0.15, masked: float = 0.8, replaced: float = 0.1) -> None:
         super().__init__(process)

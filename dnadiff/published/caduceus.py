@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -127,6 +128,8 @@ _SSM_KEYS = {
 
 class CaduceusFamily(Family):
     """Caduceus-Ph and Caduceus-PS."""
+
+    objective: ClassVar[Config] = {"_target_": "dnadiff.objective.mlm.MLM", "_partial_": True}
 
     @override
     def implied_vocab(self, config: Config) -> Vocab:

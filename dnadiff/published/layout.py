@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -90,9 +91,11 @@ class Family(ABC):
 
     Attributes:
         records_time: the file records whether the network is conditioned on time.
+        objective: of the published training, as in a training configuration.
     """
 
     records_time: bool = False
+    objective: ClassVar[Config]
 
     @abstractmethod
     def implied_vocab(self, config: Config) -> Vocab:

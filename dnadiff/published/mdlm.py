@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from typing_extensions import override
 
 from dnadiff.backbone.dit import DiT
@@ -51,6 +53,7 @@ class MDLMFamily(Family):
     """MDLM's DiT."""
 
     records_time = True
+    objective: ClassVar[Config] = {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True}
 
     @override
     def implied_vocab(self, config: Config) -> Vocab:

@@ -22,7 +22,7 @@ from dnadiff.config import Config, build
 from dnadiff.data.files import atomic_write, check_output, write_json
 from dnadiff.data.structured import read_json
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
 from dnadiff.published import gpt2, tensors
 from dnadiff.published.caduceus import CaduceusFamily
@@ -32,6 +32,7 @@ from dnadiff.published.mdlm import MDLMFamily
 from dnadiff.vocab import Vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
+NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
 VOCAB_KEY = "dnadiff_vocab"  # not a published key: written if the vocabulary is not the one that the format implies
 FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
@@ -44,11 +45,11 @@ class PublishedModel:
 
     Attributes:
         denoiser: in evaluation mode, with its weights.
-        config: `backbone` (a `_target_` with arguments) and `time_conditioning`, as in a training configuration.
+        config: `backbone` (a `_target_` with arguments), `objective`, `noise` and `time_conditioning`, as in a training configuration.
         path: the folder it came from.
     """
 
-    denoiser: Denoiser
+    denoiser: BaseDenoiser
     config: Config
     path: Path
 
@@ -85,7 +86,8 @@ class PublishedModel:
         for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
             state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
         wider.load_state_dict(state)
-        denoiser = Denoiser(wider, noise=self.denoiser.noise, time_conditioning=self.denoiser.time_conditioning)
+        time_conditioning = self.denoiser.time_conditioning
+        denoiser = Denoiser(wider, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
         return replace(self, denoiser=denoiser.eval())
 
 
@@ -95,7 +97,7 @@ def is_published(name: str | os.PathLike[str]) -> bool:
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
 
-def load_published(folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None) -> Denoiser:
+def load_published(folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None) -> BaseDenoiser:
     """The model of a published folder: Caduceus-Ph, Caduceus-PS or MDLM's DiT; see `read`.
 
     Args:
@@ -131,7 +133,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     network, backbone = _load_network(path, described)
     time_conditioning = family.records_time and config.get("time_conditioning", False)
     denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
-    return PublishedModel(denoiser.eval(), {"backbone": backbone, "time_conditioning": time_conditioning}, path)
+    described_by = {"backbone": backbone, "objective": dict(family.objective), "noise": dict(NOISE), "time_conditioning": time_conditioning}
+    return PublishedModel(denoiser.eval(), described_by, path)
 
 
 def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
@@ -172,7 +175,17 @@ def _names_config(path: Path) -> Iterator[None]:
         raise ValueError(f"{path / CONFIG}: {error}") from None
 
 
-def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def described_config(denoiser: BaseDenoiser, layout: PublishedLayout) -> Config:
+    """The contents of the `config.json` of a denoiser, given the layout of its network."""
+    config = dict(layout.config)
+    if FAMILIES[config["model_type"]].records_time:
+        config["time_conditioning"] = denoiser.time_conditioning
+    if _implied_vocab(layout) != denoiser.vocab:
+        config[VOCAB_KEY] = asdict(denoiser.vocab)
+    return config
+
+
+def export_published(denoiser: BaseDenoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`, each atomically.
 
     Raises:
@@ -182,11 +195,7 @@ def export_published(denoiser: Denoiser, folder: str | os.PathLike[str], overwri
     from safetensors.torch import save
 
     layout, path = published_layout(denoiser.backbone), Path(folder)
-    config = dict(layout.config)
-    if FAMILIES[config["model_type"]].records_time:
-        config["time_conditioning"] = denoiser.time_conditioning
-    if _implied_vocab(layout) != denoiser.vocab:
-        config[VOCAB_KEY] = asdict(denoiser.vocab)
+    config = described_config(denoiser, layout)
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
     content = save(layout.tensors(), metadata={"format": "pt"})

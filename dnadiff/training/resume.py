@@ -12,9 +12,7 @@ from dnadiff.config import Config, leaves, with_current_names
 from dnadiff.data.structured import read_yaml
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.published.model import PublishedModel
 
 # Keys about how a command is started; they may differ between a run and its resumption.
 START = ("resume", "overwrite", "trust")
@@ -28,14 +26,6 @@ MAY_CHANGE = (
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
 log = logging.getLogger("dnadiff")
-
-
-def start_weights(source: str, trust: Sequence[str]) -> Loaded | PublishedModel:
-    """The model that `init_from` names: a published folder or Hub id, or a run or checkpoint of this package."""
-    from dnadiff import checkpoint
-    from dnadiff.published import model
-
-    return model.read(source) if model.is_published(source) else checkpoint.load(source, trust)
 
 
 def holds_run(run_dir: Path) -> bool:

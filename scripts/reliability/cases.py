@@ -155,6 +155,8 @@ CASES = (
     Case("judge", ("samples={world}/samples.fa", DNA, "num_splits=20", "order=2"), inputs=("samples.fa", "dna")),
     Case("judge_text", ("samples={world}/samples.jsonl", AR, "accelerator=cpu"), inputs=("samples.jsonl", "ar")),
     Case("copies", ("input={world}/samples.fa", DNA), inputs=("samples.fa", "dna")),
+    Case("export", (DNA, "output={out}/model"), ("overwrite=true",), ("dna",)),
+    Case("info", (DNA, "output={out}/info.json"), inputs=("dna",)),
     Case(
         "finetune",
         (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=3", "accelerator=cpu"),

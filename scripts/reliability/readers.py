@@ -861,12 +861,46 @@ def _bin(folder: Path) -> None:
     (folder / "p" / "model.safetensors").unlink()
 
 
+def _exported(folder: Path) -> None:
+    from dnadiff import export
+
+    if not (RUNS / "exported").is_dir():
+        export.run(dict(_command("export", f"checkpoint={RUNS}/dna", f"output={RUNS}/exported")), RUNS, [])
+    shutil.copytree(RUNS / "exported", folder / "p")
+
+
+def _read_exported(folder: Path) -> object:
+    from dnadiff import checkpoint
+
+    loaded = checkpoint.load(folder / "p")
+    about = json.dumps([loaded.config, loaded.origin.likelihood, loaded.origin.data], sort_keys=True, default=str)
+    return _digest(loaded.denoiser), about, loaded.tokenizer.config(), loaded.step, loaded.labels
+
+
+def _read_card(folder: Path) -> object:
+    from dnadiff.checkpoint.sources import license_in
+
+    return license_in(folder / "README.md")
+
+
+CARD = b"---\nlibrary_name: dnadiff\nlicense: apache-2.0\ntags: [dna]\n---\n\n# Model\n\nlicense: mit\n"
 _FOLDER = {"p/config.json": m.JSON, "p/model.safetensors": m.SAFETENSORS}
 _NAMES = ("config.json", "model.safetensors", "pytorch_model.bin")
 PUBLISHED = (
     Reader("published Caduceus", _published("caduceus"), _FOLDER, _read_published, _of_published, 3, ("dna",), _NAMES),
     Reader("published MDLM", _published("dit"), _FOLDER, _read_published, _of_published, 3, ("text",), _NAMES),
     Reader("GPT-2 folder", _gpt2, _FOLDER, _read_gpt2, _of_published, 3, ("ar",), _NAMES),
+    Reader(
+        "exported folder",
+        _exported,
+        {"p/dnadiff.json": m.JSON, **_FOLDER},
+        _read_exported,
+        nothing,
+        4,
+        ("dna", "text", "export", "info"),
+        (*_NAMES, "dnadiff.json", "work/p"),
+    ),
+    Reader("model card", _writes("README.md", lambda: CARD), {"README.md": m.TEXT}, _read_card, anything, 1, ("dna", "info")),
     Reader("pytorch_model.bin", _bin, {"p/pytorch_model.bin": [*m.BYTES, m.forged_entry]}, _read_published, nothing, 2, ("dna",), _NAMES),
 )
 

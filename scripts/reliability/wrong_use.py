@@ -81,6 +81,8 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("judge_text", "sampler.temperature sampler.nucleus", ("zero", "negative", "fraction"), "not used; the texts come from a file"),
     ("sample", "prompt", ("word",), "the tokens of the model's alphabet"),
     ("*", "tokenizer.characters", ("word", "missing file"), "an alphabet"),
+    ("export", "name data_license", ("word", "missing file"), "any words"),
+    ("export", "license", ("word",), "an identifier"),
     ("evaluate", "target_se", ("fraction",), "any number above 0"),
     ("predict", "track", ("word", "missing file"), "a file that does not exist yet"),
     ("compare", "conjoin", ("boolean",), "true or false, or a list of models"),
@@ -222,8 +224,8 @@ def _also_for_compare(needs: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[st
 NEEDS = dict(_also_for_compare(NEEDS))
 # Choices that a command must refuse, whatever the values of their keys.
 REFUSED = {
-    "genome data=[!efhs]*": "not DNA",
-    "genome tokenizer=*": "not DNA",
+    **{f"{command} {choice}": "not DNA" for command in ("genome",) for choice in ("data=[!efhs]*", "tokenizer=*")},
+    **{f"{command} {choice}": "these data are text" for command in ("copies", "judge") for choice in ("data=[!efhs]*", "tokenizer=*")},
     "variants variant_method=log_prob": "a masked diffusion model",
 }
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+LICENSES = {"ecoli_K12_MG1655.fa.gz": "INSDC record U00096.3, which may be used and redistributed without restriction"}  # of sequences
 
 
 def path(name: str) -> Path:

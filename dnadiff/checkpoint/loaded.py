@@ -1,0 +1,224 @@
+"""A model ready to use, and how it is built from its configuration, whatever file it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
+from dnadiff.data.tokenizer import TokenIds, Tokenizer
+from dnadiff.noise import NoiseSchedule
+from dnadiff.objective.base import Objective
+from dnadiff.process import AbsorbingProcess
+from dnadiff.published.layout import listing
+from dnadiff.published.model import PublishedModel
+from dnadiff.vocab import Vocab
+
+if TYPE_CHECKING:
+    from dnadiff.denoiser import BaseDenoiser
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the source of a model records besides what is needed to use it; None is not recorded.
+
+    Attributes:
+        kind: of the source, in words.
+        tokens: tokens seen in training.
+        split_hash: of the records and their split (`dnadiff.data.splits.split_hash`).
+        data: description of the training data (`SequenceDataModule.describe`).
+        likelihood: held-out likelihood with its baselines, as `dnadiff.sharing.record.likelihood_of` writes it.
+        license: of the weights.
+        data_license: of the training data.
+    """
+
+    kind: str = "run"
+    tokens: int | None = None
+    split_hash: str | None = None
+    data: Config | None = None
+    likelihood: Config | None = None
+    license: str | None = None
+    data_license: str | None = None
+
+
+class UnknownTokenizer(Tokenizer):
+    """Stands for the tokenizer of a published text model, which its folder does not hold. It can neither encode nor decode."""
+
+    name: str = "unknown"
+    mask_letter: str = ""
+
+    def __init__(self, vocab: Vocab, source: Path) -> None:
+        self.vocab, self.source = vocab, source
+
+    def error(self) -> ValueError:
+        """What is missing, and what to do."""
+        return ValueError(
+            f"{self.source} is a model of text and holds no tokenizer; copy the tokenizer.json of its training into that folder (GPT-2's for "
+            "MDLM on OpenWebText); evaluate and train init_from= also take tokenizer= with their data"
+        )
+
+    def encode(self, sequence: str, /) -> TokenIds:
+        """Raises ValueError."""
+        raise self.error()
+
+    def decode(self, ids: ArrayLike | Tensor, /) -> str:
+        """Raises ValueError."""
+        raise self.error()
+
+    def config(self) -> Config:
+        """Raises ValueError."""
+        raise self.error()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use.
+
+    Attributes:
+        denoiser: in evaluation mode.
+        tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
+        config: `backbone`, `objective`, `noise` and `time_conditioning`; of a run everything that it was started with. `data` is missing
+            if the source does not describe the training data, as published folders.
+        path: the file of the weights.
+        step: optimizer steps taken; 0 if the source does not record them.
+        labels: names of the labels that the network takes, in the order of the columns of `cond`.
+        origin: what else its source records.
+    """
+
+    denoiser: BaseDenoiser
+    process: AbsorbingProcess
+    tokenizer: Tokenizer
+    config: Config
+    path: Path
+    step: int
+    labels: tuple[str, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of its training."""
+        return build_objective(self.config, self.process, None)
+
+    def training_length(self, key: str = "length") -> int:
+        """Tokens in a training window; of a model that does not record it, the most that its network takes.
+
+        Raises:
+            ValueError: naming the `key` to set, if neither is known.
+        """
+        data = self.config.get("data")
+        length = data.get("length") if isinstance(data, Mapping) else None
+        if length is None:
+            length = self.denoiser.max_length
+        if length is None:
+            raise ValueError(f"{key} is missing: {self.path.parent} does not record the length of its training windows; set {key}=...")
+        return int(length)
+
+    @property
+    def known_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if the source of the model holds none."""
+        return None if isinstance(self.tokenizer, UnknownTokenizer) else self.tokenizer
+
+    def check_tokenizer(self) -> None:
+        """Raise ValueError, with the remedy, if the tokenizer is not known."""
+        if isinstance(self.tokenizer, UnknownTokenizer):
+            raise self.tokenizer.error()
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Loaded:
+        """The same model with the tokenizer of its training, if its source holds none; itself if it has one.
+
+        Raises:
+            ValueError: if it cannot be that tokenizer (`PublishedModel.with_vocab`).
+        """
+        if not isinstance(self.tokenizer, UnknownTokenizer):
+            return self
+        found = PublishedModel(self.denoiser, self.config, self.path.parent).with_vocab(tokenizer.vocab)
+        denoiser, process = wrapped(found.denoiser.backbone, self.config)
+        return replace(self, denoiser=denoiser.eval(), process=process, tokenizer=tokenizer)
+
+
+def build_objective(config: Config, process: AbsorbingProcess, trust: Trust = (PACKAGE,)) -> Objective:
+    """The objective of a training configuration."""
+    return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
+
+
+def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
+    """The configuration with `time_conditioning: null` replaced by the objective's default, in the backbone too."""
+    conditioned = config.get("time_conditioning")
+    if conditioned is None:
+        objective = locate(config["objective"]["_target_"], trust)
+        conditioned = isinstance(objective, type) and issubclass(objective, Objective) and objective.time_conditioning
+    backbone = dict(config["backbone"])
+    if "time_conditioning" in backbone and backbone["time_conditioning"] is None:
+        backbone["time_conditioning"] = conditioned
+    return {**config, "time_conditioning": conditioned, "backbone": backbone}
+
+
+def build_denoiser(config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+    """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
+
+    Raises:
+        ValueError: if objective, backbone and time conditioning are incompatible.
+    """
+    config = resolved(config, trust)
+    return wrapped(build(config["backbone"], vocab=tokenizer.vocab, trust=trust), config, trust)
+
+
+def wrapped(backbone: Backbone, config: Config, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+    """The denoiser that the objective of a configuration puts around a network, and the process of its noise schedule."""
+    noise = build(config["noise"], trust=trust)
+    if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
+        raise ValueError("noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_")
+    process = AbsorbingProcess(backbone.vocab, noise)
+    return build_objective(config, process, trust).denoiser(backbone, bool(config["time_conditioning"])), process
+
+
+def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
+    """The names of a network's labels: those that the run saved, or numbers if it saved none."""
+    names = described.get("labels")
+    if not isinstance(names, (list, tuple)) or len(names) != number:
+        names = range(number)
+    return tuple(map(str, names))
+
+
+def built_tokenizer(config: Config, trust: Trust, path: Path) -> Tokenizer:
+    """The tokenizer that a file describes; ValueError if it describes something else."""
+    tokenizer = build(config, trust=trust)
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(f"{path} names {config.get('_target_')!r} as its tokenizer, which is not one; use another copy of it")
+    return tokenizer
+
+
+@contextmanager
+def names_file(path: Path) -> Iterator[None]:
+    """Errors of values that no command writes, for which constructors and torch raise many kinds, become a ValueError that names the file."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} does not describe a model that can be built ({reason}); use another copy of it") from error
+
+
+def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
+    """Raise ValueError, listing missing, surplus and misshapen tensors, if a file's tensors do not fit; the denoiser may be without memory."""
+    own = denoiser.state_dict()
+    faults = [f"missing {name}" for name in own if name not in state]
+    faults += [f"surplus {name}" for name in state if name not in own]
+    faults += [
+        f"{name} is {tuple(state[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in own
+        if name in state and own[name].shape != state[name].shape
+    ]
+    if faults:
+        raise ValueError(
+            f"the weights in {source} do not fit the network of the configuration: {listing(faults)}. "
+            "Was it trained with another vocabulary or size?"
+        )

@@ -1,0 +1,61 @@
+"""`python -m dnadiff.export`: a trained model as a folder to share: published layout, what loads it back, and a model card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dnadiff import commands
+from dnadiff.config import SHARED, Config, Keys
+from dnadiff.progress import table
+
+FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
+_LICENSE = re.compile(r"[\w.-]{1,60}")
+KEYS: Keys = {**SHARED, "name": str | None, "license": str | None, "data_license": str | None}
+
+
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Export, and return the folder."""
+    from dnadiff import checkpoint
+    from dnadiff.checkpoint import exported
+    from dnadiff.data.files import write_json
+    from dnadiff.published.layout import published_layout
+    from dnadiff.sharing import record
+    from dnadiff.sharing.card import write_card
+    from dnadiff.sharing.folder import check_folder, new_folder
+
+    if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
+        raise ValueError(f"license {config['license']!r} is no identifier of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
+    output = run_dir / "model" if config["output"] is None else config["output"]
+    target = check_folder(output, config["overwrite"], FILES)
+    loaded = checkpoint.load(config["checkpoint"], config["trust"])
+    published_layout(loaded.denoiser.backbone)  # refuses networks without one
+    evaluation = record.stored_evaluation(loaded)
+    origin = record.origin_of(loaded, evaluation, config["trust"], reads_data=True)
+    given = {key: config[key] or vars(origin)[key] for key in ("license", "data_license")}
+    origin = replace(origin, data=record.without_paths(origin.data), **given)
+    name = config["name"] or target.name
+    about = record.summary(loaded, origin)
+    with new_folder(target) as folder:
+        checkpoint.export_published(loaded.denoiser, folder)
+        write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
+        if evaluation is not None:  # sampling chooses its groups from it
+            write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))
+        write_card(folder, name, about)
+    size = (target / "model.safetensors").stat().st_size
+    print(table([("network", about["network"]), ("parameters", f"{about['parameters']:,}"), ("weights", f"{size:,} bytes")]))
+    if origin.data_license is None:
+        print("the license of the training data is not recorded: give data_license=, or state it in README.md before you share the folder")
+    print(f"files are in {target}")
+    return target
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("export", run, KEYS)
+
+
+if __name__ == "__main__":
+    main()

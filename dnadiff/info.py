@@ -1,0 +1,86 @@
+"""`python -m dnadiff.info`: what a model is, what it was trained on, how well it predicts, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dnadiff import commands
+from dnadiff.config import SHARED, Config, Json, Keys
+from dnadiff.progress import table
+
+KEYS: Keys = SHARED
+LABELS = {
+    "checkpoint": "weights",
+    "source": "source",
+    "network": "network",
+    "parameters": "parameters",
+    "objective": "objective",
+    "noise": "noise schedule",
+    "tokenizer": "tokenizer",
+    "labels": "labels",
+    "max_length": "longest input",
+    "training_window": "training window",
+    "data": "training data",
+    "split": "split",
+    "split_hash": "hash of the split",
+    "step": "steps",
+    "tokens": "tokens seen",
+    "license": "license",
+    "data_license": "license of the data",
+    "purpose": "for",
+}
+MISSING = "not recorded"
+OPTIONAL = ("labels", "max_length")  # absent means that there are none
+
+
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
+    """Print the table, write the JSON file if there is an `output`, and return its contents."""
+    from dnadiff.checkpoint.sources import load_silently
+    from dnadiff.data.files import check_output, write_json
+    from dnadiff.sharing import record
+
+    output = check_output(config["output"], config["overwrite"]) if config["output"] is not None else None
+    loaded = load_silently(config["checkpoint"], config["trust"])
+    about = record.summary(loaded, record.origin_of(loaded, record.stored_evaluation(loaded)))
+    show(about)
+    if output is not None:
+        write_json(output, about)
+        print(f"files are in {output}")
+    return about
+
+
+def show(about: Config) -> None:
+    """Print the table, and the held-out likelihood with its baselines."""
+    cells = {key: cell(about[key]) for key in LABELS}
+    print(table([(LABELS[key], text or MISSING) for key, text in cells.items() if text or key not in OPTIONAL]))
+    if about["remark"]:
+        print(f"\n{about['remark']}")
+    found = about["likelihood"]
+    if not found:
+        print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={about['checkpoint']})")
+        return
+    rows: list[tuple[str, ...]] = [
+        (name, f"{g['bits']:.4f}", f"{g['bits_low']:.4f} to {g['bits_high']:.4f}", f"{g['tokens']:,}")
+        for name, g in found["groups"].items()
+    ]
+    for model in found["markov"]:
+        rows += [(f"Markov order {model['order']}, {name}", f"{g['bits']:.4f}", "", "") for name, g in model["groups"].items()]
+    print("\n" + table(rows, (f"{found['part']} part, windows of {found['window']}", "bits per token", "95 % interval", "number")))
+    print(f"{found['data']}: {found['protocol']}")
+
+
+def cell(value: Json) -> str:
+    """A value in the table; empty if it is missing."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("info", run, KEYS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The model card: `README.md` in the format of the Hugging Face Hub, written from what is recorded of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from dnadiff.config import Config, Json, config_dir
+
+LIBRARY, UNKNOWN = "dnadiff", "unknown"  # `unknown` is what the Hub calls a license that is not stated
+_SHOWN = 8  # held-out records named in the table
+_GUIDE = "RESPONSIBLE_USE.md"
+
+
+def model_card(name: str, about: Config) -> str:
+    """The card of a model.
+
+    Args:
+        name: of the model, its title.
+        about: as `dnadiff.sharing.record.summary` returns it.
+    """
+    sections = {
+        "What it is": what(about),
+        "Data": data(about),
+        "Split": split(about),
+        "Likelihood": likelihood(about["likelihood"]),
+        "License": licenses(about),
+        "Intended use": intended(about),
+        "Responsible use": responsible(about),
+        "How to load it": loading(name, about),
+    }
+    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
+    return f"---\n{metadata(about)}---\n\n# {name}\n\n{body}\n"
+
+
+def metadata(about: Config) -> str:
+    """The YAML between the first two lines of dashes."""
+    kind = "genomics" if is_dna(about) else "text"
+    tags = [*(["dna"] if is_dna(about) else []), kind, "masked-diffusion", "language-model", about["network"].lower()]
+    content = {"library_name": LIBRARY, "license": about["license"] or UNKNOWN, "tags": tags, "pipeline_tag": "fill-mask"}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def is_dna(about: Config) -> bool:
+    """Whether it is a model of DNA."""
+    return bool(about["alphabet"] == "DNA")
+
+
+def rows(pairs: Config) -> str:
+    """A table of two columns in Markdown; what is None or empty is left out."""
+    lines = [f"| {key} | {_cell(value)} |" for key, value in pairs.items() if value not in (None, "", [], {})]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _cell(value: Json) -> str:
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def what(about: Config) -> str:
+    """Network, objective and amount of training."""
+    table = {
+        "network": about["network"],
+        "parameters": about["parameters"],
+        "objective": about["objective"],
+        "noise schedule": about["noise"],
+        "conditioned on time": "yes" if about["time_conditioning"] else None,
+        "tokenizer": about["tokenizer"],
+        "labels": ", ".join(about["labels"]),
+        "training window, tokens": about["training_window"],
+        "longest input, tokens": about["max_length"],
+        "optimizer steps": about["step"],
+        "tokens seen in training": about["tokens"],
+        "SHA-256 of the weights": about["fingerprint"],
+    }
+    text = f"A language model of {about['alphabet']} that predicts masked tokens, trained with dnadiff.\n\n{rows(table)}"
+    return f"{text}\n\n{about['remark']}" if about["remark"] else text
+
+
+def data(about: Config) -> str:
+    """What it was trained on."""
+    return f"Trained on {_cell(about['data'])}." if about["data"] else "The training data are not recorded."
+
+
+def split(about: Config) -> str:
+    """Which part was held out."""
+    held = {part: ", ".join(names[:_SHOWN]) for part, names in (about["held_out_records"] or {}).items()}
+    table = {
+        "split": about["split"],
+        "hash of records and split": about["split_hash"],
+        **{f"tokens, {part}": number for part, number in (about["split_tokens"] or {}).items()},
+        **{f"records with held-out parts, {part}": names for part, names in held.items()},
+    }
+    return rows(table) if about["split"] or about["split_hash"] else "The split is not recorded."
+
+
+def likelihood(found: Config | None) -> str:
+    """Held-out likelihood next to its baselines."""
+    if not found:
+        return "Not measured. `python -m dnadiff.evaluate` measures it and compares it with Markov models of the same training part."
+    header = ["tokens counted", "bits per token", "95 % interval", "number"]
+    table = [
+        [name, f"{g['bits']:.4f}", f"{g['bits_low']:.4f} to {g['bits_high']:.4f}", f"{g['tokens']:,}"]
+        for name, g in found["groups"].items()
+    ]
+    text = [
+        f"Upper bounds on -log2 p of the {found['part']} part of {_cell(found['data'])}, windows of {found['window']:,} tokens. "
+        f"Protocol: {_cell(found['protocol'])}.",
+        _markdown(header, table),
+    ]
+    if found["markov"]:
+        baselines = [
+            [
+                f"Markov order {row['order']}, {name}",
+                f"{g['bits']:.4f}",
+                f"{g['difference_bits']:+.4f}",
+                f"{g['low']:+.4f} to {g['high']:+.4f}",
+            ]
+            for row in found["markov"]
+            for name, g in row["groups"].items()
+        ]
+        text += [
+            "Back-off Markov models fitted on the training part of the same data; a negative difference means that this model is better.",
+            _markdown(["baseline", "bits per token", "this model minus it", "95 % interval"], baselines),
+        ]
+    return "\n\n".join(text)
+
+
+def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *lines))
+
+
+def licenses(about: Config) -> str:
+    """Of the weights and of the data."""
+    weights, of_data = about["license"] or "not stated", about["data_license"] or "not recorded; state it here before you share this model"
+    return rows({"weights": weights, "training data": of_data})
+
+
+def intended(about: Config) -> str:
+    """What it can be used for, and what not."""
+    text = f"For research: {about['purpose']}."
+    if is_dna(about):
+        text += (
+            " Not for clinical, diagnostic or therapeutic use. Likelihoods are no evidence of function without a validation of their own."
+        )
+    return text
+
+
+def responsible(about: Config) -> str:
+    """The guide of the package for models of DNA, one level deeper."""
+    if not is_dna(about):
+        return "Samples are statistical: unverified text in the style of the training data, including its errors and biases."
+    lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()
+    return "\n".join(_deeper(lines[1:])).strip()
+
+
+def _deeper(lines: Sequence[str]) -> Iterator[str]:
+    return (f"#{line}" if line.startswith("#") else line for line in lines)
+
+
+def loading(name: str, about: Config) -> str:
+    """Python and the command line."""
+    sequences = '["ACGTTGACCTGA"]' if is_dna(about) else '["some text"]'
+    command = f"python -m dnadiff.info checkpoint={name}"
+    published = ""
+    if about["network"].startswith("Caduceus"):
+        published = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code, which loads them too."
+    return (
+        f"```python\nimport dnadiff\n\nmodel = dnadiff.load({name!r})  # this folder, or hf:ORG/NAME@COMMIT after an upload\n"
+        f"model.nll({sequences})  # nats per token, an upper bound\nmodel.embed({sequences})\n```\n\n```\n{command}\n```{published}"
+    )
+
+
+def write_card(folder: Path, name: str, about: Config) -> None:
+    """Write `README.md` into a folder."""
+    from dnadiff.data.files import atomic_write
+
+    with atomic_write(folder / "README.md") as file:
+        file.write(model_card(name, about).encode())

@@ -1,0 +1,158 @@
+"""What is known about a model: from its source, from the `evaluate.json` next to it, and from the data that it was trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dnadiff.checkpoint.exported import portable
+from dnadiff.config import Config
+from dnadiff.data import bundled
+from dnadiff.data.run_data import run_data
+from dnadiff.data.structured import read_json
+from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.published.tensors import fingerprint
+
+if TYPE_CHECKING:
+    from dnadiff.checkpoint import Loaded, Origin
+
+_GROUP = ("bits", "bits_low", "bits_high", "nll", "perplexity", "se_total", "tokens")
+_MARKOV = ("bits", "difference_bits", "low", "high")
+# What reading a file that something else wrote or damaged can raise.
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+log = logging.getLogger("dnadiff")
+
+
+def stored_evaluation(loaded: Loaded) -> Config | None:
+    """The `evaluate.json` next to a model; None, with a log message, if it is damaged, of other weights or of the training part."""
+    path = StoredCurve(loaded.path, loaded.denoiser).file
+    if not path.is_file():
+        return None
+    try:
+        content = read_json(path, ("model", "data", "part", "protocol", "groups", "markov"))
+        if content["model"].get("fingerprint") != fingerprint(loaded.denoiser):
+            raise ValueError("it was measured with other weights")
+        if content["part"] == "train":
+            raise ValueError("it was measured on the training part")
+        likelihood_of(content)
+    except _DAMAGED as error:
+        log.info(f"{path} is ignored: {' '.join(str(error).split())}")
+        return None
+    return content
+
+
+def likelihood_of(evaluation: Config) -> Config:
+    """The held-out likelihood and its Markov baselines in an `evaluate.json`: bits per token with intervals, for each group of tokens."""
+    data = evaluation["data"]
+    return {
+        "part": evaluation["part"],
+        "data": data["name"],
+        "own_data": bool(evaluation["own_data"]),
+        "window": data["window"],
+        "split": data["split"],
+        "split_hash": data["split_hash"],
+        "protocol": evaluation["protocol"],
+        "groups": {name: {key: group[key] for key in _GROUP} for name, group in evaluation["groups"].items()},
+        "markov": [
+            {"order": row["order"], "groups": {name: {key: g[key] for key in _MARKOV} for name, g in row["groups"].items()}}
+            for row in evaluation["markov"]
+        ],
+    }
+
+
+def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False) -> Origin:
+    """What the source records, completed by an evaluation next to the model and, with `reads_data`, by the training data themselves."""
+    origin = loaded.origin
+    if evaluation is not None:
+        origin = replace(origin, likelihood=likelihood_of(evaluation))
+        if origin.data is None and evaluation["own_data"]:
+            origin = replace(origin, data=dict(evaluation["data"]))
+    if origin.data is None and reads_data:
+        origin = replace(origin, data=described_data(loaded, trust))
+    if origin.data_license is None:
+        origin = replace(origin, data_license=data_license(loaded.config.get("data")))
+    return origin
+
+
+def described_data(loaded: Loaded, trust: Sequence[str]) -> Config | None:
+    """The description of the training data, read again; None, with a log message, if they cannot be read here."""
+    try:
+        data = run_data(loaded.config.get("data"), loaded.tokenizer, trust)
+        data.prepare()
+        return data.describe()
+    except (ValueError, OSError) as error:
+        log.info(f"the training data are described by their configuration alone, because they cannot be read here: {error}")
+        return None
+
+
+def without_paths(description: Config | None) -> Config | None:
+    """A description of data for other machines."""
+    return None if description is None else portable({key: value for key, value in description.items() if key != "path"})
+
+
+def data_license(data: Config | None) -> str | None:
+    """The license of data that ship with the package; None for others."""
+    path = data.get("path") if isinstance(data, Mapping) else None
+    return bundled.LICENSES.get(path.removeprefix("bundled:")) if isinstance(path, str) else None
+
+
+def summary(loaded: Loaded, origin: Origin) -> Config:
+    """Everything that `python -m dnadiff.info` prints, as plain values."""
+    denoiser, vocab, data = loaded.denoiser, loaded.tokenizer.vocab, loaded.config.get("data") or {}
+    known = origin.data or {}
+    return {
+        "checkpoint": str(loaded.path),
+        "source": origin.kind,
+        "network": type(denoiser.backbone).__name__,
+        "parameters": sum(p.numel() for p in denoiser.parameters()),
+        "max_length": denoiser.max_length,
+        "time_conditioning": denoiser.time_conditioning,
+        "objective": type(loaded.objective).__name__,
+        "noise": type(loaded.process.noise).__name__,
+        "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
+        "alphabet": "text" if vocab.complement is None else "DNA",
+        "labels": list(loaded.labels),
+        "data": known.get("name") or data.get("name"),
+        "training_window": data.get("length"),
+        "split": known.get("split"),
+        "split_hash": known.get("split_hash") or origin.split_hash,
+        "held_out_records": known.get("held_out_records"),
+        "split_tokens": known.get("split_tokens"),
+        "step": loaded.step or None,
+        "tokens": origin.tokens,
+        "likelihood": origin.likelihood,
+        "license": origin.license,
+        "data_license": origin.data_license,
+        "purpose": purpose(loaded),
+        "remark": remark(loaded),
+        "fingerprint": fingerprint(denoiser),
+    }
+
+
+def purpose(loaded: Loaded) -> str:
+    """What the model can be used for, in words."""
+    if loaded.denoiser.causal:
+        return "exact likelihoods, sampling from left to right, embeddings"
+    classify = "embeddings" if loaded.tokenizer.vocab.complement is None else "embeddings, fine-tuning as a classifier"
+    if loaded.objective.trains_bound:
+        return f"likelihood bounds, sampling in any order, infilling, {classify}"
+    return f"{classify}; likelihood bounds and samples only for comparison"
+
+
+def remark(loaded: Loaded) -> str | None:
+    """What training by masked language modeling means for likelihoods and samples; None for other objectives."""
+    if loaded.objective.trains_bound:
+        return None
+    return (
+        "Trained by masked language modeling, which masks a fixed small part of each window. Likelihoods are valid upper bounds, but of a "
+        "network that never saw most noise levels: they are loose, and worse than those of the same network trained by diffusion. Samples "
+        "start from windows that are almost completely masked, which training never showed: expect unrealistic composition."
+    )
+
+
+def shared_evaluation(evaluation: Config, name: str) -> Config:
+    """An `evaluate.json` without paths of this machine; the checkpoint gets the name of the model."""
+    data, model = without_paths(evaluation["data"]), evaluation["model"] | {"checkpoint": name}
+    return portable(evaluation | {"data": data, "model": model})

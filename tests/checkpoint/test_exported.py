@@ -1,0 +1,115 @@
+"""Exported folders load as the same model, and changed ones are refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dnadiff import checkpoint
+from dnadiff.checkpoint.exported import check_of, portable_data
+from dnadiff.published.tensors import fingerprint
+
+
+@pytest.fixture
+def copy(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "model")
+
+
+def test_an_exported_model_is_the_same_model(exported, trained):
+    theirs, ours = checkpoint.load(trained), checkpoint.load(exported)
+    ids = torch.tensor([[7, 3, 10, 3, 11, 8, 9, 3]])
+    assert torch.equal(ours.denoiser.log_probs(ids), theirs.denoiser.log_probs(ids))
+    assert torch.equal(ours.denoiser.x0_log_probs(ids), theirs.denoiser.x0_log_probs(ids))
+    assert fingerprint(ours.denoiser) == fingerprint(theirs.denoiser)
+    assert ours.tokenizer == theirs.tokenizer and ours.labels == theirs.labels and ours.step == theirs.step
+    for key in ("objective", "noise", "time_conditioning"):
+        assert ours.config[key] == theirs.config[key]
+    assert type(ours.objective) is type(theirs.objective) and type(ours.denoiser.parameterization) is type(theirs.denoiser.parameterization)
+    assert ours.config["data"] == portable_data(theirs.config["data"]) and ours.training_length() == theirs.training_length()
+    assert ours.origin.tokens == theirs.origin.tokens > 0 and ours.origin.split_hash == theirs.origin.split_hash
+    assert ours.origin.data["split_hash"] == ours.origin.split_hash
+
+
+def test_nothing_in_the_folder_names_this_machine(exported, trained):
+    for path in exported.iterdir():
+        if path.suffix != ".safetensors":
+            assert str(trained.parent) not in path.read_text() and "/tmp" not in path.read_text()
+
+
+def changed(path, **values):
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps(content))
+    return content
+
+
+def test_a_changed_description_is_refused(copy):
+    path = copy / "dnadiff.json"
+    changed(path, step=5)
+    with pytest.raises(ValueError, match=r"dnadiff\.json was changed after it was exported"):
+        checkpoint.load(copy)
+    changed(path, format=2)
+    with pytest.raises(ValueError, match=r"has format '2', and this version of dnadiff reads 1; update dnadiff"):
+        checkpoint.load(copy)
+
+
+def test_other_weights_than_those_described_are_refused(copy):
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: tensor * 1.001 for name, tensor in weights.items()}, copy / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors holds other weights than dnadiff\.json says"):
+        checkpoint.load(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
+        checkpoint.load(copy)
+
+
+def test_a_config_of_another_network_is_refused(copy):
+    changed(copy / "config.json", d_model=32)
+    with pytest.raises(ValueError, match=r"config\.json and dnadiff\.json describe different networks: d_model"):
+        checkpoint.load(copy)
+
+
+@pytest.mark.parametrize("key", ["backbone", "noise", "objective", "tokenizer"])
+def test_a_hostile_description_is_not_executed(key, copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = changed(copy / "dnadiff.json", **{key: {"_target_": "os.system", "command": "touch pwned"}})
+    changed(copy / "dnadiff.json", check=check_of(content))
+    with pytest.raises(ValueError, match=r"refused to build 'os\.system'"):
+        checkpoint.load(copy)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"backbone": {"_target_": "dnadiff.backbone.caduceus.Caduceus", "d_model": 16, "n_layers": 10**6}}, "more parameters than"),
+        ({"backbone": 5}, "does not describe a model that can be built"),
+        ({"step": "x"}, "does not describe a model that can be built"),
+        ({"origin": {"unknown": 1}}, "does not describe a model that can be built"),
+    ],
+)
+def test_values_that_export_does_not_write_are_refused(value, message, copy):
+    content = changed(copy / "dnadiff.json", **value)
+    changed(copy / "dnadiff.json", check=check_of(content))
+    with pytest.raises(ValueError, match=message) as caught:
+        checkpoint.load(copy)
+    assert "model" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"path": "bundled:x.fa.gz", "length": 5, "tokenizer": {}}, {"path": "bundled:x.fa.gz", "length": 5}),
+        ({"path": "/home/me/x.fa", "length": 5}, {"path": None, "length": 5, "name": "x.fa"}),
+        ({"path": {"a": ["/x/a.fa", "/x/b.fa"]}, "name": "mine"}, {"path": None, "name": "mine"}),
+        (
+            {"path": "bundled:x.fa.gz", "split": {"bed": "/home/me/s.bed"}, "name": None},
+            {"path": None, "split": {"bed": "s.bed"}, "name": "bundled:x.fa.gz"},
+        ),
+        ({"path": None, "download": {"url": "https://x/y"}}, {"path": None, "download": {"url": "https://x/y"}}),
+        (None, None),
+    ],
+)
+def test_only_data_that_ship_with_the_package_keep_their_path(data, expected):
+    assert portable_data(data) == expected
