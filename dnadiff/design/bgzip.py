@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -34,7 +36,7 @@ class BgzipOutput(ResumableOutput):
         return compressed(content)
 
     @override
-    def finish(self) -> None:
+    def finish(self, convert: Callable[[Path, Path], None] | None = None) -> None:
         if not self.complete and not self.notes.get("ended"):
             self.append_packed(_END, 0, {**self.notes, "ended": True})
-        super().finish()
+        super().finish(convert)

@@ -1,13 +1,10 @@
-"""What `dnadiff.load` returns: a trained model for notebooks, with sampling, likelihoods and embeddings, and without configuration."""
+"""Generation with a trained model: sampling, infilling, and the samplers that fit it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
@@ -22,37 +19,17 @@ from dnadiff.design.generate import ConditionalSampler, Design
 from dnadiff.design.infill import infill_sequence
 from dnadiff.design.labels import Labels, conditioned
 from dnadiff.design.request import Request, check_request, from_text
-from dnadiff.downstream.embedding.features import Embedder
-from dnadiff.downstream.embedding.pooling import pool_of
-from dnadiff.likelihood.information import Information
-from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
-    import pandas
-
     from dnadiff.data.nucleotides import DNASequence
-    from dnadiff.downstream.ensemble import ClassifierEnsemble
-    from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.frame import AnyVariants
-    from dnadiff.variant_effect.variant import Reference
 
 
-class Model:
-    """A trained model, from `load`.
-
-    Attributes:
-        loaded: from `dnadiff.checkpoint.load`.
-        denoiser: the network behind its interface, in evaluation mode.
-        tokenizer: sequences to token ids and back.
-        labels: names of the labels that samples can be conditioned on.
-        config: the resolved configuration of the training run.
-        path: the checkpoint file.
-        step: optimizer steps taken.
-    """
+class Generator:
+    """A trained model that generates sequences; see `dnadiff.model.Model`."""
 
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
         self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
@@ -139,7 +116,7 @@ class Model:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
         if isinstance(sequence, (Seq, SeqRecord)):
-            sequence = _letters(sequence)
+            sequence = letters_of(sequence)
         if not isinstance(sequence, str):
             raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
         n, length = check_request(None, n, self.length if length is None else length)
@@ -209,133 +186,8 @@ class Model:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""
         return conditioned(self.denoiser, self.labels, label, guidance, self.config.get("data", {}).get("label_dropout"))
 
-    def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
-        """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
 
-        The NELBO in count form, averaged over `num_draws` (even) stratified masks; the chain rule needs none. N and other letters that the
-        model does not generate are read but not counted; a sequence without a countable letter gets NaN.
-        """
-        return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
-
-    def embed(
-        self,
-        sequences: Sequence[DNASequence],
-        pool: str = "mean",
-        layer: int | None = None,
-        stranded: bool = False,
-        dtype: str = "float32",
-        batch_size: int = 32,
-    ) -> np.ndarray | list[np.ndarray]:
-        """The network's features of each sequence, pooled over positions: `(S, D)`, or with `pool="none"` a list of `(L_i, D)`.
-
-        Args:
-            pool: `mean` or `max` over positions, or `none`.
-            layer: number of layers, followed by the final norm; None is all.
-            stranded: read the given strand alone; otherwise the features of both strands are averaged.
-            dtype: `float32` or `float16`.
-        """
-        embedder = Embedder(self.denoiser.backbone, pool_of(pool), layer, stranded, dtype)
-        vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
-        return vectors if embedder.pool.per_position else np.array(vectors, embedder.dtype).reshape(-1, embedder.width)
-
-    def information(
-        self,
-        sequences: Sequence[DNASequence],
-        window: int | None = None,
-        spacing: int = 32,
-        stranded: bool = False,
-        batch_size: int = 32,
-    ) -> list[np.ndarray]:
-        """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN for N; see `dnadiff.likelihood.information`.
-
-        Args:
-            window: bases that the network reads at once; None is the training window.
-            spacing: distance of bases that are masked together: network calls per window and strand.
-            stranded: read the given strand alone; otherwise the mean of both strands.
-        """
-        if self.tokenizer.vocab.complement is None:
-            raise ValueError(f"information is for models of DNA, and {self.path} was trained on text")
-        window = self.length if window is None else integer("window", window)
-        stranded = stranded or self.denoiser.backbone.reads_both_strands  # which predicts the same for both
-        information = Information(self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size)
-        return information.of_sequences([ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)])
-
-    def variants(
-        self,
-        variants: AnyVariants,
-        genome: str | Path | Mapping[str, str] | Reference,
-        method: VariantMethod | None = None,
-        window: int | None = None,
-        stranded: bool = False,
-        on_mismatch: str = "error",
-        sites_per_window: int = 1,
-        L2: bool = False,
-        seed: int = 1,
-        batch_size: int = 32,
-    ) -> pandas.DataFrame:
-        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative allele without those that are skipped.
-
-        Args:
-            variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
-            genome: a sequence file, `{name: letters}`, or an open `Genome`.
-            method: None is masked for SNVs, block for others and log_prob for autoregressive models (`dnadiff.variant_effect`).
-            window: bases that the network reads; None is the training window.
-            stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md), and so are the columns.
-
-        Raises:
-            ValueError: naming the row that is not valid, such as one whose REF differs.
-        """
-        from dnadiff.variant_effect import frame
-
-        if self.tokenizer.vocab.complement is None:
-            raise ValueError(f"variants are of DNA, and {self.path} was trained on text; give a model of DNA")
-        _, window = check_request(self.denoiser.max_length, 1, self.length if window is None else window)
-        reference = frame.reference_of(genome)
-        network = frame.Network(self.denoiser, self.process, reference, window, batch_size, stranded, sites_per_window, seed)
-        return frame.frame(network, method or frame.default_method(), frame.source_of(variants), on_mismatch, L2)
-
-    def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
-        if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
-            raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        encoded = [torch.from_numpy(self.tokenizer.encode(_letters(sequence)).astype(np.int64)) for sequence in sequences]
-        for ids in encoded:
-            check_request(self.denoiser.max_length if limited else None, 1, len(ids))
-        return encoded
-
-    def __repr__(self) -> str:
-        return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
-
-
-def _letters(sequence: DNASequence) -> str:
+def letters_of(sequence: DNASequence) -> str:
+    """The letters of a sequence as a string."""
     found = plain(sequence)
     return found if isinstance(found, str) else found.decode("latin-1")
-
-
-def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model | ClassifierEnsemble:
-    """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have `predict`.
-
-    Args:
-        run: a run folder, a .ckpt file, or `latest`; a model that ships with dnadiff, by name; a folder with an exported or published
-            model; or `hf:ORG/NAME@REVISION` on the Hugging Face Hub.
-        device: None uses a CUDA device if there is one, else the CPU.
-        trust: packages besides dnadiff whose classes its configuration may name.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is damaged, or names code that is not trusted.
-
-    Example:
-        >>> import dnadiff
-        >>> model = dnadiff.load("runs/train/my_run")  # doctest: +SKIP
-        >>> model.sample(2, length=8)  # doctest: +SKIP
-        ['ACGTTGAC', 'TTGACGTA']
-        >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
-        array([1.29])
-    """
-    from dnadiff.downstream import saved
-
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if saved.is_fine_tuned(run):
-        return saved.load(run, trust, device)
-    return Model(checkpoint.load(run, trust), device)
