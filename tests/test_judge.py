@@ -40,7 +40,7 @@ def test_samples_are_compared_with_a_file(cli, fasta, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["samples=x.fa"], "give checkpoint=RUN, whose held-out part is read, or real=y.fa"),
+        (["samples=x.fa"], "give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa"),
         (["samples=x.fa", "real=few.fa"], "12 samples and 3 real windows are too few"),
         (["samples=x.fa", "real=short.fa"], "no window of 24 bases"),
         (["samples=mixed.fa", "real=x.fa"], "records have 24 to 30 bases"),

@@ -34,7 +34,7 @@ class Query(NamedTuple):
         return cls(name, 0, len(ids), ids, label)
 
 
-class Row(NamedTuple):
+class LabeledRow(NamedTuple):
     """A sequence in a file: `where` is its place for messages, `label` the name of its class, or None."""
 
     where: str
@@ -52,16 +52,16 @@ class Columns:
     label: str | None = None
 
 
-def fasta_rows(path: str, columns: Columns) -> Iterator[Row]:
+def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     """The records of a FASTA file; ValueError if a column is named."""
     for name, value in vars(columns).items():
         if value != vars(Columns())[name]:
             raise ValueError(f"{name}_column={value} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
     for record in iter_fasta(path):
-        yield Row(f"{path}: record {record.name}", record.name, record.sequence)
+        yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 
-def table_rows(path: str, columns: Columns) -> Iterator[Row]:
+def table_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     """The rows of a table; see `dnadiff.downstream.table.read_rows`."""
     keys = {"sequence_column": columns.sequence, "name_column": columns.name, "label_column": columns.label}
     wanted = {key: name for key, name in keys.items() if name is not None}
@@ -72,7 +72,7 @@ def table_rows(path: str, columns: Columns) -> Iterator[Row]:
         for key, column in wanted.items():
             if not found[key]:
                 raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
-        yield Row(where, found.get("name_column", str(number)), found["sequence_column"], found.get("label_column"))
+        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], found.get("label_column"))
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")
 

@@ -15,7 +15,7 @@ from dnadiff.denoiser import BaseDenoiser, next_nll
 from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.process import AbsorbingProcess
-from dnadiff.variant_effect.pairs import Pair, SiteWindow, pair, site_window
+from dnadiff.variant_effect.pairs import Pair, VariantWindow, pair, site_window
 from dnadiff.variant_effect.variant import Edit, Reference
 
 Floats = NDArray[np.float64]
@@ -74,7 +74,7 @@ class Network:
             sites_per_window: instead of that of the network.
         """
         result = np.full((len(self.strands), len(sites), NUM_BASES), np.nan)
-        groups: dict[SiteWindow, dict[int, list[int]]] = {}
+        groups: dict[VariantWindow, dict[int, list[int]]] = {}
         each = sites_per_window or self.sites_per_window
         for number, (record, site) in enumerate(sites):
             found = site_window(self.reference, record, site, self.window, each)
@@ -85,7 +85,7 @@ class Network:
                 self._predict(chosen[first : first + self.batch_size], groups, result)
         return result
 
-    def _predict(self, chosen: Sequence[SiteWindow], groups: dict[SiteWindow, dict[int, list[int]]], result: Floats) -> None:
+    def _predict(self, chosen: Sequence[VariantWindow], groups: dict[VariantWindow, dict[int, list[int]]], result: Floats) -> None:
         ids = np.stack([self.reference.window(g.record, g.start, g.end) for g in chosen]).astype(np.int64)
         masked = np.zeros(ids.shape, bool)
         for row, group in enumerate(chosen):

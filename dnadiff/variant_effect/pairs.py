@@ -135,7 +135,7 @@ def _cut(reference: Reference, record: str, start: int, end: int) -> Ids:
     return reference.window(record, start, end) if end > start else np.zeros(0, np.uint8)
 
 
-class SiteWindow(NamedTuple):
+class VariantWindow(NamedTuple):
     """A window of the genome; sites of equal `group` in the same window are masked together."""
 
     record: str
@@ -144,7 +144,7 @@ class SiteWindow(NamedTuple):
     group: int
 
 
-def site_window(reference: Reference, record: str, site: int, window: int, sites_per_window: int = 1) -> SiteWindow:
+def site_window(reference: Reference, record: str, site: int, window: int, sites_per_window: int = 1) -> VariantWindow:
     """The window in which a site is masked: with the site in its middle, except at the ends of a record.
 
     With several sites per window, sites that are window / sites_per_window bases apart share one; which they are depends on their positions
@@ -156,4 +156,4 @@ def site_window(reference: Reference, record: str, site: int, window: int, sites
     stretch, offset = divmod(site, spacing * sites_per_window)
     first = stretch * spacing * sites_per_window + offset % spacing
     start = min(max(first - (spacing - 1) // 2, 0), length - window)  # at the ends of a record several groups have the same window
-    return SiteWindow(record, start, start + window, first)
+    return VariantWindow(record, start, start + window, first)

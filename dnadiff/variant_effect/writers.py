@@ -94,7 +94,7 @@ class Table(Writer):
                 yield {**cells, "pos": int(cells["pos"]), **{name: value_of(cells[name]) for name in self.columns}}
 
 
-class Parquet(Table):
+class ParquetTable(Table):
     """Apache Parquet with the columns of the table, made from one when all rows are there."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -171,7 +171,7 @@ class Vcf(Writer):
                         yield {"chrom": chrom, "pos": int(pos), "id": name, "ref": ref, "alt": alt, **found}
 
 
-FORMATS: tuple[type[Writer], ...] = (Table, Parquet, Vcf)
+FORMATS: tuple[type[Writer], ...] = (Table, ParquetTable, Vcf)
 
 
 def writer_of(output: Path, embeddings: bool, marks: bool) -> Writer:

@@ -32,7 +32,7 @@ def script(path: Path) -> ModuleType:
 
 
 cases = script(HERE / "triton_cases.py")
-QUICK = ["one state", "both in chunks", "gated", "bfloat16", "convolutions", "gate", "norm", "norm after addition"]
+QUICK = ["both in chunks", "gated", "convolutions", "gate", "norm", "norm after addition"]
 MORE = [name for name in (*cases.SCANS, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS) if name not in QUICK]
 
 

@@ -45,7 +45,7 @@ def page(tmp_path_factory) -> str:
 
 
 def test_published_accuracy_is_always_shown_with_its_training_size(page):
-    assert "Caduceus MDLM 0.940 ± 0.007 (27,097)" in page and "CNN 0.861 (27,097)" in page
+    assert "Caduceus MDLM 0.940 ± 0.007 (27,097)" in page and "CNN 0.861 ± 0.009 (27,097)" in page
     assert page.count("27,097") == 4  # twice in the table, twice at the bars
     assert "Trained on 120 sequences" in page and "Trained on 180 sequences" in page
 
@@ -60,7 +60,7 @@ def test_the_page_has_every_picture_and_escapes_names(page):
 
 def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
     page = write_suite(tmp_path / "r.html", [study("human_nontata_promoters", ["0", "1"]) | {"counterpart": None}]).read_text()
-    assert "Caduceus MDLM" not in page and "CNN 0.861 (27,097)" in page
+    assert "Caduceus MDLM" not in page and "CNN 0.861 ± 0.009 (27,097)" in page
 
 
 def test_bars_of_published_accuracies_are_labeled():

@@ -334,6 +334,7 @@ def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(tmp_path):
     assert [row for row in rows if row["name"].startswith("scan forward+backward")]
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_starts_no_cell_after_its_time_limit(tmp_path):
     run = [sys.executable, str(SCRIPTS / "bench" / "gpu.py"), "--device", "cpu", "--quick", "--minutes", "0"]
     done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
