@@ -257,7 +257,7 @@ def prepare(readers: Sequence[Reader], folder: Path) -> None:
         os._exit(status)
 
 
-NEED_RUNS = ("checkpoint", "checkpoint of text", "resume", "metrics.csv", "evaluate.json", "dnd")
+NEED_RUNS = ("checkpoint", "exported folder", "model card", "checkpoint of text", "resume", "metrics.csv", "evaluate.json", "dnd")
 
 
 def slug(reader: Reader) -> str:
