@@ -72,7 +72,7 @@ def within(scores: dict[str, np.ndarray], rows: list[dict[str, str]]) -> dict:
 def sigma70(options, kept: study.Kept) -> dict:
     """The pieces of the designed promoters."""
     rows = read_promoters(options.csv)
-    rows = rows[:: max(len(rows) // 40, 1)] if options.quick else rows
+    rows = rows[:: max(len(rows) // 400, 1)] if options.quick else rows
 
     def markov(order: int) -> dict:
         genome = Genome.open(FASTA)
@@ -117,6 +117,11 @@ def hnf4a(options, kept: study.Kept) -> dict:
     return {"network": network, "spearman": compared}
 
 
+def signed(value: float | None) -> str:
+    """A correlation with its sign; a dash where too few promoters leave it undefined."""
+    return "-" if value is None else f"{value:+.3f}"
+
+
 def main() -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/variants/promoters")
@@ -133,7 +138,7 @@ def main() -> None:
     if "spearman" in kept and not options.list:
         found = kept["spearman"]
         lines = [
-            [name, score, f"{v['value']:+.3f}", f"{v['low']:+.3f} to {v['high']:+.3f}"]
+            [name, score, signed(v["value"]), f"{signed(v['low'])} to {signed(v['high'])}"]
             for name, each in found.get("backgrounds", found).items()
             if isinstance(each, dict)
             for score, v in each.items()
