@@ -27,7 +27,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.sharing.folder import check_folder, new_folder
 
     if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
-        raise ValueError(f"license {config['license']!r} is no identifier of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
+        raise ValueError(
+            f"license {config['license']!r} is not an identifier of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other"
+        )
     output = run_dir / "model" if config["output"] is None else config["output"]
     target = check_folder(output, config["overwrite"], FILES)
     loaded = checkpoint.load(config["checkpoint"], config["trust"])

@@ -70,6 +70,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
     kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
+    saved.remove_all(run_dir / saved.FOLDER)
     found: dict[str, dict[str, Json]] = {}
     left_out = {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
@@ -152,10 +153,7 @@ def run_task(
     networks: Path,
     kmers: KmerSet | None,
 ) -> dict[str, Json]:
-    """Compare all models on one task, and save the networks in the folder `networks`.
-
-    With `kmers` of the pretraining data, compare also on the items inside and outside of it.
-    """
+    """Compare all models on one task, with `kmers` also on the items in and outside the pretraining data; save networks in `networks`."""
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets

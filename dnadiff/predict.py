@@ -95,7 +95,7 @@ def check_options(config: Config, run_dir: Path) -> Path:
 def check_class(config: Config, model: ClassifierEnsemble) -> None:
     """ValueError unless a track has a class of the model."""
     if config["track"] is not None and config["track_class"] not in model.classes:
-        got = "is missing" if config["track_class"] is None else f"{config['track_class']!r} is no class of this model"
+        got = "is missing" if config["track_class"] is None else f"{config['track_class']!r} is not a class of this model"
         raise ValueError(f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}")
 
 

@@ -151,10 +151,12 @@ def output_settings(
     """Everything that the contents of the output depend on."""
     from dnadiff.data.files import resolve
     from dnadiff.design.output import sha256
+    from dnadiff.published.tensors import fingerprint
 
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return {
-        "model": sha256(model.path),
+        "model": fingerprint(model.denoiser),
+        "device": network.device.type,
         "variants": [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"])),
         "genome": network.reference.digest,
         "window": network.window,

@@ -150,9 +150,22 @@ def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, tmp_path, args
 
 
 def test_different_vocabularies_are_refused():
-    dna, text, other = (SimpleNamespace(tokenizer=tokenizer) for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd")))
+    dna, text, other = (
+        SimpleNamespace(tokenizer=tokenizer, labels=()) for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd"))
+    )
     comparison.check_vocabularies(dna, dna)
     with pytest.raises(ValueError, match=r"a reads dna \(12 tokens\), and b reads characters \(5 tokens\).*cannot be compared"):
         comparison.check_vocabularies(dna, text)
     with pytest.raises(ValueError, match=r"a reads characters \(5 tokens\), and b reads characters \(6 tokens\)"):
         comparison.check_vocabularies(text, other)
+
+
+def test_different_labels_are_refused():
+    labels = (("human", "yeast"), ("human", "mouse"), ())
+    a, b, without = (SimpleNamespace(tokenizer=DNATokenizer(), labels=names) for names in labels)
+    comparison.check_vocabularies(a, a)
+    comparison.check_vocabularies(a, without)
+    with pytest.raises(
+        ValueError, match="a has the labels human, yeast, and b has the labels human, mouse: windows cannot have the labels"
+    ):
+        comparison.check_vocabularies(a, b)

@@ -96,7 +96,7 @@ def test_an_exported_model_needs_data_again_where_data_are_read(cli, run, tiny_f
     ("arguments", "message"),
     [
         (["output=model"], "error: output: model exists; set overwrite=true to replace it, or choose another name"),
-        (["output=new", "license=my own words"], "error: license 'my own words' is no identifier of the Hugging Face Hub"),
+        (["output=new", "license=my own words"], "error: license 'my own words' is not an identifier of the Hugging Face Hub"),
         (["output=run", "overwrite=true"], "error: output run holds other files (checkpoints, config.yaml, metrics.csv, metrics.json)"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
         (["input=long.fa", "window=41"], "set window=40 or less"),
         (["input=x.fa", "stride=3"], "stride=3 needs window="),
         (["input=x.fa", "track=t.bedgraph"], "track_class is missing; the track can be of 'poor', 'rich'"),
-        (["input=x.fa", "track=t.bedgraph", "track_class=x"], "track_class 'x' is no class of this model"),
+        (["input=x.fa", "track=t.bedgraph", "track_class=x"], "track_class 'x' is not a class of this model"),
         (["input=x.fa", "track_class=rich"], "track_class=rich needs track="),
         (["input=x.fa", "track=p.tsv", "track_class=rich", "output=p.tsv"], "track p.tsv is also the output"),
         (["input=x.fa", "output=x.tsv"], "x.tsv exists; set overwrite=true"),

@@ -67,16 +67,15 @@ class ExportedSource(ModelSource):
 
 
 class PublishedSource(ModelSource):
-    """A folder in a published layout: Caduceus-Ph, Caduceus-PS or MDLM's DiT; also `ORG/NAME@COMMIT`, the form of `load_published`."""
+    """A folder in a published layout: Caduceus-Ph, Caduceus-PS or MDLM's DiT."""
 
     @override
     def matches(self, name: str) -> bool:
-        return is_published(expand_user(name)) or is_published(name)
+        return (expand_user(name) / CONFIG).is_file()
 
     @override
     def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        folder = expand_user(name)
-        found = read_published(folder if is_published(folder) else name)
+        found = read_published(expand_user(name))
         tokenizer = _tokenizer(found)
         denoiser, process = wrapped(found.denoiser.backbone, found.config)
         origin = Origin("published folder", license=license_in(found.path / CARD))
@@ -99,14 +98,15 @@ class BundledSource(ModelSource):
 
 
 class HubSource(ModelSource):
-    """`hf:ORG/NAME` or `hf:ORG/NAME@REVISION`, a repository of the Hugging Face Hub with an exported or a published model."""
+    """`hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`, a repository of the Hugging Face Hub with an exported or a published model."""
 
     @override
     def matches(self, name: str) -> bool:
-        return name.startswith(hub.PREFIX)
+        return name.startswith(hub.PREFIX) or (is_published(name) and not expand_user(name).is_dir())
 
     @override
     def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        name = hub.PREFIX + name.removeprefix(hub.PREFIX)
         optional = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))
         folder = str(hub.fetch(*hub.parse(name), (CONFIG, TENSORS[0]), optional))
         loaded = next(kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)).load(folder, trust)

@@ -108,7 +108,7 @@ class ClassifierEnsemble:
             batch_size: None is that of the task's test items: the same items then get the same numbers.
 
         Raises:
-            ValueError: for a letter that is no nucleotide, an empty sequence, or one longer than the network accepts.
+            ValueError: for a letter that is not a nucleotide, an empty sequence, or one longer than the network accepts.
         """
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")

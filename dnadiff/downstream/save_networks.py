@@ -29,7 +29,7 @@ def save_networks(
     study: Mapping[str, Json],
     networks: Mapping[tuple[str, int], WeightsFile],
 ) -> None:
-    """Save the network of every seed with its description; networks that an earlier run left in the folder are removed.
+    """Save the network of every seed with its description.
 
     Args:
         folder: `models` in the run folder, or a folder of the task in it.
@@ -56,10 +56,10 @@ def save_networks(
             found = report["found"][number][0]
             own = {
                 "name": name,
+                "seeds": sorted(seeds),
                 "settings": settings[name],
                 "found": found,
                 "batch_size": EVALUATION * found.get("chosen", settings[name])["batch_size"],  # that predicted the test items
                 "metrics": {metric: each["per_seed"][number] for metric, each in report["metrics"].items()},
             }
             saved.save(folder / subfolder, seed, weights, {**shared, **own})
-        saved.remove_others(folder / subfolder, list(seeds))

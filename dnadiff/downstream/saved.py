@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
 FORMAT = 1
-_MODELS, _CLASSIFYING = (
-    ("checkpoint", "init_from", "judge", "a", "b"),
-    ("predict",),
-)  # keys that name a model; commands that take classifiers
+_MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
+_CLASSIFYING = ("predict",)  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
-_SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained")  # by all seeds of a run
+_SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
 _REMEDY = "use another copy of it, or fine-tune again"
 
@@ -45,7 +43,7 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     target = folder / f"seed_{seed}"
     description = target / DESCRIPTION
     content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
-    content = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)  # NaN is no JSON
+    content = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)  # NaN is not JSON
     content["check"] = _check_of(content)
     if description.is_file() and not _describes(description, weights.sha256):
         description.unlink()  # of other weights: until the new ones are complete, there is no model
@@ -53,13 +51,11 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     write_json(description, content)
 
 
-def remove_others(folder: Path, seeds: Sequence[int]) -> None:
-    """Remove the classifiers of an earlier run with other seeds, which would be averaged with those of this one."""
-    for path in folder.glob("seed_*"):
-        found = _SEED.fullmatch(path.name)
-        if found and int(found[1]) not in seeds and (path / DESCRIPTION).is_file():
-            (path / DESCRIPTION).unlink()
-            shutil.rmtree(path, ignore_errors=True)
+def remove_all(folder: Path) -> None:
+    """Remove the classifiers that an earlier run left in its folder `models`: they must not be taken for those of the next one."""
+    for path in sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else ():
+        path.unlink()  # first: without it, the folder is not a classifier
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def is_fine_tuned(checkpoint: object) -> bool:
@@ -91,7 +87,8 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
     """
     path = expand_user(checkpoint)  # type: ignore[arg-type]
     if str(checkpoint) == "latest":
-        found = sorted((p for p in Path(runs).glob("*") if is_fine_tuned(p) and _seeds_in(p)), key=lambda p: (p / FOLDER).stat().st_mtime)
+        saved = [p for p in Path(runs).glob("*") if (p / RUN).is_file() and (_seeds_in(p) or _tasks_in(p))]
+        found = sorted(saved, key=lambda p: (p / RUN).stat().st_mtime)
         if not found:
             raise FileNotFoundError(f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name the run folder")
         path = found[-1]
@@ -132,6 +129,11 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     for folder, about in zip(folders, described):
         if different := [key for key in _SHARED if about[key] != first[key]]:
             raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
+    present = [about["seed"] for about in described]
+    if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
+        raise ValueError(
+            f"{folders[0].parent} holds the seeds {present} of a run with the seeds {first['seeds']}: the run was interrupted; start it again"
+        )
     try:
         tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
         if not isinstance(tokenizer, DNATokenizer):
@@ -192,7 +194,7 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
 
     backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(backbone, Backbone):
-        raise ValueError(f"its network is {type(backbone).__name__}, which is no network of this package; {_REMEDY}")
+        raise ValueError(f"its network is {type(backbone).__name__}, which is not a network of this package; {_REMEDY}")
     return Classifier(keep_first_layers(backbone, about["layer"]), len(about["classes"]), bool(about["stranded"]))
 
 

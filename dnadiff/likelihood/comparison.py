@@ -110,12 +110,15 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
 
 
 def check_vocabularies(a: Loaded, b: Loaded) -> None:
-    """ValueError unless the tokens of both models are the same."""
+    """ValueError unless the tokens of both models are the same, and their labels if both have some."""
     if a.tokenizer.config() != b.tokenizer.config():
         kinds = [f"{name} reads {m.tokenizer.name} ({m.tokenizer.vocab.size} tokens)" for name, m in zip(NAMES, (a, b))]
         raise ValueError(
             f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be compared; name two models with one tokenizer"
         )
+    if a.labels and b.labels and a.labels != b.labels:
+        labels = [f"{name} has the labels {', '.join(m.labels)}" for name, m in zip(NAMES, (a, b))]
+        raise ValueError(f"{', and '.join(labels)}: windows cannot have the labels of both; name two models with the same labels")
 
 
 def groups_of(

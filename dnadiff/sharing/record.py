@@ -26,7 +26,8 @@ log = logging.getLogger("dnadiff")
 
 
 def stored_evaluation(loaded: Loaded) -> Config | None:
-    """The `evaluate.json` next to a model; None, with a log message, if it is damaged, of other weights or of the training part."""
+    """The `evaluate.json` next to a model; None, with a log message, if it is damaged, of other weights, of other data
+    or of the training part."""
     path = StoredCurve(loaded.path, loaded.denoiser).file
     if not path.is_file():
         return None
@@ -36,6 +37,8 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
             raise ValueError("it was measured with other weights")
         if content["part"] == "train":
             raise ValueError("it was measured on the training part")
+        if not content["own_data"] and "data" in loaded.config:
+            raise ValueError("it was measured on other data than those of the training")
         likelihood_of(content)
     except _DAMAGED as error:
         log.info(f"{path} is ignored: {' '.join(str(error).split())}")

@@ -195,9 +195,9 @@ class Saturation(VariantSource):
                 if base not in _BASES:
                     continue
                 where = f"saturate: {region.chrom}:{place + 1}"
-                yield Row(where, region.chrom, place + 1, ".", base, tuple(b for b in _BASES if b != base))
-                if self.deletions and length > 1:
+                if self.deletions and length > 1:  # first: its POS is that of the base before, and VCF must be sorted
                     yield self._deletion(region.chrom, place, letters, low, where)
+                yield Row(where, region.chrom, place + 1, ".", base, tuple(b for b in _BASES if b != base))
 
     def _deletion(self, chrom: str, place: int, letters: str, low: int, where: str) -> Row:
         at = place - low

@@ -4,11 +4,12 @@
 
 variance: SNVs, one strand; the variance of one order of `block` times its calls over that of one pair of draws of `window` times its calls.
 indels: mean difference of `block` and `window` for insertions and deletions of 1 to 6 bases, with the error of that difference.
-sites: RMS error and calls of several sites per window for each number of sites, on a region that should be one of validation.
+sites: RMS error of several sites per window for each number of sites, on a region that should be one of validation.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def variance(network: Network, region: Region, size: dict) -> dict:
     empty = np.full((1, len(edits), NUM_BASES), np.nan)
     block, window = Block(size["block"], size["orders"]), PairedWindow(size["draws"])
     (_, of_block), (_, of_window) = (method.llr(network, edits, empty) for method in (block, window))
-    calls = size["block"] + 2, 2 * size["draws"]  # of one order on average, and of all draws
+    # Of one order: its steps from the variant on, for both alleles but for the first, which they share; and of all draws.
+    calls = 2 * math.ceil(size["block"] / 2) + 1, 2 * size["draws"]
     costs = float(of_block.mean() * size["orders"] * calls[0]), float(of_window.mean() * calls[1])
     return {"block": costs[0], "window": costs[1], "window_over_block": costs[1] / costs[0]}
 
@@ -74,7 +76,8 @@ def indels(network: Network, region: Region, size: dict) -> dict:
 
 def sites(network: Network, region: Region, size: dict, number: int) -> dict:
     """The error of several sites per window against one."""
-    chosen = [(region.chrom, site) for site in range(region.start, min(region.end, region.start + size["sites"]))]
+    count = max(size["sites"], 2 * network.window)  # sites that share a window are up to a window apart
+    chosen = [(region.chrom, site) for site in range(region.start, min(region.end, region.start + count))]
     return {"rms": Audit().add(network.at_sites(chosen, number), network.at_sites(chosen, 1)).rms}
 
 

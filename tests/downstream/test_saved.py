@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import numpy as np
@@ -33,6 +34,8 @@ def about(kind="dit", **changes):
         "tokenizer": DNA.config(),
         "task": {"name": "t", "longest": 16},
         "pretrained": {"checkpoint": "x", "step": 1},
+        "settings": {"lr": 0.001},
+        "seeds": [1],
         "batch_size": 2,
         "metrics": {"auroc": float("nan")},
         **changes,
@@ -59,7 +62,7 @@ def put(folder, made, seed=1, **changes):
 def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
     made = [classifier(kind, seed, stranded, layer) for seed in (10, 2)]
     for seed, one in zip((10, 2), made):
-        put(tmp_path, one, seed, kind=kind, stranded=stranded, layer=layer)
+        put(tmp_path, one, seed, kind=kind, stranded=stranded, layer=layer, seeds=[2, 10])
     model = saved.load(tmp_path)
     assert model.seeds == (2, 10) and model.classes == ("a", "b", "c") and model.stranded == stranded
     for member, one in zip(model.members, (made[1], made[0])):
@@ -150,12 +153,36 @@ def test_a_killed_process_leaves_no_folder_that_looks_complete(tmp_path, monkeyp
     assert not np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
 
 
-def test_seeds_of_an_earlier_run_are_removed(tmp_path):
+def test_the_classifiers_of_an_earlier_run_are_removed(tmp_path):
     for seed in (1, 2, 3):
         put(tmp_path, classifier(seed=seed), seed)
+    shutil.copytree(tmp_path / "models" / "seed_1", tmp_path / "models" / "one_task" / "seed_1")
     (tmp_path / "models" / "seed_x").mkdir()
-    saved.remove_others(tmp_path / "models", [2])
-    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["seed_2", "seed_x"]
+    saved.remove_all(tmp_path / "models")
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["one_task", "seed_x"]
+    assert not saved.is_fine_tuned(tmp_path)
+    saved.remove_all(tmp_path / "none")
+
+
+def test_an_interrupted_run_is_not_averaged(tmp_path):
+    put(tmp_path, classifier(seed=1), seeds=[1, 2])
+    with pytest.raises(
+        ValueError, match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; start it again"
+    ):
+        saved.load(tmp_path)
+    assert saved.load(tmp_path / "models" / "seed_1").seeds == (1,)
+    put(tmp_path, classifier(seed=2), 2, seeds=[1, 2], settings={"lr": 0.002})
+    with pytest.raises(ValueError, match="another settings"):
+        saved.load(tmp_path)
+
+
+def test_the_newest_run_is_the_one_that_ended_last(tmp_path):
+    for name in ("old", "new"):
+        put(tmp_path / name, classifier())
+        (tmp_path / name / "finetune.yaml").touch()
+    os.utime(tmp_path / "old" / "finetune.yaml", (1, 1))
+    os.utime(tmp_path / "old" / "models")
+    assert saved.find("latest", tmp_path) == [tmp_path / "new" / "models" / "seed_1"]
 
 
 def test_folders_are_found(tmp_path, monkeypatch):
@@ -177,6 +204,7 @@ def test_folders_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="found no classifier under runs/finetune"):
         saved.find("latest")
+    (tmp_path / "run" / "finetune.yaml").touch()
     shutil.copytree(tmp_path / "run", tmp_path / "runs" / "finetune" / "first")
     assert saved.load("latest").path.parent.name == "first"
     (tmp_path / "run" / "checkpoints").mkdir()  # a training run that also holds classifiers stays one

@@ -82,7 +82,7 @@ class Genome:
         """The label of each record's file; None without a label."""
         return [row["label"] for row in self.rows]
 
-    @property
+    @cached_property
     def lengths(self) -> dict[str, int]:
         """Record name to number of bases."""
         return {row["name"]: row["length"] for row in self.rows}
