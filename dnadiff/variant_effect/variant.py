@@ -228,10 +228,15 @@ def trimmed(edit: Edit) -> Edit:
 
 
 class Sequences:
-    """A genome in memory, for Python: `{name: letters}`."""
+    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter is not a nucleotide."""
 
     def __init__(self, records: dict[str, str]) -> None:
-        self.ids = {name: ids_of(letters) for name, letters in records.items()}
+        self.ids = {}
+        for name, letters in records.items():
+            try:
+                self.ids[name] = TOKENIZER.encode(letters)
+            except ValueError as error:
+                raise ValueError(f"genome: in {name}, {error}") from None
 
     @property
     def lengths(self) -> dict[str, int]:

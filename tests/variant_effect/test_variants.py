@@ -286,6 +286,7 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
         ({"L2": 1}, "L2 1 must be true or false"),
         ({"method": "masked"}, "variant_method is a str, not a method; choose by_kind, masked"),
         ({"genome": 5}, "genome is of type int; give a sequence file"),
+        ({"genome": {"chr1": "ACGT!"}}, "genome: in chr1, letter '!' at position 5 is not a nucleotide"),
         ({"variants": 5}, "variants is of type int; give a file"),
         ({"variants": [5]}, "variant 0 is 5; expected (chrom, pos, ref, alt)"),
     ):
