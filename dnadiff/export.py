@@ -41,7 +41,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     name = config["name"] or target.name
     about = record.summary(loaded, origin)
     with new_folder(target) as folder:
-        checkpoint.export_published(loaded.denoiser, folder)
+        checkpoint.export_published(loaded.denoiser, folder, needs_description=True)
         write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))

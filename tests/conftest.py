@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import itertools
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,13 @@ def cache_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["DNADIFF_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def log_of_a_library():
+    """Each test begins with the log as it is before a command of this process configures it, so that `caplog` sees its messages."""
+    log = logging.getLogger("dnadiff")
+    log.handlers, log.propagate = [], True
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +161,13 @@ def trained(tmp_path_factory):
     args = ["data=fasta", f"data.path={path}", *SMALL, *SMALL_NETWORK["caduceus"], "trainer.max_steps=30", "optimizer.lr=1e-2"]
     run(compose("train", args), folder / "run", args)
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(trained, tmp_path_factory):
+    """The folder that `export` writes of the trained run."""
+    from dnadiff import export
+    from dnadiff.config import compose
+
+    folder = tmp_path_factory.mktemp("exported")
+    return export.run(compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, [])
