@@ -1,5 +1,7 @@
 """Fixtures of the whole suite."""
 
+import gc
+import importlib.util
 import itertools
 import logging
 import os
@@ -12,6 +14,38 @@ from safetensors.torch import load_file
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.vocab import Vocab
+
+STARTER = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep Python's garbage collector from visiting the million objects of PyTorch and its modules, while they are made and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before the first test, make the copy of this process that `python` forks, if a test needs it."""
+    if any("python" in item.fixturenames for item in session.items):
+        spec = importlib.util.spec_from_file_location("processes", Path(__file__).with_name("processes.py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        session.config.stash[STARTER] = module.Starter()
+        session.config.add_cleanup(session.config.stash[STARTER].close)
+
+
+@pytest.fixture(scope="session")
+def python(request, tmp_path_factory):
+    """Starts a Python process that need not import PyTorch: python("-m", "dnadiff.train", ...) -> tests/processes.py's `Process`."""
+    starter = request.config.stash[STARTER]
+    starter.folder = tmp_path_factory.mktemp("printed")
+    return starter.start
 
 
 @pytest.fixture(scope="session", autouse=True)
