@@ -21,7 +21,7 @@ def model_card(name: str, about: Config) -> str:
 
     Args:
         name: of the model, its title.
-        about: as `dnadiff.sharing.record.summary` returns it.
+        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied`, as `export_published` takes it.
     """
     sections = {
         "What it is": what(about),
@@ -170,7 +170,9 @@ def loading(about: Config) -> str:
     sequences = '["ACGTTGACCTGA"]' if is_dna(about) else '["some text"]'
     published = ""
     if about["network"].startswith("Caduceus"):
-        published = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code, which loads them too."
+        layout = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code"
+        once = f"{layout}, except that tied projections are stored once. For that code, export them again with `duplicate_tied=true`."
+        published = f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
     return (
         "In a copy of this folder (elsewhere write its path instead of the dot):\n\n"
         f'```python\nimport dnadiff\n\nmodel = dnadiff.load(".")\nmodel.nll({sequences})  # nats per token, an upper bound\n'
