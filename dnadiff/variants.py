@@ -50,7 +50,8 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.design.output import discard
+    from dnadiff.design.bgzip import BgzipOutput
+    from dnadiff.design.output import ResumableOutput, discard, is_compressed
     from dnadiff.design.provenance import is_complete
     from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import Scorer
@@ -84,7 +85,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         if config["report"] is not None or not regions:  # a page in the folder of an earlier run is not drawn again
             extras.missing().write(draw)
         return output
-    stream = writer.stream_class(output)(output, settings, config["resume"], config["overwrite"])
+    kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
+    stream = kind(output, settings, config["resume"], config["overwrite"])
     scorer = Scorer(network, method, alleles, config["L2"])
     start = time.monotonic()
     generate(scorer, source, writer, stream, summary)

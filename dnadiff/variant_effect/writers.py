@@ -12,8 +12,6 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dnadiff.data.files import atomic_write, open_text
-from dnadiff.design.bgzip import BgzipOutput
-from dnadiff.design.output import ResumableOutput, is_compressed
 from dnadiff.variant_effect.effects import COLUMNS, Effect, Scored
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.variant import Reference, Row
@@ -60,10 +58,6 @@ class Writer(ABC):
     @abstractmethod
     def read(self, path: Path) -> Iterator[Result]:
         """The alleles of a finished file that have an effect."""
-
-    def stream_class(self, output: Path) -> type[ResumableOutput]:
-        """The class that writes the pieces of the output."""
-        return BgzipOutput if self.bgzip and is_compressed(output) else ResumableOutput
 
     def convert(self, part: Path, output: Path) -> bool:
         """Make the output of the finished rows if its format cannot be appended to; False if they are the output."""
