@@ -6,7 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dnadiff.commands import COMMANDS
 from dnadiff.config import compose
 
 ROOT = Path(__file__).parents[1]
@@ -65,3 +67,11 @@ def test_dotted_names_resolve(page):
 @pytest.mark.parametrize(("name", "overrides"), list(commands()))
 def test_documented_command_lines_compose(name, overrides):
     compose(name, overrides, resolve=False)
+
+
+def test_the_table_of_models_has_every_command_that_takes_one():
+    section = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").split("## What each command needs", 1)[1].split("\n## ", 1)[0]
+    listed = [name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    keys = {name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")).keys() for name in COMMANDS}
+    taking = [name for name in COMMANDS if keys[name] & {"checkpoint", "init_from", "a", "judge"}]
+    assert sorted(name for name in listed if name in COMMANDS) == sorted(taking)

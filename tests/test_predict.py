@@ -254,7 +254,9 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, tmp_path, args, mes
 
 def test_windows_of_one_record_and_repeated_names_without_a_track_are_not_refused(predict, tmp_path):
     (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,b\n")
-    status, _, err = predict("input=x.csv", "name_column=name", "window=4", "stride=2", "track=t.bdg.gz", "track_class=rich", "output=p.tsv")
+    status, _, err = predict(
+        "input=x.csv", "name_column=name", "window=4", "stride=2", "track=t.bdg.gz", "track_class=rich", "output=p.tsv"
+    )
     assert status == 0 and (tmp_path / "t.bdg.gz").is_file() and len(rows_of(tmp_path / "p.tsv")) == 5, err
     (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,a\n")
     assert predict("input=x.csv", "name_column=name", "output=p.tsv", "overwrite=true")[0] == 0

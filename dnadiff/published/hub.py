@@ -79,7 +79,9 @@ class Repository(NamedTuple):
     def stored(self) -> Path | None:
         """The folder of an earlier download; None if there is none."""
         try:
-            return Path(self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files), local_files_only=True))
+            return Path(
+                self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files), local_files_only=True)
+            )
         except Exception:  # several libraries raise
             return None
 

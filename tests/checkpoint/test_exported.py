@@ -58,7 +58,9 @@ def test_a_changed_description_is_refused(copy):
 def test_an_exported_folder_without_its_description_is_not_taken_for_published_weights(copy, tmp_path):
     (copy / "dnadiff.json").unlink()
     for load in (checkpoint.load, checkpoint.load_published):
-        with pytest.raises(FileNotFoundError, match=r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the complete"):
+        with pytest.raises(
+            FileNotFoundError, match=r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the complete"
+        ):
             load(copy)
     config = json.loads((copy / "config.json").read_text())
     del config["dnadiff_description"]  # as in published folders

@@ -109,7 +109,12 @@ def server(tmp_path, monkeypatch):
     constants = importlib.import_module("huggingface_hub.constants")
     hub = Hub()
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
+        for key, value in {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "NO_PROXY": "127.0.0.1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }.items():
             patch.setenv(key, value)
         for key in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
             patch.delenv(key, raising=False)
@@ -166,7 +171,9 @@ def test_a_pinned_commit_in_the_cache_is_used_without_the_hub_and_one_line_says_
 @pytest.mark.parametrize("name", [PINNED, f"hf:{NAME}", f"hf:{NAME}@other", f"hf:{NAME}@{COMMIT[::-1]}"])
 def test_without_a_cached_copy_the_error_says_which_files_to_put_where(name, server):
     server.is_down = name in (PINNED, f"hf:{NAME}")
-    with pytest.raises(ValueError, match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER") as caught:
+    with pytest.raises(
+        ValueError, match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER"
+    ) as caught:
         checkpoint.load(name)
     assert "\n" not in str(caught.value)
 

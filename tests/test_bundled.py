@@ -1,0 +1,102 @@
+"""Models that ship with the package: every command takes them by name, and their data are known."""
+
+import fnmatch
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from dnadiff import checkpoint, export
+from dnadiff.checkpoint import build_denoiser, sources
+from dnadiff.config import build, compose
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.likelihood import evaluation
+from dnadiff.metrics import memorization
+
+ROOT = Path(__file__).parents[1]
+GENOME = "bundled:ecoli_K12_MG1655.fa.gz"
+SIZES = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1", "data=ecoli", "data.length=64", "data.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder of bundled models with one untrained network, `tiny`, of the bundled genome."""
+    folder, config = tmp_path_factory.mktemp("shipped"), compose("train", list(SIZES))
+    torch.manual_seed(0)
+    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
+    data = build(config["data"])
+    described = {"config": config, "tokenizer": DNATokenizer().config(), "split_hash": data.describe()["split_hash"], "digest": data.digest}
+    torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 7, "tokens_seen": 9}, folder / "tiny.ckpt")
+    return export.run(compose("export", [f"checkpoint={folder}/tiny.ckpt", f"output={folder}/bundled/tiny"]), folder, []).parent
+
+
+@pytest.fixture
+def bundled(made, monkeypatch):
+    monkeypatch.setattr(sources, "BUNDLED", made)
+    return made
+
+
+def test_a_misspelled_name_lists_the_models_that_ship_with_the_package(bundled, cli):
+    status, _, err = cli("info", "checkpoint=tinny")
+    assert status == 1 and "tinny does not exist" in err and "a model that ships with dnadiff (tiny)" in err.splitlines()[-1]
+
+
+def test_a_bundled_model_knows_its_data(bundled):
+    loaded = checkpoint.load("tiny")
+    data, own = evaluation.data_of(loaded, {"data": None, "length": None, "trust": []})
+    assert own and data.name.startswith("E. coli") and data.digest == loaded.origin.digest and loaded.training_length() == 64
+    assert loaded.origin.kind == "bundled with dnadiff" and "may be used and redistributed" in loaded.origin.data_license
+    assert memorization.searched_data(loaded, data) is data and evaluation.training_data(loaded, data, []) is data
+
+
+def test_the_wheel_holds_the_bundled_models():
+    build_settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build_settings["targets"]["wheel"]["packages"] == ["dnadiff"]
+    files = [f"dnadiff/bundled/{path.name}/{file}" for path in [sources.BUNDLED / "x"] for file in export.FILES]
+    excluded = [*build_settings.get("exclude", []), *build_settings["targets"]["wheel"].get("exclude", [])]
+    assert not [file for file in files for pattern in excluded if fnmatch.fnmatch(file, pattern)]
+    if (ROOT / ".git").exists():  # files that git ignores are left out of the wheel
+        ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
+        assert ignored.returncode == 1 and not ignored.stdout
+
+
+LETTERS = "ACGTTGAACGTTGACATTGACCAG"
+CPU = "accelerator=cpu"
+COMMANDS = {
+    "info": (),
+    "export": ("output=again",),
+    "train": (*SIZES[3:], "trainer.max_steps=1", "trainer.val_check_interval=1", "data.max_valid_windows=4", "trainer.accelerator=cpu"),
+    "evaluate": ("length=4096", "num_draws=2", "orders=[0]", CPU),
+    "compare": ("b=tiny", "length=4096", "num_draws=2", CPU),
+    "score": ("input=s.fa", "num_draws=2", CPU),
+    "embed": ("input=s.fa", "output=e.npz", CPU),
+    "variants": (f"genome={GENOME}", "saturate=U00096.3:1001-1003", "output=v.tsv", CPU),
+    "sample": ("num_samples=2", "sampler.num_groups=4", CPU),
+    "judge": ("samples=long.fa", "num_splits=20", "order=1"),
+    "copies": ("input=s.fa",),
+    "finetune": ("task=csv", "task.path=labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=2", "scratch=false", CPU),
+    "compress": ("input=s.fa", "output=s.dnd", "num_groups=2", "threads=1", CPU),
+    "decompress": ("input=s.dnd", "output=again.fa", CPU),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_a_bundled_model_without_further_data(name, bundled, cli, tmp_path):
+    records = [LETTERS[i:] + LETTERS[:i] for i in range(24)]
+    (tmp_path / "s.fa").write_text("".join(f">s{i}\n{record}\n" for i, record in enumerate(records)))
+    (tmp_path / "long.fa").write_text("".join(f">s{i}\n{record * 80}\n" for i, record in enumerate(records)))
+    (tmp_path / "labels.csv").write_text("sequence,label\n" + "".join(f"{record},{'ab'[i % 2]}\n" for i, record in enumerate(records)))
+    if name in ("compress", "decompress"):
+        pytest.importorskip("constriction")
+    if name == "decompress":
+        assert cli("compress", "checkpoint=tiny", *COMMANDS["compress"])[0] == 0
+    key = {"train": "init_from", "compare": "a"}.get(name, "checkpoint")
+    status, out, err = cli(name, f"{key}=tiny", *COMMANDS[name])
+    assert status == 0 and "Traceback" not in err, err
+    if name == "decompress":
+        assert (tmp_path / "again.fa").read_bytes() == (tmp_path / "s.fa").read_bytes()
+    if name in ("evaluate", "compare"):
+        assert "novel" in out and "repeated" in out
