@@ -1,6 +1,7 @@
 """Models that ship with the package: every command takes them by name, and their data are known."""
 
 import fnmatch
+import math
 import subprocess
 import tomllib
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dnadiff
 from dnadiff import checkpoint, export
 from dnadiff.checkpoint import build_denoiser, sources
 from dnadiff.config import build, compose
@@ -60,6 +62,15 @@ def test_the_wheel_holds_the_bundled_models():
     if (ROOT / ".git").exists():  # files that git ignores are left out of the wheel
         ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
         assert ignored.returncode == 1 and not ignored.stdout
+
+
+def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
+    folder, model = sources.BUNDLED / "ecoli", dnadiff.load("ecoli")
+    assert (folder / "model.safetensors").stat().st_size < 3_000_000 and "license: apache-2.0" in (folder / "README.md").read_text()
+    data = build(model.loaded.config["data"])
+    held_out = [model.tokenizer.decode(data.genome.window("U00096.3", start, start + 1024)) for start in range(3_800_000, 4_100_000, 75_000)]
+    bits = float(model.nll(held_out, num_draws=4).mean()) / math.log(2)
+    assert 1.85 < bits < 1.95, bits  # 1.895 on the whole test part; order 3 costs 1.951
 
 
 LETTERS = "ACGTTGAACGTTGACATTGACCAG"
