@@ -90,7 +90,7 @@ def _assemble(path: Path, content: dict[str, Json], allowed: Sequence[str]) -> L
     denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
     denoiser.load_state_dict(state)
     labels = label_names(described, denoiser.backbone.num_labels)
-    tokens, hashes = content.get("tokens_seen"), {key: described.get(key) for key in ("split_hash", "digest")}
-    known = {key: value for key, value in hashes.items() if isinstance(value, str)}
-    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, **known)
+    tokens, hashes = content.get("tokens_seen"), [described.get(key) for key in ("split_hash", "digest")]
+    split_hash, digest = (value if isinstance(value, str) else None for value in hashes)
+    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, split_hash, digest)
     return Loaded(denoiser.eval(), process, tokenizer, described["config"], path, int(content.get("global_step", 0)), labels, origin)
