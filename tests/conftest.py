@@ -50,8 +50,14 @@ def python(request, tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory) -> Path:
-    """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start."""
-    folder = tmp_path_factory.mktemp("cache")
+    """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start.
+
+    The C++ kernels are compiled once for all processes of pytest-xdist, which have a folder each in the same one.
+    """
+    folder, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    kernels = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    kernels.mkdir(mode=0o700, exist_ok=True)
+    (folder / "kernels").symlink_to(kernels)
     os.environ["DNADIFF_CACHE"] = str(folder)
     return folder
 

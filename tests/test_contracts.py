@@ -1,6 +1,7 @@
 """Contracts over every yaml: a new file is tested the moment it exists."""
 
 import inspect
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -20,13 +21,19 @@ from dnadiff.train import check_compatible
 TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}
 
 
+@cache
+def composed(command, *overrides):
+    """A configuration, not to be changed: most tests need one of a few."""
+    return compose(command, overrides)
+
+
 def choices(group):
     return sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
 
 
 def small(backbone):
     """A yaml's network made small."""
-    settings = compose("train", [f"backbone={backbone}"])["backbone"] | {"d_model": 16, "n_layers": 1}
+    settings = composed("train", f"backbone={backbone}")["backbone"] | {"d_model": 16, "n_layers": 1}
     return settings | ({"n_heads": 2} if "n_heads" in settings else {}) | ({"max_length": 64} if "max_length" in settings else {})
 
 
@@ -59,7 +66,7 @@ def keywords(target):
 
 
 def test_a_misspelled_key_of_options_is_seen():
-    node = compose("train", ["backbone=caduceus"])["backbone"] | {
+    node = composed("train", "backbone=caduceus")["backbone"] | {
         "d_sate": 16,
         "nested": {"_target_": "dnadiff.noise.LogLinear", "epps": 1},
     }
@@ -103,7 +110,7 @@ def test_backbones_keep_the_contract(name, kind):
 
 @pytest.mark.parametrize("name", choices("noise"))
 def test_schedules_run_from_clean_to_masked(name):
-    noise = build(compose("train", [f"noise={name}"])["noise"])
+    noise = build(composed("train", f"noise={name}")["noise"])
     t = torch.linspace(0, 1, 33, dtype=torch.float64, requires_grad=True)
     alpha = noise.alpha(t)
     assert isinstance(noise, NoiseSchedule)
@@ -122,7 +129,7 @@ def test_schedules_run_from_clean_to_masked(name):
 
 def maskings(objective):
     """The maskings that an objective can use; None for one that draws no masks by that group."""
-    if "masking" not in compose("train", [f"objective={objective}"])["objective"]:
+    if "masking" not in composed("train", f"objective={objective}")["objective"]:
         return [None]
     return ["discrete_time"] if objective == "d3pm" else choices("objective/masking")
 
@@ -131,7 +138,7 @@ def maskings(objective):
 @pytest.mark.parametrize("backbone", choices("backbone"))
 def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     torch.manual_seed(0)
-    config = compose("train", [f"objective={name}", *([f"objective/masking={masking}"] if masking else [])]) | {"backbone": small(backbone)}
+    config = composed("train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])) | {"backbone": small(backbone)}
     causal = {k: locate(config[k]["_target_"], None).causal for k in ("objective", "backbone")}
     if causal["objective"] != causal["backbone"]:
         with pytest.raises(ValueError, match="does not fit backbone"):
@@ -179,14 +186,14 @@ def test_wrong_values_of_a_network_are_named(name):
 def test_samplers_fill_templates_and_count_correctly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
-    sampler = build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
+    sampler = build(composed("sample", "checkpoint=x", f"sampler={name}")["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
     network = build(small("transformer" if sampler.causal else "dit"), vocab=vocab).eval()
     torch.nn.init.normal_((network.linear if sampler.causal else network.output_layer.linear).weight)
     denoiser, calls = (CausalDenoiser if sampler.causal else Denoiser)(network), []
     reads = "step" if sampler.causal else "features"
     original = getattr(network, reads)
     setattr(network, reads, lambda *a, **k: calls.append(len(a[0])) or original(*a, **k))
-    process = AbsorbingProcess(vocab, build(compose("train")["noise"]))
+    process = AbsorbingProcess(vocab, build(composed("train")["noise"]))
     x_init = process.prior(3, 12)
     frozen = torch.zeros(3, 12, dtype=torch.bool)
     x_init[:, 4], frozen[1, 7] = vocab.emitted[-1], True
@@ -207,6 +214,6 @@ def test_text_and_dna_fraction_objective_and_sampler(tmp_path):
     classes = set()
     for data in (["data=ecoli"], ["data=text", f"data.path={book}"]):
         for backbone in ("dit", "caduceus"):
-            settings = compose("train", [*data, f"backbone={backbone}"])
+            settings = composed("train", *data, f"backbone={backbone}")
             classes.add((locate(settings["objective"]["_target_"], None), locate(settings["noise"]["_target_"], None)))
     assert len(classes) == 1

@@ -1,6 +1,7 @@
 """Every experiment composes and takes one step; those of the human genome use chromosome 20."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -14,9 +15,15 @@ SMALL = ["data.length=64", "data.batch_size=2", "data.max_valid_windows=2", "bac
 ONE_STEP = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=1", "trainer.accelerator=cpu"]
 
 
+@cache
+def published(name):
+    """The configuration of an experiment as it is."""
+    return compose("train", [f"experiment={name}"])
+
+
 def stand_in(name, shared_data, tmp_path):
     """Overrides that replace the data of an experiment by local data."""
-    data = compose("train", [f"experiment={name}"], resolve=False)["data"]
+    data = published(name)["data"]
     if data["_target_"].endswith("TextDataModule"):
         (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
         cut = ["data.valid_documents=40", "data.documents=line"] if "valid_documents" in data else []
@@ -28,7 +35,7 @@ def stand_in(name, shared_data, tmp_path):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
-    heads = compose("train", [f"experiment={name}"], resolve=False)["backbone"].get("n_heads")
+    heads = published(name)["backbone"].get("n_heads")
     args = [f"experiment={name}", *stand_in(name, shared_data, tmp_path), *SMALL, *ONE_STEP, *(["backbone.n_heads=2"] if heads else [])]
     metrics = run(compose("train", args), tmp_path / "run", args)
     assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
@@ -46,7 +53,7 @@ def test_the_second_stage_starts_from_the_first(second, shared_data, tmp_path):
 
 
 def test_the_recipe_for_dna_is_the_published_one():
-    rows = {name: compose("train", [f"experiment={name}"]) for name in EXPERIMENTS if name.startswith("hg38_")}
+    rows = {name: published(name) for name in EXPERIMENTS if name.startswith("hg38_")}
     assert set(rows) == {"hg38_mlm", "hg38_mdlm", "hg38_sedd", "hg38_ar_mamba"}
     for name, row in rows.items():
         data, trainer = row["data"], row["trainer"]
@@ -59,7 +66,7 @@ def test_the_recipe_for_dna_is_the_published_one():
 
 
 def test_the_recipe_for_text_is_the_published_one():
-    rows = {name: compose("train", [f"experiment={name}"]) for name in EXPERIMENTS if name.startswith(("owt", "lm1b", "text8", "ablation"))}
+    rows = {name: published(name) for name in EXPERIMENTS if name.startswith(("owt", "lm1b", "text8", "ablation"))}
     assert {"owt_mdlm", "owt_sedd", "owt_ar", "lm1b_mdlm", "lm1b_mdlm_wrap", "lm1b_d3pm", "lm1b_sedd", "lm1b_ar", "text8_mdlm"} <= set(rows)
     for name, row in rows.items():
         data, trainer, size = row["data"], row["trainer"], tuple(row["backbone"][key] for key in ("d_model", "n_layers", "n_heads"))

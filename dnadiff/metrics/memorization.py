@@ -75,7 +75,8 @@ class TrainingIndex:
                     start = np.flatnonzero(hits)
                 elif longest >= self.k:
                     continue
-            ends = np.cumsum(np.diff(self._first)[values[start].view(np.int64)])
+            seeds = values[start].view(np.int64)
+            ends = np.cumsum(self._first[seeds + 1] - self._first[seeds])
             for few in np.split(start, np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES))):
                 longest = max(longest, self._extended(padded, few + first, values[few]))
         return longest or next((k for k in range(_SEED_LENGTH - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,9 +64,20 @@ def libraries(folder):
     return sorted(folder.glob("*.so"))
 
 
-def test_processes_that_start_at_once_share_one_library(empty_cache):
+FAST = (*build._FLAGS, "-O0")  # for tests that compile to see how, not what: a fifth of the time
+
+
+def test_processes_that_start_at_once_share_one_library(empty_cache, monkeypatch):
     # The file alone, without the package around it: no torch to import.
-    script = f"import runpy; runpy.run_path({build.__file__!r})['load_library']().dnadiff_vectors"
+    script = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("build", {build.__file__!r})
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+build._FLAGS = {FAST!r}
+build.load_library().dnadiff_vectors
+"""
+    monkeypatch.setattr(build, "_FLAGS", FAST)
     processes = [subprocess.Popen([sys.executable, "-c", script], env=os.environ.copy()) for _ in range(2)]
     assert [p.wait(timeout=100) for p in processes] == [0, 0]
     assert build.load_library().dnadiff_vectors
@@ -75,11 +87,9 @@ def test_processes_that_start_at_once_share_one_library(empty_cache):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A library for this machine, compiled once; tests damage copies of it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DNADIFF_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return Path(build.load_library()._name)
+def built():
+    """A library for this machine, that of the whole suite; tests damage copies of it."""
+    return Path(build.load_library()._name)
 
 
 DAMAGES = {
@@ -221,19 +231,23 @@ def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monke
     assert "Could not determine home directory" in caplog.text
 
 
-def test_sources_are_compiled_in_parallel_and_a_failing_one_is_named(empty_cache, monkeypatch):
-    running, maximum, run = [0], [0], build._run
+def test_sources_are_compiled_in_parallel_and_a_failing_one_is_named(built, empty_cache, monkeypatch):
+    run, together, objects = build._run, threading.Barrier(len(build._SOURCES), timeout=60), []
 
-    def counted(command):
-        running[0] += 1
-        maximum[0] = max(maximum[0], running[0])
-        try:
+    def compile_or_link(command):
+        if "--version" in command:
             return run(command)
-        finally:
-            running[0] -= 1
+        if "-c" in command:
+            together.wait()  # until all are compiled at the same time
+            objects.append(command[-1])
+        else:
+            assert set(objects) <= set(command)
+            shutil.copy(built, command[-1])
+        return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(build, "_run", counted)
-    assert build.load_library().dnadiff_vectors and maximum[0] == len(build._SOURCES)
+    monkeypatch.setattr(build, "_run", compile_or_link)
+    assert build.load_library().dnadiff_vectors and len(objects) == len(build._SOURCES)
+    monkeypatch.setattr(build, "_run", run)
     monkeypatch.setattr(build, "_SOURCES", ("absent.cpp",))
     with pytest.raises(build.CannotCompile, match=r"absent\.cpp"):
         build._compile(build.find_compiler(), empty_cache)
@@ -263,7 +277,7 @@ def test_a_compiler_that_does_not_exist_or_fails_is_named(empty_cache, monkeypat
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the flags name x86 instructions")
 @pytest.mark.parametrize(
     ("command", "extras"),
-    [("c++ -mno-avx512f", build._EXTRAS), ("c++ -mno-avx", build._EXTRAS), ("c++", (("-march=native", "-pthread"),))],
+    [("c++ -mno-avx512f", build._EXTRAS), ("c++ -mno-avx", build._EXTRAS), ("c++", (("-march=native", "-pthread", "-O0"),))],
     ids=["without AVX-512", "without AVX", "without OpenMP"],
 )
 def test_other_compilers_and_processors_compute_the_same(

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from dnadiff.metrics import sample_quality
 from dnadiff.metrics.memorization import TrainingIndex
 from dnadiff.metrics.sample_quality import SampleQualityEvaluator
 
@@ -36,14 +37,20 @@ def test_one_metric_in_twenty_is_outside_the_baseline_by_chance(real):
     assert 0.0 < outside < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
 
 
-def test_another_source_is_farther_and_copies_of_real_windows_warn(real):
+@pytest.fixture
+def few_models(monkeypatch):
+    """For tests of other metrics: few of the models that are trained to discriminate samples and to predict real windows."""
+    monkeypatch.setattr(sample_quality, "_NUM_SLOW", 3)
+
+
+def test_another_source_is_farther_and_copies_of_real_windows_warn(real, few_models):
     far = SampleQualityEvaluator(random_windows(40, 120, 8, (0.25, 0.25, 0.25, 0.25)), real, num_splits=20, order=2)()
     assert far["js_1"].verdict == far["js_3"].verdict == "farther than real windows" and not far["js_1"].warns
     same = SampleQualityEvaluator(real, real, num_splits=20, order=2)()
     assert same["js_6"].warns and any("too similar: 6-mers" in line for line in same.warnings())
 
 
-def test_copies_of_the_training_part_are_detected(real):
+def test_copies_of_the_training_part_are_detected(real, few_models):
     text = random_windows(1, 6_000, 9)[0]
     copies = [text[120 * i : 120 * (i + 1)] for i in range(40)]
     found = SampleQualityEvaluator(copies, real, TrainingIndex([text]), num_splits=20, order=2)()

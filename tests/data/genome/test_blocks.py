@@ -1,5 +1,6 @@
 """Blocks with guards, the canonical chr20 split, the published split and its leak; no base of one part is seen by another."""
 
+import bisect
 import hashlib
 import itertools
 import logging
@@ -56,12 +57,15 @@ def test_the_canonical_chr20_split_is_the_one_shipped(assembly):
     assert sha256 in readme and digest in readme
 
 
-def bases_seen(windows, places):
-    """How many windows touch each base of each record, by differences."""
-    touched = [np.zeros(len(r) + 1, np.int64) for r in windows.records]
-    for record, start in places:
-        np.add.at(touched[record], [start, start + windows.length], [1, -1])
-    return [np.cumsum(t) > 0 for t in touched]
+def union(spans):
+    """The same bases as those of `(record, start, end)`, in disjoint sorted intervals."""
+    found = []
+    for record, start, end in sorted(spans):
+        if found and found[-1][0] == record and start <= found[-1][2]:
+            found[-1] = (record, found[-1][1], max(end, found[-1][2]))
+        else:
+            found.append((record, start, end))
+    return found
 
 
 POLICIES = {
@@ -87,22 +91,30 @@ def test_no_window_of_one_split_touches_a_base_of_another(shared_data, policy, l
         assert "shorter than the window" in str(error) and policy in ("fraction", "blocks")  # of 131,072
         return
     train, seen = data.train_windows(), {}
-    allowed = [np.zeros(len(r) + 1, np.int64) for r in data.records]
     first = train._last - np.diff(train._last, prepend=0) + train._shift
-    for record, low, high in zip(train._record.tolist(), first.tolist(), (train._last + train._shift).tolist()):
-        allowed[record][low] += 1
-        allowed[record][high - 1 + length] -= 1
-    seen["train"] = [np.cumsum(a) > 0 for a in allowed]
-    drawn = {train.place(0, i)[:2] for i in range(3000)}
-    assert all(inside[s : s + length].all() for inside, (_, s) in ((seen["train"][r], (r, s)) for r, s in drawn))
+    starts = zip(train._record.tolist(), first.tolist(), (train._last + train._shift).tolist())
+    seen["train"] = union((record, low, high - 1 + length) for record, low, high in starts)
+    for record, start in {train.place(0, i)[:2] for i in range(3000)}:
+        nearest = seen["train"][bisect.bisect(seen["train"], (record, start, np.inf)) - 1]
+        assert nearest[0] == record and nearest[1] <= start and start + length <= nearest[2]
     for part in ("valid", "test"):
         if any(i.end - i.start >= length for i in data.intervals[part]):
-            seen[part] = bases_seen(train, [t[:2] for t in data.test_windows(part).tiles])
+            seen[part] = union((int(t[0]), int(t[1]), int(t[1]) + length) for t in data.test_windows(part).tiles)
     parts = list(seen)
     assert len(parts) == 3 or length == 131072
     for number, part in enumerate(parts):
         for other in parts[number + 1 :]:
-            assert not any((a & b).any() for a, b in zip(seen[part], seen[other])), f"{part} and {other}"
+            together = sorted(seen[part] + seen[other])
+            assert not any(b[0] == a[0] and b[1] < a[2] for a, b in itertools.pairwise(together)), f"{part} and {other}"
+
+
+def test_intervals_are_united_as_base_by_base():
+    draw = np.random.default_rng(0)
+    spans = [(int(r), int(s), int(s + n)) for r, s, n in zip(draw.integers(0, 2, 60), draw.integers(0, 400, 60), draw.integers(1, 9, 60))]
+    together = union(spans)
+    assert {(r, i) for r, a, b in spans for i in range(a, b)} == {(r, i) for r, a, b in together for i in range(a, b)}
+    assert 20 < len(together) == len(set(together)) < 60
+    assert all(b[0] > a[0] or b[1] > a[2] for a, b in itertools.pairwise(together))
 
 
 def test_overlaps_are_found_as_base_by_base():

@@ -238,12 +238,17 @@ def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypa
     assert entries(cache) == []
 
 
-def test_several_processes_at_once_make_one_cache(tmp_path, cache):
+def results_of(processes):
+    """What they print."""
+    assert [process.wait() for process in processes] == [0] * len(processes), [process.errors for process in processes]
+    return {process.output for process in processes}
+
+
+def test_several_processes_at_once_make_one_cache(python, tmp_path, cache):
     path = tmp_path / "big.fa"
     path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
     code = f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder.stat().st_ino, int(p.bases.sum()))"
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    results = {p.communicate()[0] for p in running}
+    results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
 
 
@@ -308,15 +313,14 @@ def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache,
     assert entries(cache) == [outer.folder.name]
 
 
-def test_without_locks_several_processes_make_one_cache(tmp_path, cache):
+def test_without_locks_several_processes_make_one_cache(python, tmp_path, cache):
     path = tmp_path / "big.fa"
     path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
     code = (
         "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = none\n"
         f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder, int(p.bases.sum()))"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    results = {p.communicate()[0] for p in running}
+    results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
 
 

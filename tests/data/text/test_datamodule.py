@@ -359,7 +359,7 @@ def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch
     assert module(corpus, letters).tokenized.tokens("train").folder != folder
 
 
-def test_two_processes_tokenize_at_once(corpus, letters, tmp_path):
+def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
     code = (
         "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import Pretrained\n"
@@ -367,8 +367,9 @@ def test_two_processes_tokenize_at_once(corpus, letters, tmp_path):
         f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, name='x').load(), None, 3, 'x')\n"
         "print(t.folder, int(t.tokens.sum()))"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    results = {process.communicate()[0] for process in running}
+    running = [python("-c", code) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0], [process.errors for process in running]
+    results = {process.output for process in running}
     assert len(results) == 1 and "" not in results and len(folders()) == 1
 
 
