@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
-from dnadiff.kernels import cpu_mixer
-from dnadiff.kernels.backend import MixerWay, ScanInputs
+from dnadiff.kernels import cpu_mixer, cpu_scan
+from dnadiff.kernels.backend import MixerWay, ScanInputs, ScanStates
 from dnadiff.kernels.cpu_linear import is_small, linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, AddNorm, gated_sum, narrow_linear, rms_norm
-from dnadiff.kernels.cpu_scan import scan_operator
 from dnadiff.kernels.native import library, pointers, rows
 from dnadiff.kernels.portable import TorchOperations
 
@@ -42,10 +41,18 @@ class CppBackend(TorchOperations):
 
     @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
-            raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        return scan_operator(*inputs, reverse, keep)[0]
+        _refuse_forward_mode()
+        return cpu_scan.plain_scan(inputs, reverse)
+
+    @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        _refuse_forward_mode()
+        return cpu_scan.carried_scan(inputs, reverse, initial, block)
+
+    @override
+    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        _refuse_forward_mode()
+        return cpu_scan.restarted_scan(inputs, reverse, initial, block)
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
@@ -89,6 +96,11 @@ class CppBackend(TorchOperations):
     @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return narrow_linear(x, weight) if weight.shape[1] <= MAX_RANK else F.linear(x, weight)
+
+
+def _refuse_forward_mode() -> None:
+    if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
+        raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
 
 
 @torch.library.custom_op("dnadiff::short_conv", mutates_args=(), device_types="cpu")
