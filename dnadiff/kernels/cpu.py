@@ -56,7 +56,15 @@ class CppBackend(TorchOperations):
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        return _conv(x, weight, bias, reverse) if weight.shape[1] <= _MAX_TAPS else super().short_conv(x, weight, bias, reverse)
+        return _conv(x, weight, bias, reverse, None, 0) if weight.shape[1] <= _MAX_TAPS else super().short_conv(x, weight, bias, reverse)
+
+    @override
+    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        if weight.shape[1] > _MAX_TAPS:
+            return super().block_conv(x, weight, bias, reverse, initial, block)
+        if initial is not None and reverse:  # the operator counts in the order of the walk
+            initial = initial.flip(1, 2)
+        return _conv(x, weight, bias, reverse, initial if weight.shape[1] > 1 else None, block)
 
     @override
     def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
@@ -104,40 +112,45 @@ def _refuse_forward_mode() -> None:
 
 
 @torch.library.custom_op("dnadiff::short_conv", mutates_args=(), device_types="cpu")
-def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int) -> Tensor:
+    """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for the whole sequence."""
     (x, row), weight, bias = rows(x), weight.contiguous(), bias.contiguous()
-    y = x.new_empty(x.shape)
-    arrays = pointers(x, weight, bias, y)
-    library().dnadiff_conv_forward(*arrays, *x.shape, weight.shape[1], row, reverse, torch.get_num_threads())
+    y, near = x.new_empty(x.shape), None if near is None else near.contiguous()
+    arrays = pointers(x, weight, bias, near, y)
+    library().dnadiff_conv_forward(*arrays, *x.shape, weight.shape[1], block, row, reverse, torch.get_num_threads())
     return y
 
 
-_conv.register_fake(lambda x, weight, bias, reverse: x.new_empty(x.shape))
+_conv.register_fake(lambda x, weight, bias, reverse, near, block: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("dnadiff::short_conv_backward", mutates_args=(), device_types="cpu")
-def _conv_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _conv_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
+) -> list[Tensor]:  # fmt: skip
     (dy, dy_row), (x, row), weight, bias = rows(dy), rows(x), weight.contiguous(), bias.contiguous()
-    (E, K), threads = weight.shape, torch.get_num_threads()
-    dx, sums = x.new_empty(x.shape), x.new_zeros(threads, K + 1, E)
-    arrays = pointers(dy, x, weight, bias, dx, sums)
-    library().dnadiff_conv_backward(*arrays, *x.shape, K, dy_row, row, reverse, threads)
+    (E, K), threads, near = weight.shape, torch.get_num_threads(), None if near is None else near.contiguous()
+    dx, sums, dnear = x.new_empty(x.shape), x.new_zeros(threads, K + 1, E), None if near is None else x.new_empty(near.shape)
+    arrays = pointers(dy, x, weight, bias, near, dx, dnear, sums)
+    library().dnadiff_conv_backward(*arrays, *x.shape, K, block, dy_row, row, reverse, threads)
     sums = sums.sum(0)
-    return dx, sums[:K].T.contiguous(), sums[K].clone()
+    return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
 
 
 @_conv_backward.register_fake
-def _(dy, x, weight, bias, reverse):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _(dy, x, weight, bias, reverse, near, block):
+    return [tensor.new_empty(tensor.shape) for tensor in (x, weight, bias, near) if tensor is not None]
 
 
 def _conv_save(ctx, inputs, output):
-    *tensors, ctx.reverse = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.reverse, near, ctx.block = inputs
+    ctx.save_for_backward(*tensors, near)
 
 
 def _conv_grad(ctx, dy):
-    return (*_conv_backward(dy, *ctx.saved_tensors, ctx.reverse), None)
+    *tensors, near = ctx.saved_tensors
+    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, ctx.reverse, near, ctx.block)
+    return dx, dweight, dbias, None, *(dnear or [None]), None
 
 
 _conv.register_autograd(_conv_grad, setup_context=_conv_save)

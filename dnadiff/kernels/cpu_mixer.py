@@ -120,7 +120,9 @@ def _gradients(
     dus, dscan = [], []
     for number, (way, (u, p, delta, A, _, states)) in enumerate(zip(ways, steps, strict=True)):
         B, C = p[..., R : R + N], p[..., R + N :]
-        du, ddelta, dA, dB, dC, dD, dbias = scan_backward(dy, u, delta, A, B, C, way.D, way.dt_bias, states, number == 1, *PLAIN[:3], None, None)
+        du, ddelta, dA, dB, dC, dD, dbias = scan_backward(
+            dy, u, delta, A, B, C, way.D, way.dt_bias, states, number == 1, *PLAIN[:3], None, None
+        )
         arrays = pointers(ddelta, dB, dC, u, p, way.x_proj, way.dt_weight, valid, du)
         library().dnadiff_mixer_steps_backward(*arrays, starts[3 + len(ways) + number], Bt, L, E, R, N, sums.shape[1], threads)
         dus.append(du)

@@ -17,8 +17,8 @@ from dnadiff.kernels.build import load_library
 _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_scan_forward": (11, 9, 0, 4),
     "dnadiff_scan_backward": (19, 10, 0, 4),
-    "dnadiff_conv_forward": (4, 5, 0, 2),
-    "dnadiff_conv_backward": (6, 6, 0, 2),
+    "dnadiff_conv_forward": (5, 6, 0, 2),
+    "dnadiff_conv_backward": (8, 7, 0, 2),
     "dnadiff_gate_forward": (4, 5, 0, 1),
     "dnadiff_gate_backward": (6, 6, 0, 1),
     "dnadiff_norm_forward": (6, 3, 1, 1),
