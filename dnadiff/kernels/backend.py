@@ -103,7 +103,10 @@ class Backend(ABC):
         """(Bt, L, E), as `dnadiff.kernels.selective_scan`."""
 
     def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
-        """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before every `block` positions."""
+        """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before every `block` positions.
+
+        `block` is None in reverse.
+        """
         raise NotImplementedError(self.lacks_states())
 
     def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:

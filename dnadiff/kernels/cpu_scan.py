@@ -20,11 +20,7 @@ def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bloc
     """See `Backend.carried_scan`."""
     start = None if initial is None else initial.mT
     y, kept, last = scan_operator(*inputs, reverse, block is not None or _has_gradient(*inputs, initial), start, block or 0, False, True)
-    starts = None
-    if block is not None:
-        starts = kept.unflatten(1, (-1, -(-block // _CHUNK)))[:, :, 0].mT
-        starts = starts.flip(1) if reverse else starts
-    return ScanStates(y, starts, last.mT)
+    return ScanStates(y, None if block is None else kept.unflatten(1, (-1, -(-block // _CHUNK)))[:, :, 0].mT, last.mT)
 
 
 def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:

@@ -98,7 +98,7 @@ class _Scan(torch.autograd.Function):
         ctx.reverse, ctx.block = reverse, block
         ctx.set_materialize_grads(False)
         y, last = _outputs(steps, dxs, Bs, Cs, A, h, reverse)
-        starts = None if block is None else h[:, _first_chunks(block, reverse)].clone()
+        starts = None if block is None else h[:, :: _cut(block)[0]].clone()
         return _join(y, L, block), starts, last[:, 0 if reverse else -1].clone() if carried else None
 
     @staticmethod
@@ -111,7 +111,7 @@ class _Scan(torch.autograd.Function):
             h = _enter(steps, dxs, Bs, A, initial, ctx.reverse)
         if dstarts is not None:
             place = torch.zeros_like(h)
-            place[:, _first_chunks(ctx.block, ctx.reverse)] = dstarts
+            place[:, :: _cut(ctx.block)[0]] = dstarts
             dstarts = place
         dstep, ddx, dB, dC, dA, dfirst = _gradients(steps, dxs, Bs, Cs, dys, A, h, dstarts, dlast, ctx.reverse)
         dstep, ddx, dB, dC = (_join(x, dy.shape[1], ctx.block) for x in (dstep, ddx, dB, dC))
@@ -123,12 +123,6 @@ def _cut(length: int) -> tuple[int, int]:
     """The number of chunks of so many positions, and the length of the longest."""
     chunks = -(-length // _LONGEST)
     return chunks, -(-length // chunks)
-
-
-def _first_chunks(block: int, reverse: bool) -> slice:
-    """The chunks with which blocks begin."""
-    chunks = _cut(block)[0]
-    return slice(chunks - 1 if reverse else 0, None, chunks)
 
 
 def _chunk(x: Tensor, block: int | None) -> Tensor:

@@ -35,13 +35,8 @@ class ReferenceBackend(Backend):
             before.append(h)
             h = torch.exp(step_l[:, :, None] * A) * h + (step_l * u_l)[:, :, None] * B_l[:, None, :]
             y.append((h * C_l[:, None, :]).sum(-1) + D * u_l)  # (Bt, E)
-        if reverse:
-            y, before = y[::-1], before[::-1]
-        starts = None
-        if block is not None:
-            first = [min(i + block, len(before)) - 1 if reverse else i for i in range(0, len(before), block)]
-            starts = torch.stack([before[i] for i in first], dim=1)
-        return ScanStates(torch.stack(y, dim=1), starts, h)
+        starts = None if block is None else torch.stack(before[::block], dim=1)
+        return ScanStates(torch.stack(y[::-1] if reverse else y, dim=1), starts, h)
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:

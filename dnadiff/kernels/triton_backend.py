@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from typing_extensions import override
 
 from dnadiff.kernels import triton_rowwise, triton_scan
-from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.backend import ScanInputs, ScanStates
 from dnadiff.kernels.portable import TorchOperations
 from dnadiff.kernels.triton_support import interpreted
 
@@ -41,6 +41,16 @@ class TritonBackend(TorchOperations):
     @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         return _scan([inputs], None, reverse)[0]
+
+    @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        _refuse_forward_mode()
+        return triton_scan.carried_scan(inputs, reverse, initial, block)
+
+    @override
+    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        _refuse_forward_mode()
+        return triton_scan.restarted_scan(inputs, reverse, initial, block)
 
     @override
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
@@ -91,6 +101,10 @@ class TritonBackend(TorchOperations):
 
 
 def _scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
+    _refuse_forward_mode()
+    return triton_scan.scan(directions, z, reverse)
+
+
+def _refuse_forward_mode() -> None:
     if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
         raise NotImplementedError("the Triton scan has no forward-mode derivative (jvp); set scan=reference")
-    return triton_scan.scan(directions, z, reverse)

@@ -32,8 +32,8 @@ def script(path: Path) -> ModuleType:
 
 
 cases = script(HERE / "triton_cases.py")
-QUICK = ["both in chunks", "gated", "convolutions", "gate", "norm", "norm after addition"]
-MORE = [name for name in (*cases.SCANS, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS) if name not in QUICK]
+QUICK = ["both in chunks", "gated", "states before blocks", "blocks in chunks", "convolutions", "gate", "norm", "norm after addition"]
+MORE = [name for name in (*cases.SCANS, *cases.STATES, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS) if name not in QUICK]
 
 
 @cache
@@ -103,7 +103,7 @@ def kernels_of(module: ModuleType) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("ways", ["both", "back", "gated"])
+@pytest.mark.parametrize("ways", ["both", "back", "gated", "blocks"])
 def test_every_specialization_of_a_real_width_builds_with_few_spills(registers, ways, dtype, arch):
     for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 do not start at multiples of 16
         for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
