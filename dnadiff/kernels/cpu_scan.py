@@ -130,7 +130,9 @@ def _scan_grad(ctx, grads):
         return (None,) * 13
     *tensors, initial, kept = ctx.saved_tensors
     dy = torch.zeros_like(tensors[0]) if dy is None else dy
-    out = _scan_backward(dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept, dlast[0] if dlast else None)
+    out = _scan_backward(
+        dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept if kept.numel() else None, dlast[0] if dlast else None
+    )
     *found, dbias = out[:7]
     return (*found, None if tensors[6] is None else dbias, None, None, None if initial is None else out[7], None, None, None)
 

@@ -103,7 +103,7 @@ def _cut(programs: int, L: int, device: torch.device, segment: int = _KEPT, rest
     full = _WARPS * _multiprocessors(device)
     if 3 * programs >= full and not restart:
         return 1, L
-    chunk = max(-(-L * programs // (2 * full)), _SHORTEST)
+    chunk = max(-(-L * programs // (2 * max(full, 1))), _SHORTEST)
     chunk = -(-chunk // segment) * segment
     return -(-L // chunk), chunk
 
@@ -151,7 +151,7 @@ def _carried(
     grid, tile = launch(_block(_FORWARD_TILE, N, E), run.chunks)
     linked, spans = ([ends if dkept is None else dkept], [run.spans(run.segment)]) if flags else ([], [])
     kernel[grid](
-        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans, *strides, **tile, UNROLL=_UNROLL, **back
+        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans, *strides, **tile, UNROLL=run.unroll, **back
     )
     grid, tile = launch(min(run.block, 32), 1)
     triton_support.load_kernels(_FORWARD).carry[grid](
@@ -285,8 +285,8 @@ def _grad(ctx, grads):
     A, D, bias, *more = tensors[4 * ways :]
     z, initial = more[0] if gated else None, more[-1] if carried else None
     dy = [torch.zeros_like(x) if g is None else g for g, x in zip(grads[:ways], u, strict=True)]
-    dlast = grads[ways + 1] if len(grads) > ways + 1 else None
-    options = (ctx.reverse, initial, ctx.block, ctx.restart, ctx.exact, grads[ways], dlast)
+    dkept, dlast = grads[ways] if kept.numel() else None, grads[ways + 1] if len(grads) > ways + 1 else None
+    options = (ctx.reverse, initial, ctx.block, ctx.restart, ctx.exact, dkept, dlast)
     out = _scans_backward(dy, u, delta, B, C, A, D, bias, z, kept, *options)
     lists = [out[i * ways : (i + 1) * ways] for i in range(4)]
     dz, dinitial = out[4 * ways + 3] if gated else None, out[-1] if carried else None

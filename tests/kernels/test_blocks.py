@@ -316,3 +316,40 @@ def test_mamba_ssm_is_refused_with_the_reason(scan_inputs, monkeypatch, caplog):
     assert caplog.messages == [
         "selective scan: portable instead of mamba_ssm, because of states that enter or leave a scan; its kernel always starts from zero"
     ]
+
+
+def test_no_array_holds_the_states_of_all_positions(scan_inputs):
+    Bt, L, E, N, block = 2, 256, 16, 16, 16
+    for scan in ("cpu", "portable"):
+        sizes: list[int] = []
+        inputs, noised = (ScanInputs(*scan_inputs(Bt, L, E, N)) for _ in range(2))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: (sizes.append(x.numel()), x)[1], lambda x: x):
+            y, starts, _ = scan_with_states(inputs, block, scan=scan)
+            y = y + scan_blocks(noised, block, starts, scan=scan) + scan_blocks(noised, block, reverse=True, scan=scan)
+        y.sum().backward()
+        assert max(sizes) == Bt * L * E  # the states before blocks; those of all positions would be 16 times as many
+
+
+def test_a_compiled_model_is_one_graph_with_the_same_gradients(scan_inputs, close, monkeypatch):
+    def two_streams(u, delta, A, B, C, D, bias):
+        inputs = ScanInputs(conv_blocks(u, torch.stack([D, bias], dim=-1), bias, 8, reverse=True), delta, A, B, C, D, bias)
+        y, starts, last = scan_with_states(inputs, 8)
+        return y + scan_blocks(inputs, 8, starts) + scan_blocks(inputs, 8, reverse=True) + last.sum()
+
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    ours, expected = scan_inputs(2, 37, 5, 3), scan_inputs(2, 37, 5, 3)
+    compiled = torch.compile(two_streams, backend="aot_eager", fullgraph=True)
+    close(grads_of([compiled(*ours)], ours), grads_of([two_streams(*expected)], expected), 1e-6)
+
+
+@pytest.mark.parametrize("test_utils", [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")])
+def test_the_cpu_operators_pass_opcheck(test_utils, scan_inputs):
+    *inputs, bias = scan_inputs(2, 35, 5, 3)
+    one, several = (
+        states.detach().mT.contiguous().requires_grad_()
+        for states in (states_like(inputs[2], 2, dtype=torch.float32), states_like(inputs[2], 2, 5, dtype=torch.float32))
+    )
+    for options in ((True, one, 8, False, True), (False, several, 8, True, False), (False, None, 8, True, False)):
+        torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, bias, False, *options), test_utils=test_utils)
+    x, weight, bias = conv_tensors(35, 4, torch.float32)
+    torch.library.opcheck(torch.ops.dnadiff.short_conv, (x, weight, bias, True, near_inputs(5, 4, torch.float32), 8), test_utils=test_utils)

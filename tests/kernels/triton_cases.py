@@ -43,7 +43,7 @@ LONG = {
 STATES = {
     "carried": (False, 13, 3, 4, None, False, True, torch.float32, False),
     "carried in chunks": (False, 21, 3, 4, None, False, True, torch.float32, True),
-    "carried in reverse": (True, 11, 9, 2, None, False, True, torch.bfloat16, False),
+    "carried in bfloat16": (True, 11, 9, 2, None, False, True, torch.bfloat16, False),
     "carried in reverse in chunks": (True, 21, 3, 2, None, False, True, torch.float32, True),
     "states before blocks": (False, 13, 3, 4, 4, False, True, torch.float32, False),
     "states before blocks in chunks": (False, 29, 3, 4, 4, False, False, torch.float32, True),
@@ -53,7 +53,7 @@ STATES = {
     "states before long uneven blocks": (False, 27, 3, 2, 11, False, True, torch.float32, True),
     "blocks": (False, 13, 9, 4, 4, True, True, torch.float32, False),
     "blocks in chunks": (False, 29, 3, 4, 4, True, True, torch.float32, True),
-    "blocks of one position": (False, 5, 3, 2, 1, True, True, torch.bfloat16, False),
+    "blocks of one position": (False, 5, 3, 2, 1, True, True, torch.float32, False),
     "odd blocks": (False, 22, 3, 2, 5, True, True, torch.float32, True),
     "long blocks": (False, 41, 3, 2, 18, True, True, torch.float32, True),
     "blocks from zero": (False, 13, 3, 4, 4, True, False, torch.float32, False),
