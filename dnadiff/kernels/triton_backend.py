@@ -73,6 +73,12 @@ class TritonBackend(TorchOperations):
         return y[0]
 
     @override
+    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        if weight.shape[1] > triton_rowwise.MAX_TAPS:
+            return super().block_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse, initial, block)
+        return triton_rowwise.block_conv(x, weight, bias, reverse, initial, block)
+
+    @override
     def short_convs(self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         taps, taps_rev = forward[0], backward[0]
         if max(taps.shape[1], taps_rev.shape[1]) > triton_rowwise.MAX_TAPS or taps.shape != taps_rev.shape:

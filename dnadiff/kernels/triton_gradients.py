@@ -40,7 +40,7 @@ def chunk_starts(
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = end - k - i
-            live, p = position(t, L, L, L, back, False)
+            live, p = position(t, L, L, L, back, False, False)
             ok = e_ok & live
             dout = read(dy + p * dy_l, e, ok)
             if GATED:
@@ -63,11 +63,24 @@ def chunk_starts(
 
 
 @triton.jit
-def _advance(h, start, stop, inputs, strides, where, a, shift, COUNT: tl.constexpr, EXACT: tl.constexpr):
+def _advance(
+    h,
+    start,
+    stop,
+    inputs,
+    strides,
+    where,
+    a,
+    shift,
+    COUNT: tl.constexpr,
+    RESTART: tl.constexpr,
+    CROSSING: tl.constexpr,
+    EXACT: tl.constexpr,
+):
     """The state after COUNT positions from `start`, of which those from `stop` on do not exist."""
     e, n, e_ok, n_ok, L, V, back = where
     for m in range(COUNT):
-        live, p = position(start + m, stop, L, V, back, EXACT)
+        live, p = position(start + m, stop, L, V, back, RESTART, CROSSING)
         ok = e_ok & live
         step, _ = softplus(read(inputs[1] + p * strides[1], e, ok) + shift)
         if EXACT:
@@ -78,12 +91,14 @@ def _advance(h, start, stop, inputs, strides, where, a, shift, COUNT: tl.constex
 
 
 @triton.jit
-def _part_states(h, start, stop, inputs, strides, where, a, shift, PART: tl.constexpr, EXACT: tl.constexpr):
+def _part_states(
+    h, start, stop, inputs, strides, where, a, shift, PART: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
+):
     """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus and u."""
     e, n, e_ok, n_ok, L, V, back = where
     kept = ()
     for i in tl.static_range(PART):
-        live, p = position(start + i, stop, L, V, back, EXACT)
+        live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
         ok = e_ok & live
         x = read(inputs[1] + p * strides[1], e, ok) + shift
         step, small = softplus(x)
@@ -108,12 +123,15 @@ def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
 
 
 @triton.jit
-def _retreat(t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED: tl.constexpr, EXACT: tl.constexpr):
+def _retreat(
+    t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
+    GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
+):  # fmt: skip
     """One position of the walk back: stores its gradients; returns that of the state before it, and the sums for A, bias and D."""
     e, n, e_ok, n_ok, L, V, back = where
     du, ddelta, dB, dC, dz = outputs
     before, step, slope, u_t = kept
-    live, p = position(t, stop, L, V, back, EXACT)
+    live, p = position(t, stop, L, V, back, RESTART, CROSSING)
     ok, row_ok = e_ok & live, n_ok & live
     B_t, C_t = read(inputs[2] + p * strides[2], n, row_ok), read(inputs[3] + p * strides[3], n, row_ok)
     dy_t = read(inputs[4] + p * strides[4], e, ok)
@@ -183,17 +201,19 @@ def gradients(
             h = tl.zeros((NP, BE), tl.float32)
         fronts = (h,)
         for k in tl.static_range(SPAN // PART - 1):
-            h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, EXACT)
+            h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, SEGMENT % SPAN > 0, EXACT)
             fronts += (h,)
         for r in range(SPAN // PART):
             part = SPAN // PART - 1 - r
             h = fronts[0]
             for k in tl.static_range(SPAN // PART - 1):
                 h = tl.where(part == k + 1, fronts[k + 1], h)
-            h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, EXACT)
+            h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, SEGMENT % SPAN > 0, EXACT)
             for j in tl.static_range(PART):
                 t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
-                g, sums = _retreat(t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, EXACT)
+                g, sums = _retreat(
+                    t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, SEGMENT % SPAN > 0
+                )
                 h = now[0]
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:

@@ -56,15 +56,18 @@ def either(a, b, direction):
 
 
 @triton.jit
-def position(t, stop, L, V, back, EXACT: tl.constexpr):
+def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr):
     """Whether step t of a walk over V positions exists, and its position in memory.
 
-    V is L unless blocks of equal length restart: then steps whose position is not below L do not exist, and none from `stop` on.
+    V is L unless RESTART, when it is a multiple of the length of blocks, and positions from L on do not exist. If CROSSING, none does that
+    is not before `stop`.
     """
     p = t + back * (V - 1 - 2 * t)
     live = t < V
-    if EXACT:
-        live = (t < stop) & (p < L)
+    if RESTART:
+        live = p < L
+    if CROSSING:
+        live = live & (t < stop)
     return live, p
 
 
@@ -97,7 +100,7 @@ def chunk_ends(
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, L, L, L, back, False)
+            live, p = position(t, L, L, L, back, False, False)
             ok = e_ok & live
             inputs += ((read(u + p * u_l, e, ok), read(delta + p * delta_l, e, ok), read(B + p * B_l, n, n_ok & live)),)
         for i in tl.static_range(UNROLL):
@@ -149,7 +152,8 @@ def outputs(
 ):  # fmt: skip
     """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN positions of a segment if KEEP, and the LAST.
 
-    Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each segment does.
+    Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each segment does. EXACT: a step that does not
+    exist is zero, because a state after it is read.
     """
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
@@ -182,7 +186,7 @@ def outputs(
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, V, L, V, back, EXACT)
+            live, p = position(t, V, L, V, back, RESTART, False)
             ok, row_ok = e_ok & live, n_ok & live
             inputs += (
                 (
@@ -194,7 +198,7 @@ def outputs(
             )
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, V, L, V, back, EXACT)
+            live, p = position(t, V, L, V, back, RESTART, False)
             step, _ = softplus(inputs[i][1] + shift)
             if EXACT:
                 step = tl.where(live, step, 0.0)

@@ -11,7 +11,7 @@ directions of a position in one program, so half as many programs, to save 4 of 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -50,11 +50,11 @@ def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bl
     """See `Backend.restarted_scan`."""
     if initial is not None and reverse:  # the operator counts in the order of the walk
         initial = initial.flip(1)
-    return _call([inputs], None, reverse, initial, block, True, True)[0]
+    return _call([inputs], None, reverse, initial, block, True, False)[0]
 
 
 def _call(
-    directions: list[ScanInputs], z: Tensor | None, reverse: bool, initial: Tensor | None, block: int, restart: bool, exact: bool
+    directions: list[ScanInputs], z: Tensor | None, reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool
 ) -> list[Tensor]:
     u, delta, A, B, C, D = (list(x) for x in zip(*(inputs[:6] for inputs in directions), strict=True))
     bias = [torch.zeros_like(inputs.D) if inputs.delta_bias is None else inputs.delta_bias for inputs in directions]
@@ -63,7 +63,7 @@ def _call(
     tensors = (*u, *delta, *B, *C, *small, z, initial)
     grads = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     keep = not restart and (grads or block > 0)  # blocks restart from states that need not be kept twice
-    return scans(u, delta, B, C, *small, z, reverse, keep, None if initial is None else initial.mT, block, restart, exact)
+    return scans(u, delta, B, C, *small, z, reverse, keep, None if initial is None else initial.mT, block, restart, last)
 
 
 def _rows(tensors: list[Tensor]) -> tuple[list[Tensor], int, int]:
@@ -121,6 +121,16 @@ class _Launch:
         self.tile = {"NP": _power(N), "BE": self.block, "num_warps": 1}
         self.unroll = 1 if self.segment % 2 else _UNROLL  # a walk enters a segment at its first position
 
+    def exact(self, initial: Tensor | None, last: bool) -> bool:
+        """Whether steps that do not exist must be zero: those before a reverse walk, where the last block is shorter, or after any walk.
+
+        Elsewhere no state that is read depends on them.
+        """
+        reverse, _, L, _, _ = self.common
+        if self.restart:
+            return bool(reverse) and initial is not None and self.V > L
+        return last and (L % _SPAN > 0 or self.segment % _SPAN > 0)
+
     def spans(self, distance: int) -> int:
         """The number of states, one before every so many positions of each segment."""
         return self.V // self.segment * -(-self.segment // distance) + -(-(self.V % self.segment) // distance)
@@ -163,9 +173,9 @@ def _carried(
 @torch.library.custom_op("dnadiff::scans", mutates_args=())
 def scans(
     u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, reverse: bool, keep: bool,
-    initial: Tensor | None, block: int, restart: bool, exact: bool,
+    initial: Tensor | None, block: int, restart: bool, last: bool,
 ) -> Tensors:  # fmt: skip
-    """Outputs of each direction, the saved states if `keep`, and the last state if `exact` and not `restart`.
+    """Outputs of each direction, the saved states if `keep`, and the last state if `last`.
 
     `initial` (Bt, 1 or blocks, N, E) are the states from which the sequence or, if `restart`, its blocks start, in the order of the walk.
     """
@@ -174,7 +184,7 @@ def scans(
     gate, *z_ = _rows([u[0] if z is None else z])
     run, initial = _Launch(u, N, _FORWARD_TILE, reverse, block, restart), None if initial is None else initial.contiguous()
     y = [x.new_empty(x.shape) for x in u]
-    states, ends = run.float32(*_states_shape(u, N, keep, block)), [run.float32(*x) for x in _last_shape(u, N, restart, exact)]
+    states, ends = run.float32(*_states_shape(u, N, keep, block)), [run.float32(*x) for x in _last_shape(u, N, last)]
     with device_of(u[0]):
         entering, carried = states if initial is None else initial, initial is not None
         if run.chunks > 1 and not restart:
@@ -183,7 +193,7 @@ def scans(
         module.outputs[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states, *(ends or [states]), *run.common, run.V, run.chunks,
             run.chunk, run.spans(run.segment), *u_, *delta_, *B_, *C_, *z_, **run.tile, SEGMENT=run.segment, SPAN=run.segment,
-            UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None, RESTART=restart, EXACT=exact, LAST=bool(ends),
+            UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None, RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
         )  # fmt: skip
     return [*y, states, *ends]
 
@@ -193,24 +203,24 @@ def _states_shape(u: list[Tensor], N: int, keep: bool, block: int) -> tuple[int,
     return (len(u) * Bt, -(-L // _segment(block, False)), N, E) if keep else (0,)
 
 
-def _last_shape(u: list[Tensor], N: int, restart: bool, exact: bool) -> list[tuple[int, ...]]:
-    return [(len(u) * u[0].shape[0], N, u[0].shape[2])] if exact and not restart else []
+def _last_shape(u: list[Tensor], N: int, last: bool) -> list[tuple[int, ...]]:
+    return [(len(u) * u[0].shape[0], N, u[0].shape[2])] if last else []
 
 
 @scans.register_fake
-def _(u, delta, B, C, A, D, bias, z, reverse, keep, initial, block, restart, exact):
+def _(u, delta, B, C, A, D, bias, z, reverse, keep, initial, block, restart, last):
     N = A.shape[1]
     return [
         *(x.new_empty(x.shape) for x in u),
         A.new_empty(_states_shape(u, N, keep, block)),
-        *(A.new_empty(x) for x in _last_shape(u, N, restart, exact)),
+        *(A.new_empty(x) for x in _last_shape(u, N, last)),
     ]
 
 
 @torch.library.custom_op("dnadiff::scans_backward", mutates_args=())
 def _scans_backward(
     dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, kept: Tensor,
-    reverse: bool, initial: Tensor | None, block: int, restart: bool, exact: bool, dkept: Tensor | None, dlast: Tensor | None,
+    reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool, dkept: Tensor | None, dlast: Tensor | None,
 ) -> Tensors:  # fmt: skip
     (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], triton_support.load_kernels(_BACKWARD), len(u)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_), (dy2, *dy_) = (_rows(x) for x in (u, delta, B, C, dy))
@@ -221,13 +231,15 @@ def _scans_backward(
     dz, dinitial = u[0] if z is None else z.new_empty(z.shape), [] if initial is None else [run.float32(*initial.shape)]
     dB, dC = run.float32(run.blocks, run.rows, L, N), run.float32(run.blocks, run.rows, L, N)
     dA, dD, dbias = (run.float32(run.rows, run.chunks, *shape) for shape in ((N, E), (E,), (E,)))
-    span = min(_SPAN, _power(run.segment))
+    span, exact = min(_SPAN, _power(run.segment)), run.exact(initial, last)
     with device_of(u[0]):
         states = _refine(initial if restart else kept, span, [u2, delta2, B2, C2], [A, D, bias], [*u_, *delta_, *B_, *C_], run, u, exact)
         passed = dlast
         if run.chunks > 1 and not restart:
             tensors, strides = [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
-            passed = _carried(module.chunk_starts, run, tensors, strides, A, bias, dlast, dkept, GATED=gated, EXACT=exact)
+            passed = _carried(
+                module.chunk_starts, run, tensors, strides, A, bias, dlast, dkept, GATED=gated, EXACT=last and L % run.chunk > 0
+            )
         module.gradients[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias, *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
             ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common, run.V, run.chunks, run.chunk, run.spans(span),
@@ -252,27 +264,19 @@ def _refine(
     triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
         *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0], states, states, *common, like.V, long,
         like.segment, like.spans(span), *strides, 0, 0, **run.tile, SEGMENT=like.segment, SPAN=span, UNROLL=like.unroll,
-        CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=False, EXACT=exact, LAST=False,
+        CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
     )  # fmt: skip
     return states
 
 
 @_scans_backward.register_fake
-def _(dy, u, delta, B, C, A, D, bias, z, kept, reverse, initial, block, restart, exact, dkept, dlast):
+def _(dy, u, delta, B, C, A, D, bias, z, kept, reverse, initial, block, restart, last, dkept, dlast):
     return [x.new_empty(x.shape) for x in (*u, *delta, *B, *C, A, D, bias, z, initial) if x is not None]
 
 
-class _Saved(NamedTuple):
-    """Which inputs a call had."""
-
-    ways: int
-    gated: bool
-    carried: bool
-
-
 def _save(ctx, inputs, output):
-    u, delta, B, C, A, D, bias, z, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.exact = inputs
-    ctx.saved = _Saved(len(u), z is not None, initial is not None)
+    u, delta, B, C, A, D, bias, z, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = inputs
+    ctx.ways, ctx.gated, ctx.carried = len(u), z is not None, initial is not None
     if keep or ctx.restart:
         ctx.save_for_backward(*u, *delta, *B, *C, A, D, bias, *(x for x in (z, initial) if x is not None), output[len(u)])
     ctx.set_materialize_grads(False)
@@ -280,13 +284,13 @@ def _save(ctx, inputs, output):
 
 def _grad(ctx, grads):
     *tensors, kept = ctx.saved_tensors
-    ways, gated, carried = ctx.saved
+    ways, gated, carried = ctx.ways, ctx.gated, ctx.carried
     u, delta, B, C = (tensors[i * ways : (i + 1) * ways] for i in range(4))
     A, D, bias, *more = tensors[4 * ways :]
     z, initial = more[0] if gated else None, more[-1] if carried else None
     dy = [torch.zeros_like(x) if g is None else g for g, x in zip(grads[:ways], u, strict=True)]
     dkept, dlast = grads[ways] if kept.numel() else None, grads[ways + 1] if len(grads) > ways + 1 else None
-    options = (ctx.reverse, initial, ctx.block, ctx.restart, ctx.exact, dkept, dlast)
+    options = (ctx.reverse, initial, ctx.block, ctx.restart, ctx.last, dkept, dlast)
     out = _scans_backward(dy, u, delta, B, C, A, D, bias, z, kept, *options)
     lists = [out[i * ways : (i + 1) * ways] for i in range(4)]
     dz, dinitial = out[4 * ways + 3] if gated else None, out[-1] if carried else None

@@ -137,8 +137,9 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
                 u = backend.short_conv(x, taps, bias, False)
                 out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
             elif ways == "blocks":
-                inputs = ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias)
-                y, starts, last = backend.carried_scan(inputs, False, torch.zeros(1, E, N, requires_grad=True), 16)
+                near, starts = new(1, -(-L // 16), K - 1, E), torch.zeros(1, E, N, requires_grad=True)
+                inputs = ScanInputs(backend.block_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias)
+                y, starts, last = backend.carried_scan(inputs, False, starts, 16)
                 out = (
                     y.sum()
                     + last.sum()

@@ -60,6 +60,15 @@ STATES = {
     "reverse blocks": (True, 13, 3, 4, 6, True, True, torch.float32, False),
     "reverse blocks from zero in chunks": (True, 29, 3, 4, 5, True, False, torch.float32, True),
 }
+# name: (reverse, L, block, whether inputs are given)
+CONVS = {
+    "convolution of blocks": (False, 11, 4, True),
+    "convolution of blocks alone": (False, 11, 3, False),
+    "reverse convolution of blocks": (True, 11, 4, True),
+    "reverse convolution of short blocks": (True, 5, 2, False),
+    "convolution of single positions": (False, 5, 1, True),
+    "convolution after given inputs": (False, 5, 5, True),
+}
 ROWWISE = ("convolutions", "one convolution", "gate", "norm", "norm after addition")
 
 
@@ -170,6 +179,16 @@ def rowwise(name: str, device: str) -> list[float]:
     more = {"one convolution": [True]}.get(name, [1e-2] if "norm" in name else [])
     as_tuple = (lambda f: lambda *a: f(*a, *more)) if name == "norm after addition" else (lambda f: lambda *a: (f(*a, *more),))
     return differences(as_tuple(ours), as_tuple(theirs), inputs)
+
+
+def block_conv(reverse: bool, L: int, block: int, given: bool, device: str) -> list[float]:
+    Bt, E, K = 2, 9, 4
+    inputs = random(device, (Bt, L, E), (E, K), (E,), (Bt, -(-L // block), K - 1, E))
+
+    def outputs(by):
+        return lambda x, w, b, near=None: (by.block_conv(x, w, b, reverse, near, block),)
+
+    return differences(outputs(TRITON), outputs(REFERENCE), inputs if given else inputs[:3])
 
 
 def network(name: str, device: str) -> list[float]:
@@ -294,8 +313,9 @@ def operators(device: str) -> list[float]:
     )
     without = [[x.detach()] for x in (u, delta, B, C)]
     every(triton_scan.scans, (*without, *one, None, True, False, *plain), test_utils=("test_schema", "test_faketensor"))
-    every(triton_rowwise.convs, (half[0], taps, weight, taps, weight))
-    every(triton_rowwise.convs, (u, None, None, taps, weight))
+    every(triton_rowwise.convs, (half[0], taps, weight, taps, weight, None, 0))
+    every(triton_rowwise.convs, (u, None, None, taps, weight, None, 0))
+    every(triton_rowwise.convs, (u, taps, weight, None, None, random(device, (1, 2, 3, 2))[0].requires_grad_(), 2))
     every(triton_rowwise.gate, (half[0], half[1], half[2]))
     every(triton_rowwise.gate, (u, None, z))
     every(triton_rowwise.norm, (u, half[0], weight, 1e-2, torch.bfloat16))
@@ -340,6 +360,8 @@ def run(name: str, device: str) -> list[float]:
         return scan(*SCANS[name], device, name)
     if name in STATES:
         return states(*STATES[name], device)
+    if name in CONVS:
+        return block_conv(*CONVS[name], device)
     if name in LONG:
         return [error for case in LONG[name] for error in scan(*case, device, name)]
     if name == "portable's probe":
@@ -381,6 +403,6 @@ if __name__ == "__main__":
     on = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
     if on == "cpu":
         patch_interpreter()
-    chosen = sys.argv[1:] or [*SCANS, *STATES, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
+    chosen = sys.argv[1:] or [*SCANS, *STATES, *CONVS, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
     found = {name: run(name, on) for name in chosen}
     print(json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()}))
