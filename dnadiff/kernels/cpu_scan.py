@@ -20,7 +20,9 @@ def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bloc
     """See `Backend.carried_scan`."""
     start = None if initial is None else initial.mT
     y, kept, last = scan_operator(*inputs, reverse, block is not None or _has_gradient(*inputs, initial), start, block or 0, False, True)
-    return ScanStates(y, None if block is None else kept.unflatten(1, (-1, -(-block // _CHUNK)))[:, :, 0].mT, last.mT)
+    if block is None:
+        return ScanStates(y, None, last.mT)
+    return ScanStates(y, (kept if block <= _CHUNK else kept[:, :: -(-block // _CHUNK)]).mT, last.mT)
 
 
 def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:

@@ -32,9 +32,14 @@ static void pack_rates(const float* A, vec* a, const Shape& s, int k0, int k1) {
 
 static void clear(vec* x, size_t count) { std::memset(static_cast<void*>(x), 0, count * sizeof(vec)); }
 
-// The states (N, W) of one vector of channels, from and to an array (N, E) that may be null: zero.
-static inline void load_states(const float* from, vec* h, const Shape& s, int lanes) {
-  for (int n = 0; n < s.N; n++) h[n] = from ? load(from + (ptrdiff_t)n * s.E, lanes) : vec{};
+// The states (N, W) of one vector of channels, from and to an array (N, E) that may be null: zero. Those of the next chunk, a whole array
+// further, are prefetched: `next` is 1 or -1, or 0 for none.
+static inline void load_states(const float* from, vec* h, const Shape& s, int lanes, int next) {
+  const ptrdiff_t further = (ptrdiff_t)next * s.N * s.E;
+  for (int n = 0; n < s.N; n++) {
+    h[n] = from ? load(from + (ptrdiff_t)n * s.E, lanes) : vec{};
+    if (from && next) __builtin_prefetch(from + further + (ptrdiff_t)n * s.E);
+  }
 }
 
 static inline void store_states(float* to, const vec* h, const Shape& s, int lanes) {

@@ -75,7 +75,7 @@ struct Walk {
         const vec skip = load(p.D + e, lanes), bias = p.bias ? load(p.bias + e, lanes) : vec{};
         const vec* rates = a + (k - k0) * s.N;
         vec* state = h + (k - k0) * s.N;
-        if (starts(c)) load_states(initial(p.initial, c, k), state, s, lanes);
+        if (starts(c)) load_states(initial(p.initial, c, k), state, s, lanes, restart);
         if (p.kept) store_states(states(p.kept, s.chunks, c, k), state, s, lanes);
         for (int i = 0; i < count; i++) {
           vec slope, u = load(us[i0 + i] + e, lanes);
@@ -111,7 +111,7 @@ struct Walk {
       at[i].dx = at[i].step * at[i].u;
       at[i].ddx = at[i].dstep = vec{};
     }
-    load_states(states(p.kept, s.chunks, c, k), memory.start.at, s, lanes);
+    load_states(states(p.kept, s.chunks, c, k), memory.start.at, s, lanes, -1);
     over_tiles<BACK>(s.N, [&](auto tile, int n) {
       constexpr int m = tile.size;
       retreat<m>(at, count, in, s.N, n, memory.rates.at + first, memory.start.at, memory.g.at + first, memory.da.at + first, memory.sums.at,
@@ -145,7 +145,7 @@ struct Walk {
     const auto dBs = rows(p.dB + part, s.N), dCs = rows(p.dC + part, s.N);
     Inputs in;
     pack_rates(p.A, memory.rates.at, s, k0, k1);
-    for (int k = k0; k < k1; k++) load_states(states(p.dlast, 1, 0, k), memory.g.at + (k - k0) * s.N, s, s.lanes(k));
+    for (int k = k0; k < k1; k++) load_states(states(p.dlast, 1, 0, k), memory.g.at + (k - k0) * s.N, s, s.lanes(k), 0);
     clear(memory.da.at, (size_t)(k1 - k0) * s.N), clear(memory.dD.at, k1 - k0), clear(memory.dbias.at, k1 - k0);
     for (int c = s.chunks - 1; c >= 0; c--) {
       const ptrdiff_t i0 = s.start(c);

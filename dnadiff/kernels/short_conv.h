@@ -35,7 +35,7 @@ struct Near {
 // The last taps - 1 inputs before position i of a block that begins at `first`.
 template <int taps>
 static inline void load_seen(const Conv& p, Rows<const float> x, Near near, ptrdiff_t i, ptrdiff_t first, int e, int lanes, vec* seen) {
-  for (int t = 1; t < taps; t++) {
+  UNROLL for (int t = 1; t < taps; t++) {
     const ptrdiff_t at = i - taps + t, given = at - first + p.K - 1;
     seen[t] = vec{};
     if (at >= first) seen[t] = load(x[at] + e, lanes);

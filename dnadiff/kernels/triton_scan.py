@@ -42,8 +42,10 @@ def scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[
 def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
     """See `Backend.carried_scan`."""
     y, kept, last = _call([inputs], None, reverse, None if initial is None else initial[:, None], block or 0, False, True)
-    starts = None if block is None else kept[:, :: block // _segment(block, False)].mT
-    return ScanStates(y, starts, last.mT)
+    if block is None:
+        return ScanStates(y, None, last.mT)
+    parts = block // _segment(block, False)
+    return ScanStates(y, (kept if parts == 1 else kept[:, ::parts]).mT, last.mT)
 
 
 def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
