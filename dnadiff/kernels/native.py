@@ -30,7 +30,7 @@ _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_mixer_output": (5, 4, 0, 1),
     "dnadiff_mixer_output_backward": (10, 5, 0, 1),
     "dnadiff_mixer_steps_backward": (10, 6, 0, 1),
-    "dnadiff_mixer_input_backward": (11, 6, 0, 1),
+    "dnadiff_mixer_input_backward": (12, 6, 0, 1),
     "dnadiff_gather": (3, 3, 0, 0),
 }
 
