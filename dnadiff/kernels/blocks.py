@@ -96,8 +96,9 @@ def conv_blocks(
     backend = SCANS[choose(scan, x.device.type, dtype)]
     if x.numel() == 0:
         return x * bias.to(x.dtype)
+    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
     near = None if initial is None else backend.cast(initial, dtype)
-    return backend.block_conv(*(backend.cast(tensor, dtype) for tensor in (x, weight, bias)), reverse, near, block_size).to(x.dtype)
+    return backend.block_conv(wide, taps, shift, reverse, near, block_size).to(x.dtype)
 
 
 def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tensor:

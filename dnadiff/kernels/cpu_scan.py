@@ -104,7 +104,9 @@ def scan_backward(
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
     dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
     dinitial = [] if initial is None else [u.new_empty(initial.shape)]
-    arrays = pointers(dy, u, delta, A, B, C, D, bias, before, dkept, dlast, du, ddelta, dA, dB, dC, dD, dbias, *(dinitial or [None]))
+    arrays = pointers(
+        dy, u, delta, A, B, C, D, bias, before, dkept, dlast, du, ddelta, dA, dB, dC, dD, dbias, dinitial[0] if dinitial else None
+    )
     sizes = (Bt, L, E, N, block or L, dy_row, u_row, delta_row, B_row, C_row)
     library().dnadiff_scan_backward(*arrays, *sizes, reverse, restart, groups, threads)
     dB, dC = (x.sum(0) if groups > 1 else x.view(Bt, L, N) for x in (dB, dC))

@@ -130,14 +130,14 @@ def short_conv(
     """
     check_filter(x, weight, bias)
     backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
-    tensors = [backend.cast(tensor, dtype) for tensor in (x, weight, bias)]
+    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
     if initial is not None:
         check_inputs_before(initial, x, (x.shape[0], weight.shape[1] - 1, x.shape[2]))
     if x.numel() == 0:
         return x * bias.to(x.dtype)
     if initial is None:
-        return backend.short_conv(*tensors, reverse).to(x.dtype)
-    return backend.block_conv(*tensors, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]).to(x.dtype)
+        return backend.short_conv(wide, taps, shift, reverse).to(x.dtype)
+    return backend.block_conv(wide, taps, shift, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]).to(x.dtype)
 
 
 def short_convs(x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = "auto") -> tuple[Tensor, Tensor]:

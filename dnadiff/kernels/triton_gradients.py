@@ -10,7 +10,7 @@ positions, and `where` is (channels, states, channel mask, state mask, L, V, 1 i
 import triton
 import triton.language as tl
 
-from dnadiff.kernels.triton_kernels import either, place, position, read, softplus
+from dnadiff.kernels.triton_kernels import either, place, position, read, softplus, state
 
 
 @triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
@@ -150,6 +150,29 @@ def _retreat(
     return g, sums
 
 
+@triton.jit
+def _retreat_span(
+    start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
+    SPAN: tl.constexpr, PART: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The walk back over SPAN positions, of which h is the state before the first."""
+    fronts = (h,)
+    for k in tl.static_range(SPAN // PART - 1):
+        h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
+        fronts += (h,)
+    for r in range(SPAN // PART):
+        part = SPAN // PART - 1 - r
+        h = fronts[0]
+        for k in tl.static_range(SPAN // PART - 1):
+            h = tl.where(part == k + 1, fronts[k + 1], h)
+        h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
+        for j in tl.static_range(PART):
+            t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
+            g, sums = _retreat(t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING)
+            h = now[0]
+    return g, sums
+
+
 @triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def gradients(
     u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
@@ -183,10 +206,7 @@ def gradients(
     du, ddelta = either(du0, du1, direction) + b * L * E, either(ddelta0, ddelta1, direction) + b * L * E
     at, sums_at = row * chunks + c, (block * rows + row) * L * N
     outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
-    if CARRIED:
-        g = tl.load(passed + at * N * E + tile, mask=tile_ok, other=0.0)
-    else:
-        g = tl.zeros((NP, BE), tl.float32)
+    g = state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE)
     sums = (tl.zeros((NP, BE), tl.float32), tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32))
     begin, per = c * chunk, (SEGMENT + SPAN - 1) // SPAN  # spans of a segment
     length = tl.minimum(chunk, V - begin)
@@ -195,26 +215,11 @@ def gradients(
         span = count - 1 - s
         segment = begin // SEGMENT + span // per
         start, stop = segment * SEGMENT + span % per * SPAN, tl.minimum((segment + 1) * SEGMENT, V)
-        if HELD:
-            h = tl.load(states + (row * spans + segment * per + span % per) * N * E + tile, mask=tile_ok, other=0.0)
-        else:
-            h = tl.zeros((NP, BE), tl.float32)
-        fronts = (h,)
-        for k in tl.static_range(SPAN // PART - 1):
-            h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, SEGMENT % SPAN > 0, EXACT)
-            fronts += (h,)
-        for r in range(SPAN // PART):
-            part = SPAN // PART - 1 - r
-            h = fronts[0]
-            for k in tl.static_range(SPAN // PART - 1):
-                h = tl.where(part == k + 1, fronts[k + 1], h)
-            h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, SEGMENT % SPAN > 0, EXACT)
-            for j in tl.static_range(PART):
-                t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
-                g, sums = _retreat(
-                    t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, SEGMENT % SPAN > 0
-                )
-                h = now[0]
+        h = state(states + (row * spans + segment * per + span % per) * N * E + tile, tile_ok, HELD, NP, BE)
+        g, sums = _retreat_span(
+            start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
+            SPAN, PART, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
+        )  # fmt: skip
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:
                 g += tl.load(dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E + tile, mask=tile_ok, other=0.0)

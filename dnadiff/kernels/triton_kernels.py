@@ -77,6 +77,15 @@ def read(pointer, columns, mask):
     return tl.load(pointer + columns, mask=mask, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def state(pointers, mask, GIVEN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr):
+    """A tile of states; zero unless GIVEN."""
+    h = tl.zeros((NP, BE), tl.float32)
+    if GIVEN:
+        h = tl.load(pointers, mask=mask, other=0.0)
+    return h
+
+
 @triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk"])
 def chunk_ends(
     u0, u1, delta0, delta1, B0, B1, A, bias, ends, sums,
@@ -123,9 +132,7 @@ def carry(
     e_ok = e < E
     tile, tile_ok = n[:, None] * E + e[None, :], (n < N)[:, None] & e_ok[None, :]
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    s = tl.zeros((NP, BE), tl.float32)
-    if CARRIED:
-        s = tl.load(initial + row * N * E + tile, mask=tile_ok, other=0.0)
+    s = state(initial + row * N * E + tile, tile_ok, CARRIED, NP, BE)
     for k in range(0, chunks, UNROLL):
         inputs = ()
         for i in tl.static_range(UNROLL):
@@ -162,23 +169,15 @@ def outputs(
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
     shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
     skip = tl.load(D + direction * E + e, mask=e_ok, other=0.0)
-    u = either(u0, u1, direction) + b * u_b
-    delta = either(delta0, delta1, direction) + b * delta_b
-    B = either(B0, B1, direction) + b * B_b
-    C = either(C0, C1, direction) + b * C_b
+    u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
+    B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     y = either(y0, y1, direction) + b * L * E
-    if CARRIED and not RESTART:
-        h = tl.load(entering + (row * chunks + c) * N * E + tile, mask=tile_ok, other=0.0)
-    else:
-        h = tl.zeros((NP, BE), tl.float32)
+    h = state(entering + (row * chunks + c) * N * E + tile, tile_ok, CARRIED and not RESTART, NP, BE)
     begin = c * chunk
     for k in range(0, tl.minimum(chunk, V - begin), UNROLL):
         if RESTART:  # noqa: SIM102, a constant of the compilation
             if k % SEGMENT == 0:
-                if CARRIED:
-                    h = tl.load(entering + (row * (V // SEGMENT) + (begin + k) // SEGMENT) * N * E + tile, mask=tile_ok, other=0.0)
-                else:
-                    h = tl.zeros((NP, BE), tl.float32)
+                h = state(entering + (row * (V // SEGMENT) + (begin + k) // SEGMENT) * N * E + tile, tile_ok, CARRIED, NP, BE)
         if KEEP:  # noqa: SIM102
             if k % SEGMENT % SPAN == 0:
                 at = (begin + k) // SEGMENT * ((SEGMENT + SPAN - 1) // SPAN) + k % SEGMENT // SPAN
@@ -209,6 +208,5 @@ def outputs(
                     gate = read(z + b * z_b + p * z_l, e, e_ok & live)
                     out *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
                 tl.store(y + p * E + e, out.to(y.dtype.element_ty), mask=e_ok & live)
-    if LAST:  # noqa: SIM102
-        if c == chunks - 1:
-            tl.store(last + row * N * E + tile, h, mask=tile_ok)
+    if LAST:
+        tl.store(last + row * N * E + tile, h, mask=tile_ok & (c == chunks - 1))

@@ -50,9 +50,8 @@ def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bloc
 
 def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
     """See `Backend.restarted_scan`."""
-    if initial is not None and reverse:  # the operator counts in the order of the walk
-        initial = initial.flip(1)
-    return _call([inputs], None, reverse, initial, block, True, False)[0]
+    walked = initial.flip(1) if initial is not None and reverse else initial  # the operator counts in the order of the walk
+    return _call([inputs], None, reverse, walked, block, True, False)[0]
 
 
 def _call(
@@ -124,10 +123,7 @@ class _Launch:
         self.unroll = 1 if self.segment % 2 else _UNROLL  # a walk enters a segment at its first position
 
     def exact(self, initial: Tensor | None, last: bool) -> bool:
-        """Whether steps that do not exist must be zero: those before a reverse walk, where the last block is shorter, or after any walk.
-
-        Elsewhere no state that is read depends on them.
-        """
+        """Whether a state that is read depends on steps that do not exist: before a reverse walk over a shorter block, or after any walk."""
         reverse, _, L, _, _ = self.common
         if self.restart:
             return bool(reverse) and initial is not None and self.V > L
