@@ -32,21 +32,21 @@ def _at(x, t, e, e_ok, L, x_l):
 
 
 @triton.jit
-def _near(x, given, t, e, e_ok, L, E, x_l, block, OFFSET: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr):
-    """x at positions t + OFFSET; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs before (OFFSET < 0) or after it."""
+def _near(x, given, t, e, e_ok, L, E, x_l, block, BEFORE: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr):
+    """x at positions t - BEFORE; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs before (BEFORE > 0) or after it."""
     if BLOCKS:
-        s, exists = t + OFFSET, (t >= 0) & (t < L)
+        s, exists = t - BEFORE, (t >= 0) & (t < L)
         first = t // block * block
         after = tl.minimum(first + block, L)
         inside = (s >= first) & (s < after)
         near = tl.load(x + s[:, None] * x_l + e[None, :], mask=(exists & inside)[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
-        if GIVEN and OFFSET != 0:
-            row = t // block * (K - 1) + (s - first + K - 1 if OFFSET < 0 else s - after)
+        if GIVEN and BEFORE != 0:
+            row = t // block * (K - 1) + (s - first + K - 1 if BEFORE > 0 else s - after)
             near += tl.load(given + row[:, None] * E + e[None, :], mask=(exists & (inside == 0))[:, None] & e_ok[None, :], other=0.0).to(
                 tl.float32
             )
     else:
-        near = _at(x, t + OFFSET, e, e_ok, L, x_l)
+        near = _at(x, t - BEFORE, e, e_ok, L, x_l)
     return near
 
 
@@ -66,7 +66,7 @@ def convolve(
         back += tl.load(bias1 + e, mask=e_ok, other=0.0)[None, :]
     for o in tl.static_range(2 * K - 1):
         if (AHEAD and o < K) or (BACK and o > K - 2):
-            near = _near(x, given, t, e, e_ok, L, E, x_l, block, o - K + 1, K, BLOCKS, GIVEN)
+            near = _near(x, given, t, e, e_ok, L, E, x_l, block, K - 1 - o, K, BLOCKS, GIVEN)
             if AHEAD and o < K:
                 ahead += near * tl.load(w0 + o * E + e, mask=e_ok, other=0.0)[None, :]
             if BACK and o > K - 2:
@@ -87,7 +87,7 @@ def _before_silu(
     """The gradient of what silu is applied to, at positions t; SIGN is 1 for the causal convolution and -1 for its mirror image."""
     a = tl.load(bias + e, mask=e_ok, other=0.0)[None, :]
     for k in tl.static_range(K):
-        near = _near(x, given, t, e, e_ok, L, E, x_l, block, -SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
+        near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
         a += near * tl.load(w + k * E + e, mask=e_ok, other=0.0)[None, :]
     s = _sigmoid(a)
     return _at(dy, t, e, e_ok, L, dy_l) * s * (1.0 + a * (1.0 - s))
@@ -107,7 +107,7 @@ def _conv_gradients(
         if j == 0:
             new = ()
             for k in tl.static_range(K):
-                near = _near(x, given, t, e, e_ok, L, E, x_l, block, -SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
+                near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
                 new += (sums[k] + tl.sum(da * near, axis=0),)
             new += (sums[K] + tl.sum(da, axis=0),)
             sums = new
