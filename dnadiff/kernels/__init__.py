@@ -1,10 +1,11 @@
 """The operations of a Mamba mixer that PyTorch lacks or computes slowly, with several implementations ("scans") behind one facade.
 
 `select` chooses between `cpu` (C++), `triton` and `mamba_ssm` (CUDA), `portable` (PyTorch, any device) and `reference` (the definition,
-slow); `facade` checks arguments and calls the chosen one. `log_sum` computes losses over large vocabularies without holding logits.
+slow); `facade` and, for sequences in blocks, `blocks` check arguments and call the chosen one. `log_sum` computes losses over large vocabularies without holding logits.
 """
 
-from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
+from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates
+from dnadiff.kernels.blocks import conv_blocks, inputs_before_blocks, last_inputs, scan_blocks, scan_with_states
 from dnadiff.kernels.facade import (
     add_norm,
     fuses_mixer,
@@ -29,19 +30,25 @@ __all__ = [
     "Backend",
     "MixerWay",
     "ScanInputs",
+    "ScanStates",
     "add_norm",
     "available_scans",
     "check_scan",
     "chosen_scan",
+    "conv_blocks",
     "fuses_mixer",
     "gated_scan",
     "gated_sum",
+    "inputs_before_blocks",
+    "last_inputs",
     "linear",
     "linear_halves",
     "linear_log_sum",
     "mixer",
     "narrow_linear",
     "rms_norm",
+    "scan_blocks",
+    "scan_with_states",
     "selective_scan",
     "selective_scans",
     "short_conv",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,14 @@ class ScanInputs(NamedTuple):
     delta_bias: Tensor | None = None
 
 
+class ScanStates(NamedTuple):
+    """The output of a scan, and states that other scans may start from."""
+
+    y: Tensor  # (Bt, L, E)
+    starts: Tensor | None  # (Bt, blocks, E, N), the states before every block; None if there are no blocks
+    last: Tensor  # (Bt, E, N), the state after the last position; of a reverse scan, that after the first
+
+
 class MixerWay(NamedTuple):
     """The weights of one direction of a mixer, with E channels, K taps, N states and step sizes of rank R."""
 
@@ -44,6 +52,9 @@ class Backend(ABC):
     """One implementation ("scan") of the operations in `dnadiff.kernels.facade`, which documents arguments and results.
 
     Shapes are checked by the facade. All operations are differentiable. Operations that combine others have a default.
+
+    States are (..., E, N) in shape and (..., N, E) in memory where a back end returns them, because the kernels compute neighboring channels
+    together: a state that one scan returns is read by the next one without a copy. Any other layout is copied.
 
     Attributes:
         keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them to float32.
@@ -79,6 +90,10 @@ class Backend(ABC):
         """Why this many states per channel cannot be computed; an empty string if they can."""
         return ""
 
+    def lacks_states(self) -> str:
+        """Why `carried_scan` and `restarted_scan` cannot be computed; an empty string if they can."""
+        return ""
+
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """`x` in the type that this back end reads: `dtype`, or its own type if the back end accepts it."""
         return x if self.keeps_dtype and x.dtype in _NATIVE_TYPES else x.to(dtype)
@@ -87,9 +102,36 @@ class Backend(ABC):
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         """(Bt, L, E), as `dnadiff.kernels.selective_scan`."""
 
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before every `block` positions.
+
+        `block` is None in reverse.
+        """
+        raise NotImplementedError(self.lacks_states())
+
+    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        """(Bt, L, E): every `block` positions are a sequence that starts from its own state, `initial` (Bt, blocks, E, N) or zero."""
+
+        def scan(state: Tensor | None, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
+            rows = ScanInputs(u, delta, inputs.A, B, C, inputs.D, inputs.delta_bias)
+            return self.carried_scan(rows, reverse, state, None).y
+
+        return _by_block(scan, block, initial, inputs.u, inputs.delta, inputs.B, inputs.C)
+
     @abstractmethod
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         """(Bt, L, E) from x (Bt, L, E), weight (E, K) and bias (E,)."""
+
+    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        """`short_conv` of every `block` positions; `initial` (Bt, blocks, K - 1, E) are the inputs before each block, after it in reverse."""
+
+        def conv(near: Tensor | None, x: Tensor) -> Tensor:
+            if near is None:
+                return self.short_conv(x, weight, bias, reverse)
+            y = self.short_conv(torch.cat([x, near] if reverse else [near, x], dim=1), weight, bias, reverse)
+            return y[:, : x.shape[1]] if reverse else y[:, near.shape[1] :]
+
+        return _by_block(conv, block, initial, x)
 
     @abstractmethod
     def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
@@ -147,3 +189,14 @@ class Backend(ABC):
         """x + added and its `rms_norm`, in weight's type."""
         total = x if added is None else x + added
         return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)
+
+
+def _by_block(f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor) -> Tensor:
+    """`f(initial, *tensors)` of every block of `tensors` (Bt, L, X) as a sequence of its own; the last block may be shorter."""
+    L = tensors[0].shape[1]
+    full, parts = L // block, []
+    whole = [x[:, : full * block].reshape(-1, block, x.shape[2]) for x in tensors]
+    parts.append(f(None if initial is None else initial[:, :full].flatten(0, 1), *whole).reshape(tensors[0].shape[0], full * block, -1))
+    if full * block < L:
+        parts.append(f(None if initial is None else initial[:, full], *(x[:, full * block :] for x in tensors)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
-from dnadiff.kernels import cpu_mixer
-from dnadiff.kernels.backend import MixerWay, ScanInputs
+from dnadiff.kernels import cpu_mixer, cpu_scan
+from dnadiff.kernels.backend import MixerWay, ScanInputs, ScanStates
 from dnadiff.kernels.cpu_linear import is_small, linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, AddNorm, gated_sum, narrow_linear, rms_norm
-from dnadiff.kernels.cpu_scan import scan_operator
 from dnadiff.kernels.native import library, pointers, rows
 from dnadiff.kernels.portable import TorchOperations
 
@@ -42,14 +41,30 @@ class CppBackend(TorchOperations):
 
     @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
-            raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        return scan_operator(*inputs, reverse, keep)[0]
+        _refuse_forward_mode()
+        return cpu_scan.plain_scan(inputs, reverse)
+
+    @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        _refuse_forward_mode()
+        return cpu_scan.carried_scan(inputs, reverse, initial, block)
+
+    @override
+    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        _refuse_forward_mode()
+        return cpu_scan.restarted_scan(inputs, reverse, initial, block)
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        return _conv(x, weight, bias, reverse) if weight.shape[1] <= _MAX_TAPS else super().short_conv(x, weight, bias, reverse)
+        return _conv(x, weight, bias, reverse, None, 0) if weight.shape[1] <= _MAX_TAPS else super().short_conv(x, weight, bias, reverse)
+
+    @override
+    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        if weight.shape[1] > _MAX_TAPS:
+            return super().block_conv(x, weight, bias, reverse, initial, block)
+        if initial is not None and reverse:  # the operator counts in the order of the walk
+            initial = initial.flip(1, 2)
+        return _conv(x, weight, bias, reverse, initial if weight.shape[1] > 1 else None, block)
 
     @override
     def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
@@ -91,41 +106,51 @@ class CppBackend(TorchOperations):
         return narrow_linear(x, weight) if weight.shape[1] <= MAX_RANK else F.linear(x, weight)
 
 
+def _refuse_forward_mode() -> None:
+    if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
+        raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
+
+
 @torch.library.custom_op("dnadiff::short_conv", mutates_args=(), device_types="cpu")
-def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int) -> Tensor:
+    """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for the whole sequence."""
     (x, row), weight, bias = rows(x), weight.contiguous(), bias.contiguous()
-    y = x.new_empty(x.shape)
-    arrays = pointers(x, weight, bias, y)
-    library().dnadiff_conv_forward(*arrays, *x.shape, weight.shape[1], row, reverse, torch.get_num_threads())
+    y, near = x.new_empty(x.shape), None if near is None else near.contiguous()
+    arrays = pointers(x, weight, bias, near, y)
+    library().dnadiff_conv_forward(*arrays, *x.shape, weight.shape[1], block, row, reverse, torch.get_num_threads())
     return y
 
 
-_conv.register_fake(lambda x, weight, bias, reverse: x.new_empty(x.shape))
+_conv.register_fake(lambda x, weight, bias, reverse, near, block: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("dnadiff::short_conv_backward", mutates_args=(), device_types="cpu")
-def _conv_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _conv_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
+) -> list[Tensor]:  # fmt: skip
     (dy, dy_row), (x, row), weight, bias = rows(dy), rows(x), weight.contiguous(), bias.contiguous()
-    (E, K), threads = weight.shape, torch.get_num_threads()
-    dx, sums = x.new_empty(x.shape), x.new_zeros(threads, K + 1, E)
-    arrays = pointers(dy, x, weight, bias, dx, sums)
-    library().dnadiff_conv_backward(*arrays, *x.shape, K, dy_row, row, reverse, threads)
+    (E, K), threads, near = weight.shape, torch.get_num_threads(), None if near is None else near.contiguous()
+    dx, sums, dnear = x.new_empty(x.shape), x.new_zeros(threads, K + 1, E), None if near is None else x.new_empty(near.shape)
+    arrays = pointers(dy, x, weight, bias, near, dx, dnear, sums)
+    library().dnadiff_conv_backward(*arrays, *x.shape, K, block, dy_row, row, reverse, threads)
     sums = sums.sum(0)
-    return dx, sums[:K].T.contiguous(), sums[K].clone()
+    return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
 
 
 @_conv_backward.register_fake
-def _(dy, x, weight, bias, reverse):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _(dy, x, weight, bias, reverse, near, block):
+    return [tensor.new_empty(tensor.shape) for tensor in (x, weight, bias, near) if tensor is not None]
 
 
 def _conv_save(ctx, inputs, output):
-    *tensors, ctx.reverse = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.reverse, near, ctx.block = inputs
+    ctx.save_for_backward(*tensors, near)
 
 
 def _conv_grad(ctx, dy):
-    return (*_conv_backward(dy, *ctx.saved_tensors, ctx.reverse), None)
+    *tensors, near = ctx.saved_tensors
+    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, ctx.reverse, near, ctx.block)
+    return dx, dweight, dbias, None, *(dnear or [None]), None
 
 
 _conv.register_autograd(_conv_grad, setup_context=_conv_save)

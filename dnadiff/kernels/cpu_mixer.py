@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dnadiff.kernels.backend import MixerWay
-from dnadiff.kernels.cpu_scan import scan_backward, scan_forward
+from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
 from dnadiff.kernels.native import library, pointers
 
 _MAX_TAPS = 4  # of the filters, in C++
@@ -97,7 +97,7 @@ def _steps(x: Tensor, valid: Tensor | None, ways: list[MixerWay], keep: bool) ->
     steps = []
     for number, (way, (u, p, delta)) in enumerate(zip(ways, made, strict=True)):
         A = -torch.exp(way.A_log)
-        y, states = scan_forward(u, delta, A, p[..., R : R + N], p[..., R + N :], way.D, way.dt_bias, number == 1, keep)
+        y, states = scan_forward(u, delta, A, p[..., R : R + N], p[..., R + N :], way.D, way.dt_bias, number == 1, keep, *PLAIN)
         steps.append(_Steps(u, p, delta, A, y, states))
     return steps
 
@@ -120,7 +120,9 @@ def _gradients(
     dus, dscan = [], []
     for number, (way, (u, p, delta, A, _, states)) in enumerate(zip(ways, steps, strict=True)):
         B, C = p[..., R : R + N], p[..., R + N :]
-        du, ddelta, dA, dB, dC, dD, dbias = scan_backward(dy, u, delta, A, B, C, way.D, way.dt_bias, states, number == 1)
+        du, ddelta, dA, dB, dC, dD, dbias = scan_backward(
+            dy, u, delta, A, B, C, way.D, way.dt_bias, states, number == 1, *PLAIN[:3], None, None
+        )
         arrays = pointers(ddelta, dB, dC, u, p, way.x_proj, way.dt_weight, valid, du)
         library().dnadiff_mixer_steps_backward(*arrays, starts[3 + len(ways) + number], Bt, L, E, R, N, sums.shape[1], threads)
         dus.append(du)

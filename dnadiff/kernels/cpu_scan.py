@@ -1,14 +1,45 @@
-"""The selective scan in C++ as a custom operator that autograd and torch.compile understand."""
+"""The selective scan in C++ as a custom operator that autograd and torch.compile understand.
+
+States are (..., N, E) here, and blocks count in the order of the walk: of a reverse scan the first block is the last one of the sequence.
+The states that are kept for the backward pass are also those that a scan returns.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.native import library, pointers, rows, vector_width
+from dnadiff.kernels.backend import ScanInputs, ScanStates
+from dnadiff.kernels.native import library, pointers, rows
 
+PLAIN = (None, 0, False, False)  # no initial state, one block, which does not restart, and no last state
 _CHUNK, _WIDEST = 32, 16  # positions between two stored states; channels of the widest vector, the unit in which work is divided
-_ALIGNMENT = 64  # bytes, as vectors are read
+
+
+def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+    """See `Backend.carried_scan`."""
+    start = None if initial is None else initial.mT
+    y, kept, last = scan_operator(*inputs, reverse, block is not None or _has_gradient(*inputs, initial), start, block or 0, False, True)
+    if block is None:
+        return ScanStates(y, None, last.mT)
+    return ScanStates(y, (kept if block <= _CHUNK else kept[:, :: -(-block // _CHUNK)]).mT, last.mT)
+
+
+def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    """See `Backend.restarted_scan`."""
+    if initial is not None:
+        initial = (initial.flip(1) if reverse else initial).mT
+    keep = block > _CHUNK and _has_gradient(*inputs, initial)  # otherwise the kept states would be the initial ones
+    return scan_operator(*inputs, reverse, keep, initial, block, True, False)[0]
+
+
+def plain_scan(inputs: ScanInputs, reverse: bool) -> Tensor:
+    """See `Backend.selective_scan`."""
+    return scan_operator(*inputs, reverse, _has_gradient(*inputs), *PLAIN)[0]
+
+
+def _has_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _groups(batch: int, E: int, threads: int) -> int:
@@ -24,77 +55,90 @@ def _groups(batch: int, E: int, threads: int) -> int:
     return next(groups for groups, work in load.items() if work <= 1.1 * min(load.values()))
 
 
-def _states_shape(batch: int, L: int, E: int, N: int) -> tuple[int, ...]:
-    """Exactly what the kernel writes, whose vectors have 4, 8 or 16 channels: an operator must not return uninitialized memory."""
-    width = vector_width()
-    return batch, -(-L // _CHUNK), -(-E // width) * width, N
+def _kept_shape(batch: int, L: int, E: int, N: int, block: int) -> tuple[int, ...]:
+    block = block or L
+    return batch, -(-L // block) * -(-block // _CHUNK), N, E
 
 
 def scan_forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool
-) -> tuple[Tensor, Tensor]:
-    """The scan's output, and the states that its backward pass reads (empty unless `keep`)."""
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool,
+    initial: Tensor | None, block: int, restart: bool, last: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless `keep`); if `last`, the last state.
+
+    `block` is the number of positions of a block, 0 for the whole sequence. `initial` is (Bt, N, E), or (Bt, blocks, N, E) if `restart`.
+    """
     (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(u), rows(delta), rows(B), rows(C)
     A, D, delta_bias = A.contiguous(), D.contiguous(), None if delta_bias is None else delta_bias.contiguous()
+    initial = None if initial is None else initial.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     y = u.new_empty(Bt, L, E)
-    states = u.new_empty(_states_shape(Bt, L, E, N) if keep else (0,))
-    arrays = pointers(u, delta, A, B, C, D, delta_bias, y, states if keep else None)
-    sizes = (Bt, L, E, N, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_forward(*arrays, *sizes, reverse, _groups(Bt, E, threads), threads)
-    return y, states
+    kept = u.new_empty(_kept_shape(Bt, L, E, N, block) if keep else (0,))
+    end = [u.new_empty(Bt, N, E)] if last else []
+    arrays = pointers(u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end[0] if last else None)
+    sizes = (Bt, L, E, N, block or L, u_row, delta_row, B_row, C_row)
+    library().dnadiff_scan_forward(*arrays, *sizes, reverse, restart, _groups(Bt, E, threads), threads)
+    return [y, kept, *end]
 
 
 scan_operator = torch.library.custom_op("dnadiff::selective_scan", scan_forward, mutates_args=(), device_types="cpu")
 
 
 @scan_operator.register_fake
-def _(u, delta, A, B, C, D, delta_bias, reverse, keep):
-    return u.new_empty(u.shape), u.new_empty(_states_shape(*u.shape, A.shape[1]) if keep else (0,))
+def _(u, delta, A, B, C, D, delta_bias, reverse, keep, initial, block, restart, last):
+    kept = u.new_empty(_kept_shape(*u.shape, A.shape[1], block) if keep else (0,))
+    return [u.new_empty(u.shape), kept, *([u.new_empty(u.shape[0], A.shape[1], u.shape[2])] if last else [])]
 
 
 def scan_backward(
-    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, states: Tensor, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of u, delta, A, B, C, D and the bias."""
+    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, kept: Tensor, reverse: bool,
+    initial: Tensor | None, block: int, restart: bool, dkept: Tensor | None, dlast: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of u, delta, A, B, C, D, the bias and, if there is one, the initial state."""
     (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(dy), rows(u), rows(delta), rows(B), rows(C)
     A, D, bias = A.contiguous(), D.contiguous(), None if bias is None else bias.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     groups = _groups(Bt, E, threads)
-    states = states.contiguous()
-    if states.data_ptr() % _ALIGNMENT:  # a hook on saved tensors may restore them at any address
-        states = states.clone()
+    before = kept if kept.numel() else initial  # blocks of one chunk restart from the initial states
+    before, dkept, dlast = (None if x is None else x.contiguous() for x in (before, dkept, dlast))
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
     dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
-    arrays = pointers(dy, u, delta, A, B, C, D, bias, states, du, ddelta, dA, dB, dC, dD, dbias)
-    sizes = (Bt, L, E, N, dy_row, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_backward(*arrays, *sizes, reverse, groups, threads)
+    dinitial = [] if initial is None else [u.new_empty(initial.shape)]
+    arrays = pointers(
+        dy, u, delta, A, B, C, D, bias, before, dkept, dlast, du, ddelta, dA, dB, dC, dD, dbias, dinitial[0] if dinitial else None
+    )
+    sizes = (Bt, L, E, N, block or L, dy_row, u_row, delta_row, B_row, C_row)
+    library().dnadiff_scan_backward(*arrays, *sizes, reverse, restart, groups, threads)
     dB, dC = (x.sum(0) if groups > 1 else x.view(Bt, L, N) for x in (dB, dC))
-    return du, ddelta, dA.sum(0).T.contiguous(), dB, dC, dD.sum(0), dbias.sum(0)
+    return [du, ddelta, dA.sum(0).T.contiguous(), dB, dC, dD.sum(0), dbias.sum(0), *dinitial]
 
 
 _scan_backward = torch.library.custom_op("dnadiff::selective_scan_backward", scan_backward, mutates_args=(), device_types="cpu")
 
 
 @_scan_backward.register_fake
-def _(dy, u, delta, A, B, C, D, bias, states, reverse):
-    return tuple(x.new_empty(x.shape) for x in (u, delta, A, B, C, D, D))
+def _(dy, u, delta, A, B, C, D, bias, kept, reverse, initial, block, restart, dkept, dlast):
+    return [x.new_empty(x.shape) for x in (u, delta, A, B, C, D, D, *([] if initial is None else [initial]))]
 
 
 def _scan_save(ctx, inputs, output):
-    *tensors, ctx.reverse, keep = inputs
-    if keep:
-        ctx.save_for_backward(*tensors, output[1])
+    *tensors, ctx.reverse, keep, initial, ctx.block, ctx.restart, _ = inputs
+    if keep or (ctx.restart and ctx.block <= _CHUNK):
+        ctx.save_for_backward(*tensors, initial, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _scan_grad(ctx, dy, _):
-    nothing = (None, None)
-    if dy is None:
-        return (None,) * 7 + nothing
-    *tensors, states = ctx.saved_tensors
-    *grads, dbias = _scan_backward(dy, *tensors, states, ctx.reverse)
-    return (*grads, None if tensors[6] is None else dbias, *nothing)
+def _scan_grad(ctx, grads):
+    dy, dkept, *dlast = grads
+    if all(x is None for x in grads):
+        return (None,) * 13
+    *tensors, initial, kept = ctx.saved_tensors
+    dy = torch.zeros_like(tensors[0]) if dy is None else dy
+    out = _scan_backward(
+        dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept if kept.numel() else None, dlast[0] if dlast else None
+    )
+    *found, dbias = out[:7]
+    return (*found, None if tensors[6] is None else dbias, None, None, None if initial is None else out[7], None, None, None)
 
 
 scan_operator.register_autograd(_scan_grad, setup_context=_scan_save)

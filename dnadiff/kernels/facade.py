@@ -8,26 +8,49 @@ that works. Every function raises ValueError if shapes or types do not fit or `s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from dnadiff.kernels.arguments import (
+    check_filter,
+    check_inputs_before,
+    check_norm,
+    check_product,
+    check_rows,
+    check_scan_inputs,
+    check_state,
+)
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
-from dnadiff.kernels.select import SCANS, choose, choose_for, compute_dtype
+from dnadiff.kernels.select import SCANS, cast_inputs, choose, choose_for, compute_dtype
 
 
+@overload
 def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
-    *, reverse: bool = False, scan: str = "auto",
-) -> Tensor:  # fmt: skip
+    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, scan: str = "auto",
+) -> Tensor: ...  # fmt: skip
+@overload
+def selective_scan(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
+    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], scan: str = "auto",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def selective_scan(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
+    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, scan: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and Algorithm 2 (S6).
 
-    With step = softplus(delta + delta_bias), zero initial state and position by position
+    With step = softplus(delta + delta_bias), the initial state (zero if it is None) and position by position
 
         h_l = exp(step_l A) h_{l-1} + step_l B_l u_l        y_l = sum_n C_l[n] h_l[:, n] + D u_l
 
     As in the published code, B enters as step * B, not by the exact zero-order hold of the paper's equation (4).
     A position with a very negative delta (-1e4) has step 0 and leaves the state unchanged: padding.
+
+    Scans of consecutive pieces, each from the last state of the piece before, are one long scan. A piece multiplies its initial state
+    by exp(A sum of its steps) in all. `dnadiff.kernels.blocks` has scans of blocks.
 
     Args:
         u: (Bt, L, E) input.
@@ -38,22 +61,34 @@ def selective_scan(
         D: (E,) weight of the skip connection.
         delta_bias: (E,) added to delta.
         reverse: run from the last position to the first; h_{l-1} above becomes h_{l+1}.
+        initial_state: (Bt, E, N) state before the first position (in reverse: after the last), in the type of the computation.
+        return_last_state: also return the state after the last position (in reverse: the first).
 
     Returns:
-        (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise.
+        (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise; then perhaps (Bt, E, N) in that type.
+
+    Raises:
+        RuntimeError: also if the requested `scan` has no states to start from or to return.
     """
     inputs = ScanInputs(u, delta, A, B, C, D, delta_bias)
-    _check_scan_inputs(inputs)
-    backend = _scan_backend(scan, u, A)
+    check_scan_inputs(inputs)
+    if initial_state is None and not return_last_state:
+        backend = _scan_backend(scan, u, A)
+        return u * D.to(u.dtype) if u.numel() == 0 else backend.selective_scan(cast_inputs(backend, inputs), reverse).to(u.dtype)
+    check_state("initial_state", initial_state, (u.shape[0], *A.shape), compute_dtype(u.dtype))
+    backend = SCANS[choose_for(scan, u.device.type, compute_dtype(u.dtype), A.shape[-1], states=True)]
     if u.numel() == 0:
-        return u * D.to(u.dtype)
-    return backend.selective_scan(_cast(backend, inputs), reverse).to(u.dtype)
+        y = u * D.to(u.dtype)
+        last = u.new_zeros(u.shape[0], *A.shape, dtype=compute_dtype(u.dtype)) if initial_state is None else initial_state
+    else:
+        y, _, last = backend.carried_scan(cast_inputs(backend, inputs), reverse, initial_state, None)
+    return (y.to(u.dtype), last) if return_last_state else y.to(u.dtype)
 
 
 def selective_scans(forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
     """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the same shapes, in reverse."""
     for inputs in (forward, backward):
-        _check_scan_inputs(inputs)
+        check_scan_inputs(inputs)
     if backward.u.shape != forward.u.shape or backward.A.shape != forward.A.shape:
         raise ValueError(
             f"backward has u {tuple(backward.u.shape)} and A {tuple(backward.A.shape)}, "
@@ -62,23 +97,25 @@ def selective_scans(forward: ScanInputs, backward: ScanInputs, *, scan: str = "a
     backend = _scan_backend(scan, forward.u, forward.A)
     if forward.u.numel() == 0:
         return forward.u * forward.D.to(forward.u.dtype), backward.u * backward.D.to(backward.u.dtype)
-    y, y_rev = backend.scans(_cast(backend, forward), _cast(backend, backward))
+    y, y_rev = backend.scans(cast_inputs(backend, forward), cast_inputs(backend, backward))
     return y.to(forward.u.dtype), y_rev.to(backward.u.dtype)
 
 
 def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = "auto") -> Tensor:
     """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a unidirectional mixer without its projections."""
     u = inputs.u
-    _check_scan_inputs(inputs)
+    check_scan_inputs(inputs)
     backend = _scan_backend(scan, u, inputs.A)
     if u.numel() == 0 or not backend.fused_gated_scan:
         return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
     if z.shape != u.shape:
         raise ValueError(f"z has shape {tuple(z.shape)}, expected {tuple(u.shape)} as u")
-    return backend.gated_scan(_cast(backend, inputs), backend.cast(z, compute_dtype(u.dtype))).to(u.dtype)
+    return backend.gated_scan(cast_inputs(backend, inputs), backend.cast(z, compute_dtype(u.dtype))).to(u.dtype)
 
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False, scan: str = "auto") -> Tensor:
+def short_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False, initial: Tensor | None = None, scan: str = "auto"
+) -> Tensor:
     """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
 
     Args:
@@ -86,21 +123,27 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False
         weight: (E, K); the last tap is that of the position itself.
         bias: (E,).
         reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k] x_{l+K-1-k}.
+        initial: (Bt, K - 1, E) inputs before the first position (in reverse: after the last), zero if None.
 
     Returns:
         (Bt, L, E) in x's dtype.
     """
-    _check_filter(x, weight, bias)
+    check_filter(x, weight, bias)
     backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
+    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
+    if initial is not None:
+        check_inputs_before(initial, x, (x.shape[0], weight.shape[1] - 1, x.shape[2]))
     if x.numel() == 0:
         return x * bias.to(x.dtype)
-    return backend.short_conv(backend.cast(x, dtype), backend.cast(weight, dtype), backend.cast(bias, dtype), reverse).to(x.dtype)
+    if initial is None:
+        return backend.short_conv(wide, taps, shift, reverse).to(x.dtype)
+    return backend.block_conv(wide, taps, shift, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]).to(x.dtype)
 
 
 def short_convs(x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = "auto") -> tuple[Tensor, Tensor]:
     """`short_conv` of one x in both directions, each with its weight (E, K) and bias (E,)."""
     for weight, bias in (forward, backward):
-        _check_filter(x, weight, bias)
+        check_filter(x, weight, bias)
     backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
     if x.numel() == 0:
         return x * forward[1].to(x.dtype), x * backward[1].to(x.dtype)
@@ -114,7 +157,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto")
 
     Here and in the operations below, half precision and autocast are left to PyTorch unless the back end reads half precision itself.
     """
-    shape = _three("y", y)
+    shape = check_rows("y", y)
     for name, x in (("y_rev", y_rev), ("z", z)):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(shape)} as y")
@@ -123,7 +166,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto")
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv 1910.07467, equation 4)."""
-    _check_norm(x, None, weight)
+    check_norm(x, None, weight)
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
 
@@ -140,7 +183,7 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
         s in the wider type of the two, and its norm. The norm is computed in that type and returned in weight's type, or in autocast's type
         if the back end has one kernel for both steps.
     """
-    _check_norm(x, added, weight)
+    check_norm(x, added, weight)
     backend = _rowwise(scan, x, added, weight)
     if not backend.fused_add_norm:
         total = x if added is None else x + added
@@ -150,20 +193,20 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
 
 def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from their low-rank form."""
-    if weight.dim() != 2 or _three("x", x)[2] != weight.shape[1]:
+    if weight.dim() != 2 or check_rows("x", x)[2] != weight.shape[1]:
         raise ValueError(f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}")
     return _rowwise(scan, x, weight).narrow_linear(x, weight)
 
 
 def linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    _check_product(x, weight)
+    check_product(x, weight)
     return _rowwise(scan, x, weight).linear(x, weight)
 
 
 def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
     """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a mixer's input and its gate."""
-    _check_product(x, weight)
+    check_product(x, weight)
     return _rowwise(scan, x, weight).linear_halves(x, weight)
 
 
@@ -199,50 +242,11 @@ def mixer(
     R, K = ways[0].dt_weight.shape[1], ways[0].conv_weight.shape[1]
     expected = ((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
     shapes = [tuple(tuple(weight.shape) for weight in way) for way in ways]
-    if _three("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != expected for shape in shapes):
+    if check_rows("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != expected for shape in shapes):
         raise ValueError(f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}")
     if valid is not None and valid.shape != hidden.shape[:2]:
         raise ValueError(f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden")
     return _scan_backend(scan, hidden, ways[0].A_log).mixer(hidden, in_proj, out_proj, ways, valid)
-
-
-def _three(name: str, x: Tensor) -> torch.Size:
-    if x.dim() != 3:
-        raise ValueError(f"{name} must be (batch, length, channels), got shape {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise ValueError(f"{name} has type {x.dtype}, expected float32, bfloat16, float16 or float64")
-    return x.shape
-
-
-def _check_product(x: Tensor, weight: Tensor) -> None:
-    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"weight {tuple(weight.shape)} must be (E, R) for x (..., R), which is {tuple(x.shape)}")
-
-
-def _check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    E = _three("x", x)[2]
-    if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
-        raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and ({E},) for x {tuple(x.shape)}")
-
-
-def _check_norm(x: Tensor, added: Tensor | None, weight: Tensor) -> None:
-    if weight.dim() != 1 or x.shape[-1:] != weight.shape or (added is not None and added.shape != x.shape):
-        other = "" if added is None else f", added to {tuple(added.shape)}"
-        raise ValueError(f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is {tuple(x.shape)}{other}")
-
-
-def _check_scan_inputs(inputs: ScanInputs) -> None:
-    (Bt, L, E), N = _three("u", inputs.u), inputs.A.shape[-1]
-    expected = {"delta": (Bt, L, E), "A": (E, N), "B": (Bt, L, N), "C": (Bt, L, N), "D": (E,), "delta_bias": (E,)}
-    for (name, shape), x in zip(expected.items(), inputs[1:], strict=True):
-        if x is not None and x.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {shape} for u of shape {(Bt, L, E)} and {N} states")
-
-
-def _cast(backend: Backend, inputs: ScanInputs) -> ScanInputs:
-    dtype = compute_dtype(inputs.u.dtype)
-    u, delta, A, B, C, D = (backend.cast(x, dtype) for x in (inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.D))
-    return ScanInputs(u, delta, A, B, C, D, None if inputs.delta_bias is None else backend.cast(inputs.delta_bias, dtype))
 
 
 def _backend(scan: str, x: Tensor) -> Backend:

@@ -23,6 +23,10 @@ class MambaSSMBackend(TorchOperations):
         return "CUDA, flipped for the reverse direction"
 
     @override
+    def lacks_states(self) -> str:
+        return "states that enter or leave a scan; its kernel always starts from zero"
+
+    @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         try:
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

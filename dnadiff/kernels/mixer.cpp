@@ -70,13 +70,13 @@ void dnadiff_mixer_steps(const float* x, const uint8_t* valid, const Way* ways, 
                          int64_t R, int64_t N, int threads) {
   const bool both = num_ways == 2;
   const ptrdiff_t P = R + 2 * N;
-  const Conv conv{L, (int)E, (int)K, ways[0].conv, ways[0].bias, both ? ways[1].conv : nullptr, both ? ways[1].bias : nullptr};
+  const Conv conv{L, (int)E, (int)K, ways[0].conv, ways[0].bias, both ? ways[1].conv : nullptr, both ? ways[1].bias : nullptr, 0, 0};
   const Panels first(ways[0].x_proj, E, P, 1, E), second(ways[num_ways - 1].x_proj, E, P, 1, E);
   const Panels first_dt(ways[0].dt, R, E, 1, R), second_dt(ways[num_ways - 1].dt, R, E, 1, R);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int) {
     const Rows<const float> xs(x, b, L, E, false);
     const Rows<float> us(ways[0].u, b, L, E, false), us_rev(ways[num_ways - 1].u, b, L, E, false);
-    (both ? conv_forward<4, true> : conv_forward<4, false>)(conv, xs, us, us_rev, i0, i1);
+    (both ? conv_forward<4, true> : conv_forward<4, false>)(conv, xs, Near{}, us, us_rev, i0, i1);
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
     for (int way = 0; way < num_ways; way++) {
       const Way& to = ways[way];
@@ -164,14 +164,14 @@ void dnadiff_mixer_input_backward(const float* du, const float* du_rev, const fl
                                   const float* conv, const float* bias, const float* conv_rev, const float* bias_rev, const uint8_t* valid,
                                   float* dhidden, float* sums, int64_t batch, int64_t L, int64_t D, int64_t E, int64_t K, int64_t sums_row,
                                   int threads) {
-  const Conv c{L, (int)E, (int)K, conv, bias, conv_rev, bias_rev};
+  const Conv c{L, (int)E, (int)K, conv, bias, conv_rev, bias_rev, 0, 0};
   const Panels back(w_x, E, D, D, 1);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int thread) {
     const Floats dx(CHUNK * E);
     const Rows<const float> xs(x, b, L, E, false), dus(du, b, L, E, false), dus_rev(du_rev ? du_rev : du, b, L, E, false);
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
     float* to = sums + thread * sums_row;
-    (du_rev ? conv_backward<4, true> : conv_backward<4, false>)(c, xs, dus, dus_rev, dx, E, to + E * D, i0, i1);
+    (du_rev ? conv_backward<4, true> : conv_backward<4, false>)(c, xs, Near{}, dus, dus_rev, dx, E, to + E * D, i0, i1);
     fill_padding(valid, row, count, dx, E, 0.f);
     back.multiply(dx, E, dhidden + row * D, D, count, true);
     outer_add(dx, E, E, hidden + row * D, D, D, count, to);

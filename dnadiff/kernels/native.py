@@ -15,10 +15,10 @@ from torch.autograd.function import FunctionCtx
 from dnadiff.kernels.build import load_library
 
 _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
-    "dnadiff_scan_forward": (9, 8, 0, 3),
-    "dnadiff_scan_backward": (16, 9, 0, 3),
-    "dnadiff_conv_forward": (4, 5, 0, 2),
-    "dnadiff_conv_backward": (6, 6, 0, 2),
+    "dnadiff_scan_forward": (11, 9, 0, 4),
+    "dnadiff_scan_backward": (19, 10, 0, 4),
+    "dnadiff_conv_forward": (5, 6, 0, 2),
+    "dnadiff_conv_backward": (8, 7, 0, 2),
     "dnadiff_gate_forward": (4, 5, 0, 1),
     "dnadiff_gate_backward": (6, 6, 0, 1),
     "dnadiff_norm_forward": (6, 3, 1, 1),
@@ -30,7 +30,7 @@ _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_mixer_output": (5, 4, 0, 1),
     "dnadiff_mixer_output_backward": (10, 5, 0, 1),
     "dnadiff_mixer_steps_backward": (10, 6, 0, 1),
-    "dnadiff_mixer_input_backward": (11, 6, 0, 1),
+    "dnadiff_mixer_input_backward": (12, 6, 0, 1),
     "dnadiff_gather": (3, 3, 0, 0),
 }
 
@@ -46,11 +46,6 @@ def library() -> ctypes.CDLL:
         function.restype = None
     loaded.dnadiff_gather.restype = c_int64
     return loaded
-
-
-def vector_width() -> int:
-    """Channels of one vector: how the compiled kernels pad E."""
-    return library().dnadiff_vector_width()
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:

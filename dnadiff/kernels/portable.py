@@ -2,7 +2,8 @@
 
 Python loops over the positions of a chunk of at most 64, for all chunks at once. The states that enter the chunks follow a linear
 recurrence, which is solved in the same way, so the number of operations grows with log L. Decays are multiplied and never divided by, so
-strong decay loses no precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E).
+strong decay loses no precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E). A scan that returns the states before
+blocks has chunks that begin where blocks begin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.kernels.backend import Backend, ScanInputs
+from dnadiff.kernels.backend import Backend, ScanInputs, ScanStates
 
 _LONGEST = 64  # positions in a chunk
 _SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 in between
@@ -59,44 +60,89 @@ class PortableBackend(TorchOperations):
 
     @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        u, delta, A, B, C, D, delta_bias = inputs
-        step = F.softplus(delta if delta_bias is None else delta + delta_bias)
-        return _Scan.apply(step, step * u, A.T, B, C, reverse) + D * u
+        return _scan(inputs, reverse, None, None, False)[0]
+
+    @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        y, starts, last = _scan(inputs, reverse, None if initial is None else initial.mT, block, True)
+        return ScanStates(y, None if starts is None else starts.mT, last.mT)
+
+
+def _scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None, carried: bool) -> tuple[Tensor, ...]:
+    u, delta, A, B, C, D, delta_bias = inputs
+    step = F.softplus(delta if delta_bias is None else delta + delta_bias)
+    y, starts, last = _Scan.apply(step, step * u, A.T, B, C, initial, reverse, block, carried)
+    return y + D * u, starts, last
 
 
 class _Scan(torch.autograd.Function):
-    """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u."""
+    """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u; the states before blocks, and the last one."""
 
     @staticmethod
-    def forward(ctx, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, reverse: bool) -> Tensor:
+    def forward(
+        ctx,
+        step: Tensor,
+        dx: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        initial: Tensor | None,
+        reverse: bool,
+        block: int | None,
+        carried: bool,
+    ) -> tuple[Tensor | None, ...]:
         L = step.shape[1]
-        steps, dxs, Bs, Cs = (_chunk(x) for x in (step, dx, B, C))
-        h = _enter(steps, dxs, Bs, A, reverse)
-        ctx.save_for_backward(step, dx, A, B, C, h)
-        ctx.reverse = reverse
-        return _outputs(steps, dxs, Bs, Cs, A, h, reverse).flatten(1, 2)[:, :L]
+        steps, dxs, Bs, Cs = (_chunk(x, block) for x in (step, dx, B, C))
+        h = _enter(steps, dxs, Bs, A, initial, reverse)
+        ctx.save_for_backward(step, dx, A, B, C, initial, h)
+        ctx.reverse, ctx.block = reverse, block
+        ctx.set_materialize_grads(False)
+        y, last = _outputs(steps, dxs, Bs, Cs, A, h, reverse)
+        starts = None if block is None else h[:, :: _cut(block)[0]].clone()
+        return _join(y, L, block), starts, last[:, 0 if reverse else -1].clone() if carried else None
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, h = ctx.saved_tensors
+    def backward(ctx, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, initial, h = ctx.saved_tensors
         step, dx, A, B, C = tensors
-        L = dy.shape[1]
-        steps, dxs, Bs, Cs, dys = (_chunk(x) for x in (step, dx, B, C, dy))
+        dy = torch.zeros_like(step) if dy is None else dy
+        steps, dxs, Bs, Cs, dys = (_chunk(x, ctx.block) for x in (step, dx, B, C, dy))
         if torch.is_grad_enabled():  # a second derivative: autograd does not know what the saved states depend on
-            h = _enter(steps, dxs, Bs, A, ctx.reverse)
-        dstep, ddx, dA, dB, dC = _gradients(steps, dxs, Bs, Cs, dys, A, h, ctx.reverse)
-        dstep, ddx, dB, dC = (x.flatten(1, 2)[:, :L] for x in (dstep, ddx, dB, dC))
-        return dstep, ddx, dA, dB, dC, None
+            h = _enter(steps, dxs, Bs, A, initial, ctx.reverse)
+        if dstarts is not None:
+            place = torch.zeros_like(h)
+            place[:, :: _cut(ctx.block)[0]] = dstarts
+            dstarts = place
+        dstep, ddx, dB, dC, dA, dfirst = _gradients(steps, dxs, Bs, Cs, dys, A, h, dstarts, dlast, ctx.reverse)
+        dstep, ddx, dB, dC = (_join(x, dy.shape[1], ctx.block) for x in (dstep, ddx, dB, dC))
+        dinitial = None if initial is None else dfirst[:, -1 if ctx.reverse else 0]
+        return dstep, ddx, dA, dB, dC, dinitial, None, None, None
 
 
-def _chunk(x: Tensor) -> Tensor:
+def _cut(length: int) -> tuple[int, int]:
+    """The number of chunks of so many positions, and the length of the longest."""
+    chunks = -(-length // _LONGEST)
+    return chunks, -(-length // chunks)
+
+
+def _chunk(x: Tensor, block: int | None) -> Tensor:
     """`x (Bt, L, X)` as (Bt, chunks, T, X), padded with zeros: a position with step 0 does not change the state."""
     Bt, L, X = x.shape
-    chunks = -(-L // _LONGEST)
-    T = -(-L // chunks)
-    if chunks * T > L:
-        x = F.pad(x, (0, 0, 0, chunks * T - L))
-    return x.reshape(Bt, chunks, T, X)
+    block = L if block is None else block
+    blocks, (chunks, T) = -(-L // block), _cut(block)
+    if blocks * block > L:
+        x = F.pad(x, (0, 0, 0, blocks * block - L))
+    if chunks * T > block:
+        x = F.pad(x.reshape(Bt, blocks, block, X), (0, 0, 0, chunks * T - block))
+    return x.reshape(Bt, blocks * chunks, T, X)
+
+
+def _join(x: Tensor, L: int, block: int | None) -> Tensor:
+    """The inverse of `_chunk`."""
+    if block is None:
+        return x.flatten(1, 2)[:, :L]
+    chunks = _cut(block)[0]
+    return x.unflatten(1, (-1, chunks)).flatten(2, 3)[:, :, :block].flatten(1, 2)[:, :L]
 
 
 def _positions(T: int, reverse: bool) -> range:
@@ -111,20 +157,20 @@ def _advance(h: Tensor, decay: Tensor, dx: Tensor, B: Tensor, t: int) -> Tensor:
     return torch.addcmul(decay * h, B[:, :, t, :, None], dx[:, :, t, None])
 
 
-def _enter(step: Tensor, dx: Tensor, B: Tensor, A: Tensor, reverse: bool) -> Tensor:
+def _enter(step: Tensor, dx: Tensor, B: Tensor, A: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """The state before each chunk, (Bt, chunks, N, E)."""
     Bt, chunks, T, E = step.shape
     h = step.new_zeros(Bt, chunks, A.shape[0], E)
     if chunks == 1:
-        return h
+        return h if initial is None else initial[:, None]
     for t in _positions(T, reverse):
         h = _advance(h, _decay(step, t, A), dx, B, t)
     total = torch.mul(step.sum(2)[:, :, None], A).exp_()
-    return _carry(total, h, reverse)
+    return _carry(total, h, initial, reverse)
 
 
-def _carry(decay: Tensor, gain: Tensor, reverse: bool) -> Tensor:
-    """The recurrence s_{c+1} = decay_c s_c + gain_c from s = 0 over axis 1: all s_c, (Bt, chunks, N, E)."""
+def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    """The recurrence s_{c+1} = decay_c s_c + gain_c from `initial (Bt, N, E)` or 0 over axis 1: all s_c, (Bt, chunks, N, E)."""
     Bt, count, *state = decay.shape
     groups = -(-count // _LONGEST)
     T = -(-count // groups)
@@ -138,7 +184,9 @@ def _carry(decay: Tensor, gain: Tensor, reverse: bool) -> Tensor:
         for t in _positions(T, reverse):
             s = torch.addcmul(gain[:, :, t], decay[:, :, t], s)
             total = total * decay[:, :, t]
-        s = _carry(total, s, reverse)
+        s = _carry(total, s, initial, reverse)
+    elif initial is not None:
+        s = initial[:, None]
     entering = torch.empty_like(gain)
     for t in _positions(T, reverse):
         entering[:, :, t] = s
@@ -146,18 +194,21 @@ def _carry(decay: Tensor, gain: Tensor, reverse: bool) -> Tensor:
     return entering.flatten(1, 2)[:, :count]
 
 
-def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool) -> Tensor:
+def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    """The outputs, and the state after each chunk."""
     y = torch.empty_like(step)
     for t in _positions(step.shape[2], reverse):
         h = _advance(h, _decay(step, t, A), dx, B, t)
         y[:, :, t] = (h * C[:, :, t, :, None]).sum(2)
-    return y
+    return y, h
 
 
 def _gradients(
-    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, dy: Tensor, A: Tensor, h: Tensor, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of step, dx, A, B and C, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
+    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, dy: Tensor, A: Tensor, h: Tensor, dh: Tensor | None, dlast: Tensor | None, reverse: bool
+) -> tuple[Tensor, ...]:
+    """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
+
+    `dh` (Bt, chunks, N, E) and `dlast` (Bt, N, E) are the gradients of the states before the chunks, and of the last state, as results.
 
     A forward loop computes the gradient that each chunk passes to the previous one, using the running product of decays, and keeps
     every `_SPAN`-th state. A backward loop recomputes the states in between and accumulates the gradients.
@@ -172,7 +223,8 @@ def _gradients(
             h = _advance(h, decay, dx, B, t)
             product = product * decay
             passed = torch.addcmul(passed, product, C[:, :, t, :, None] * dy[:, :, t, None])
-    g = _carry(product, passed, not reverse)  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
+    passed = passed if dh is None else passed + dh
+    g = _carry(product, passed, dlast, not reverse)  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
 
     dstep, ddx, dB, dC, dA = torch.empty_like(step), torch.empty_like(step), torch.empty_like(B), torch.empty_like(C), torch.zeros_like(A)
     for span in reversed(spans):
@@ -189,4 +241,4 @@ def _gradients(
             to_exponent = g * states[-1]
             dstep[:, :, t] = (to_exponent * A).sum(2)
             dA += (to_exponent * step[:, :, t, None]).sum((0, 1))
-    return dstep, ddx, dA, dB, dC
+    return dstep, ddx, dB, dC, dA, g if dh is None else g + dh

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.kernels.backend import Backend, ScanInputs
+from dnadiff.kernels.backend import Backend, ScanInputs, ScanStates
 
 
 class ReferenceBackend(Backend):
@@ -21,16 +21,22 @@ class ReferenceBackend(Backend):
 
     @override
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+        return self.carried_scan(inputs, reverse, None, None).y
+
+    @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
         u, delta, A, B, C, D, delta_bias = inputs
         step = F.softplus(delta if delta_bias is None else delta + delta_bias)  # (Bt, L, E)
         # Slicing inside the loop would make the backward pass quadratic in L.
         positions = list(zip(*(x.unbind(1) for x in (u, step, B, C)), strict=True))
-        h = u.new_zeros(u.shape[0], *A.shape)  # (Bt, E, N)
-        y = []
+        h = u.new_zeros(u.shape[0], *A.shape) if initial is None else initial  # (Bt, E, N)
+        y, before = [], []
         for u_l, step_l, B_l, C_l in reversed(positions) if reverse else positions:
+            before.append(h)
             h = torch.exp(step_l[:, :, None] * A) * h + (step_l * u_l)[:, :, None] * B_l[:, None, :]
             y.append((h * C_l[:, None, :]).sum(-1) + D * u_l)  # (Bt, E)
-        return torch.stack(y[::-1] if reverse else y, dim=1)
+        starts = None if block is None else torch.stack(before[::block], dim=1)
+        return ScanStates(torch.stack(y[::-1] if reverse else y, dim=1), starts, h)
 
     @override
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:

@@ -68,6 +68,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def cast_inputs(backend: Backend, inputs: ScanInputs) -> ScanInputs:
+    """The inputs in the types that a back end reads."""
+    dtype = compute_dtype(inputs.u.dtype)
+    u, delta, A, B, C, D = (backend.cast(x, dtype) for x in (inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.D))
+    return ScanInputs(u, delta, A, B, C, D, None if inputs.delta_bias is None else backend.cast(inputs.delta_bias, dtype))
+
+
 @torch.compiler.assume_constant_result  # chosen while tracing, so that a compiled model contains one operator
 def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
     """The scan for tensors on a device, computed in float32 or float64; chosen once, with the reasons in the log."""
@@ -81,10 +88,13 @@ def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
 
 
 @torch.compiler.assume_constant_result
-def choose_for(scan: str, device_type: str, dtype: torch.dtype, num_states: int) -> str:
-    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot hold them."""
+def choose_for(scan: str, device_type: str, dtype: torch.dtype, num_states: int, states: bool = False) -> str:
+    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot compute it.
+
+    `states`: a scan that starts from given states, or returns states.
+    """
     name = choose(scan, device_type, dtype)
-    if not (reason := SCANS[name].too_many_states(num_states)):
+    if not (reason := SCANS[name].too_many_states(num_states) or (SCANS[name].lacks_states() if states else "")):
         return name
     if _requested(scan) != AUTO:
         raise _cannot_run(name, f"{reason}; set scan=portable")

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from typing_extensions import override
 
 from dnadiff.kernels import triton_rowwise, triton_scan
-from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.backend import ScanInputs, ScanStates
 from dnadiff.kernels.portable import TorchOperations
 from dnadiff.kernels.triton_support import interpreted
 
@@ -43,6 +43,16 @@ class TritonBackend(TorchOperations):
         return _scan([inputs], None, reverse)[0]
 
     @override
+    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+        _refuse_forward_mode()
+        return triton_scan.carried_scan(inputs, reverse, initial, block)
+
+    @override
+    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        _refuse_forward_mode()
+        return triton_scan.restarted_scan(inputs, reverse, initial, block)
+
+    @override
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
         return _scan([inputs], z, False)[0]  # the scan's output is never written without its gate
 
@@ -61,6 +71,12 @@ class TritonBackend(TorchOperations):
         filters = [(weight, bias), None]
         y = triton_rowwise.short_convs(x, *(reversed(filters) if reverse else filters))
         return y[0]
+
+    @override
+    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+        if weight.shape[1] > triton_rowwise.MAX_TAPS:
+            return super().block_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse, initial, block)
+        return triton_rowwise.block_conv(x, weight, bias, reverse, initial, block)
 
     @override
     def short_convs(self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -91,6 +107,10 @@ class TritonBackend(TorchOperations):
 
 
 def _scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
+    _refuse_forward_mode()
+    return triton_scan.scan(directions, z, reverse)
+
+
+def _refuse_forward_mode() -> None:
     if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
         raise NotImplementedError("the Triton scan has no forward-mode derivative (jvp); set scan=reference")
-    return triton_scan.scan(directions, z, reverse)

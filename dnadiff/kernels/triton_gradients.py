@@ -1,7 +1,7 @@
 """The backward pass of the selective scan as Triton programs; `triton_kernels` describes the layout and the limits.
 
 In the device functions `inputs` are the pointers (u, delta, B, C, dy, z) of one sequence and direction, `strides` their distances between
-positions, and `where` is (channels, states, channel mask, state mask, L, 1 if the walk runs in reverse).
+positions, and `where` is (channels, states, channel mask, state mask, L, V, 1 if the walk runs in reverse).
 """
 
 # mypy: ignore-errors
@@ -10,16 +10,20 @@ positions, and `where` is (channels, states, channel mask, state mask, L, 1 if t
 import triton
 import triton.language as tl
 
-from dnadiff.kernels.triton_kernels import either, place, position, read, softplus
+from dnadiff.kernels.triton_kernels import either, place, position, read, softplus, state
 
 
-@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk"])
+@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
 def chunk_starts(
-    delta0, delta1, C0, C1, dy0, dy1, z, A, bias, starts, sums,
-    first, sequences, L, E, N, chunks, chunk, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l,
-    NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, GATED: tl.constexpr,
+    delta0, delta1, C0, C1, dy0, dy1, z, A, bias, dkept, starts, sums,
+    first, sequences, L, E, N, chunks, chunk, spans, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l,
+    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    GATED: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state before every chunk from the outputs of that chunk alone, and the sum of its steps."""
+    """The gradient of the state before every chunk from the results of that chunk alone, and the sum of its steps.
+
+    Results are outputs and, if LINKED, the states before segments, whose gradients are `dkept`.
+    """
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -36,7 +40,7 @@ def chunk_starts(
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = end - k - i
-            live, p = position(t, L, back)
+            live, p = position(t, L, L, L, back, False, False)
             ok = e_ok & live
             dout = read(dy + p * dy_l, e, ok)
             if GATED:
@@ -44,38 +48,63 @@ def chunk_starts(
                 dout *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
             inputs += ((read(delta + p * delta_l, e, ok), read(C + p * C_l, n, n_ok & live), dout),)
         for i in tl.static_range(UNROLL):
+            t = end - k - i
             step, _ = softplus(inputs[i][0] + shift)
+            if EXACT:
+                step = tl.where(t < L, step, 0.0)
             total += step
             g = tl.exp2(step[None, :] * decay) * (g + inputs[i][1][:, None] * inputs[i][2][None, :])
+            if LINKED:  # noqa: SIM102, a constant of the compilation
+                if (t % SEGMENT == 0) & (t < L):
+                    g += tl.load(dkept + (row * spans + t // SEGMENT) * N * E + tile, mask=tile_ok, other=0.0)
     at = row * chunks + c
     tl.store(starts + at * N * E + tile, g, mask=tile_ok)
     tl.store(sums + at * E + e, total, mask=e_ok)
 
 
 @triton.jit
-def _advance(h, start, inputs, strides, where, a, shift, COUNT: tl.constexpr):
-    """The state after COUNT positions from `start`."""
-    e, n, e_ok, n_ok, L, back = where
+def _advance(
+    h,
+    start,
+    stop,
+    inputs,
+    strides,
+    where,
+    a,
+    shift,
+    COUNT: tl.constexpr,
+    RESTART: tl.constexpr,
+    CROSSING: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """The state after COUNT positions from `start`, of which those from `stop` on do not exist."""
+    e, n, e_ok, n_ok, L, V, back = where
     for m in range(COUNT):
-        live, p = position(start + m, L, back)
+        live, p = position(start + m, stop, L, V, back, RESTART, CROSSING)
         ok = e_ok & live
         step, _ = softplus(read(inputs[1] + p * strides[1], e, ok) + shift)
+        if EXACT:
+            step = tl.where(live, step, 0.0)
         dx = step * read(inputs[0] + p * strides[0], e, ok)
         h = tl.exp2(step[None, :] * a) * h + read(inputs[2] + p * strides[2], n, n_ok & live)[:, None] * dx[None, :]
     return h
 
 
 @triton.jit
-def _part_states(h, start, inputs, strides, where, a, shift, PART: tl.constexpr):
+def _part_states(
+    h, start, stop, inputs, strides, where, a, shift, PART: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
+):
     """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus and u."""
-    e, n, e_ok, n_ok, L, back = where
+    e, n, e_ok, n_ok, L, V, back = where
     kept = ()
     for i in tl.static_range(PART):
-        live, p = position(start + i, L, back)
+        live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
         ok = e_ok & live
         x = read(inputs[1] + p * strides[1], e, ok) + shift
         step, small = softplus(x)
         slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
+        if EXACT:
+            step, slope = tl.where(live, step, 0.0), tl.where(live, slope, 0.0)
         u_t, B_t = read(inputs[0] + p * strides[0], e, ok), read(inputs[2] + p * strides[2], n, n_ok & live)
         kept += ((h, step, slope, u_t),)
         h = tl.exp2(step[None, :] * a) * h + B_t[:, None] * (step * u_t)[None, :]
@@ -94,12 +123,15 @@ def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
 
 
 @triton.jit
-def _retreat(t, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED: tl.constexpr):
+def _retreat(
+    t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
+    GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
+):  # fmt: skip
     """One position of the walk back: stores its gradients; returns that of the state before it, and the sums for A, bias and D."""
-    e, n, e_ok, n_ok, L, back = where
+    e, n, e_ok, n_ok, L, V, back = where
     du, ddelta, dB, dC, dz = outputs
     before, step, slope, u_t = kept
-    live, p = position(t, L, back)
+    live, p = position(t, stop, L, V, back, RESTART, CROSSING)
     ok, row_ok = e_ok & live, n_ok & live
     B_t, C_t = read(inputs[2] + p * strides[2], n, row_ok), read(inputs[3] + p * strides[3], n, row_ok)
     dy_t = read(inputs[4] + p * strides[4], e, ok)
@@ -118,17 +150,44 @@ def _retreat(t, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one,
     return g, sums
 
 
-@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
+@triton.jit
+def _retreat_span(
+    start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
+    SPAN: tl.constexpr, PART: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The walk back over SPAN positions, of which h is the state before the first."""
+    fronts = (h,)
+    for k in tl.static_range(SPAN // PART - 1):
+        h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
+        fronts += (h,)
+    for r in range(SPAN // PART):
+        part = SPAN // PART - 1 - r
+        h = fronts[0]
+        for k in tl.static_range(SPAN // PART - 1):
+            h = tl.where(part == k + 1, fronts[k + 1], h)
+        h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
+        for j in tl.static_range(PART):
+            t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
+            g, sums = _retreat(t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING)
+            h = now[0]
+    return g, sums
+
+
+@triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def gradients(
-    u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed,
-    du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias,
-    first, sequences, L, E, N, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
-    NP: tl.constexpr, BE: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr, CARRIED: tl.constexpr, GATED: tl.constexpr,
+    u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
+    du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias, dinitial,
+    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
+    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr,
+    CARRIED: tl.constexpr, GATED: tl.constexpr, HELD: tl.constexpr,
+    RESTART: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """All gradients, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
     SPAN positions from the last to the first: their states are recomputed from the stored one, first those before every PART
     positions, then those inside a part, which stay in registers during the walk back over the part.
+    The states are 0 unless HELD. If LINKED, the states before segments are results with the gradients `dkept`. FIRST: stores the gradient
+    of the initial state or, if RESTART, of those of all segments.
     `one` is 1: with it the decays are computed twice, where the compiler would keep them in registers that it does not have.
     dB, dC: (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and chunk.
     """
@@ -142,35 +201,36 @@ def gradients(
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
-    strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, back)
+    strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, V, back)
     rows = tl.num_programs(0).to(tl.int64) // (tl.cdiv(E, BE) * chunks)
     du, ddelta = either(du0, du1, direction) + b * L * E, either(ddelta0, ddelta1, direction) + b * L * E
     at, sums_at = row * chunks + c, (block * rows + row) * L * N
     outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
-    if CARRIED:
-        g = tl.load(passed + at * N * E + tile, mask=tile_ok, other=0.0)
-    else:
-        g = tl.zeros((NP, BE), tl.float32)
+    g = state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE)
     sums = (tl.zeros((NP, BE), tl.float32), tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32))
-    begin = c * chunk
-    count = tl.cdiv(tl.minimum(chunk, L - begin), SPAN)
+    begin, per = c * chunk, (SEGMENT + SPAN - 1) // SPAN  # spans of a segment
+    length = tl.minimum(chunk, V - begin)
+    count = length // SEGMENT * per + tl.cdiv(length % SEGMENT, SPAN)
     for s in range(count):
-        start = begin + (count - 1 - s) * SPAN
-        h = tl.load(states + (row * spans + start // SPAN) * N * E + tile, mask=tile_ok, other=0.0)
-        fronts = (h,)
-        for k in tl.static_range(SPAN // PART - 1):
-            h = _advance(h, start + k * PART, inputs, strides, where, a, shift, PART)
-            fronts += (h,)
-        for r in range(SPAN // PART):
-            part = SPAN // PART - 1 - r
-            h = fronts[0]
-            for k in tl.static_range(SPAN // PART - 1):
-                h = tl.where(part == k + 1, fronts[k + 1], h)
-            h, kept = _part_states(h, start + part * PART, inputs, strides, where, a, shift, PART)
-            for j in tl.static_range(PART):
-                t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
-                g, sums = _retreat(t, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED)
-                h = now[0]
+        span = count - 1 - s
+        segment = begin // SEGMENT + span // per
+        start, stop = segment * SEGMENT + span % per * SPAN, tl.minimum((segment + 1) * SEGMENT, V)
+        h = state(states + (row * spans + segment * per + span % per) * N * E + tile, tile_ok, HELD, NP, BE)
+        g, sums = _retreat_span(
+            start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
+            SPAN, PART, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
+        )  # fmt: skip
+        if LINKED:  # noqa: SIM102, a constant of the compilation
+            if span % per == 0:
+                g += tl.load(dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E + tile, mask=tile_ok, other=0.0)
+        if RESTART:  # noqa: SIM102
+            if span % per == 0:
+                if FIRST:
+                    tl.store(dinitial + (row * (V // SEGMENT) + segment) * N * E + tile, g, mask=tile_ok)
+                g = tl.zeros((NP, BE), tl.float32)
+    if FIRST and not RESTART:  # noqa: SIM102
+        if c == 0:
+            tl.store(dinitial + row * N * E + tile, g, mask=tile_ok)
     tl.store(dA + at * N * E + tile, sums[0], mask=tile_ok)
     tl.store(dD + at * E + e, sums[2], mask=e_ok)
     tl.store(dbias + at * E + e, sums[1], mask=e_ok)

@@ -56,15 +56,34 @@ def either(a, b, direction):
 
 
 @triton.jit
-def position(t, L, back):
-    """Whether step t of a walk is inside the sequence, and its position in memory."""
-    return t < L, t + back * (L - 1 - 2 * t)
+def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr):
+    """Whether step t of a walk over V positions exists, and its position in memory.
+
+    V is L unless RESTART, when it is a multiple of the length of blocks, and positions from L on do not exist. If CROSSING, none does that
+    is not before `stop`.
+    """
+    p = t + back * (V - 1 - 2 * t)
+    live = t < V
+    if RESTART:
+        live = p < L
+    if CROSSING:
+        live = live & (t < stop)
+    return live, p
 
 
 @triton.jit
 def read(pointer, columns, mask):
     """One row in float32; zero where masked."""
     return tl.load(pointer + columns, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def state(pointers, mask, GIVEN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr):
+    """A tile of states; zero unless GIVEN."""
+    h = tl.zeros((NP, BE), tl.float32)
+    if GIVEN:
+        h = tl.load(pointers, mask=mask, other=0.0)
+    return h
 
 
 @triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk"])
@@ -90,7 +109,7 @@ def chunk_ends(
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, L, back)
+            live, p = position(t, L, L, L, back, False, False)
             ok = e_ok & live
             inputs += ((read(u + p * u_l, e, ok), read(delta + p * delta_l, e, ok), read(B + p * B_l, n, n_ok & live)),)
         for i in tl.static_range(UNROLL):
@@ -104,15 +123,16 @@ def chunk_ends(
 
 @triton.jit(do_not_specialize=["sequences", "chunks", "from_last"])
 def carry(
-    ends, sums, A, sequences, E, N, chunks, from_last, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
+    ends, sums, A, initial, sequences, E, N, chunks, from_last,
+    NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, CARRIED: tl.constexpr,
 ):  # fmt: skip
-    """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c + ends_c, from s = 0."""
+    """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c + ends_c, from `initial` if CARRIED, or 0."""
     block, _, row, direction, _, _ = place(tl.cdiv(E, BE), 1, sequences, 0)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok = e < E
     tile, tile_ok = n[:, None] * E + e[None, :], (n < N)[:, None] & e_ok[None, :]
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    s = tl.zeros((NP, BE), tl.float32)
+    s = state(initial + row * N * E + tile, tile_ok, CARRIED, NP, BE)
     for k in range(0, chunks, UNROLL):
         inputs = ()
         for i in tl.static_range(UNROLL):
@@ -129,14 +149,19 @@ def carry(
             s = tl.exp2(inputs[i][1][None, :] * decay) * s + inputs[i][0]
 
 
-@triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
+@triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def outputs(
-    u0, u1, delta0, delta1, B0, B1, C0, C1, z, A, D, bias, entering, y0, y1, states,
-    first, sequences, L, E, N, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l,
-    NP: tl.constexpr, BE: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
+    u0, u1, delta0, delta1, B0, B1, C0, C1, z, A, D, bias, entering, y0, y1, states, last,
+    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l,
+    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
     CARRIED: tl.constexpr, KEEP: tl.constexpr, WRITE: tl.constexpr, GATED: tl.constexpr,
+    RESTART: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN positions if KEEP."""
+    """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN positions of a segment if KEEP, and the LAST.
+
+    Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each segment does. EXACT: a step that does not
+    exist is zero, because a state after it is read.
+    """
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -144,24 +169,23 @@ def outputs(
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
     shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
     skip = tl.load(D + direction * E + e, mask=e_ok, other=0.0)
-    u = either(u0, u1, direction) + b * u_b
-    delta = either(delta0, delta1, direction) + b * delta_b
-    B = either(B0, B1, direction) + b * B_b
-    C = either(C0, C1, direction) + b * C_b
+    u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
+    B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     y = either(y0, y1, direction) + b * L * E
-    if CARRIED:
-        h = tl.load(entering + (row * chunks + c) * N * E + tile, mask=tile_ok, other=0.0)
-    else:
-        h = tl.zeros((NP, BE), tl.float32)
+    h = state(entering + (row * chunks + c) * N * E + tile, tile_ok, CARRIED and not RESTART, NP, BE)
     begin = c * chunk
-    for k in range(0, tl.minimum(chunk, L - begin), UNROLL):
-        if KEEP:  # noqa: SIM102, a constant of the compilation
-            if k % SPAN == 0:
-                tl.store(states + (row * spans + (begin + k) // SPAN) * N * E + tile, h, mask=tile_ok)
+    for k in range(0, tl.minimum(chunk, V - begin), UNROLL):
+        if RESTART:  # noqa: SIM102, a constant of the compilation
+            if k % SEGMENT == 0:
+                h = state(entering + (row * (V // SEGMENT) + (begin + k) // SEGMENT) * N * E + tile, tile_ok, CARRIED, NP, BE)
+        if KEEP:  # noqa: SIM102
+            if k % SEGMENT % SPAN == 0:
+                at = (begin + k) // SEGMENT * ((SEGMENT + SPAN - 1) // SPAN) + k % SEGMENT // SPAN
+                tl.store(states + (row * spans + at) * N * E + tile, h, mask=tile_ok)
         inputs = ()
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, L, back)
+            live, p = position(t, V, L, V, back, RESTART, False)
             ok, row_ok = e_ok & live, n_ok & live
             inputs += (
                 (
@@ -173,8 +197,10 @@ def outputs(
             )
         for i in tl.static_range(UNROLL):
             t = begin + k + i
-            live, p = position(t, L, back)
+            live, p = position(t, V, L, V, back, RESTART, False)
             step, _ = softplus(inputs[i][1] + shift)
+            if EXACT:
+                step = tl.where(live, step, 0.0)
             h = tl.exp2(step[None, :] * decay) * h + inputs[i][2][:, None] * (step * inputs[i][0])[None, :]
             if WRITE:
                 out = tl.sum(h * inputs[i][3][:, None], axis=0) + skip * inputs[i][0]
@@ -182,3 +208,5 @@ def outputs(
                     gate = read(z + b * z_b + p * z_l, e, e_ok & live)
                     out *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
                 tl.store(y + p * E + e, out.to(y.dtype.element_ty), mask=e_ok & live)
+    if LAST:
+        tl.store(last + row * N * E + tile, h, mask=tile_ok & (c == chunks - 1))

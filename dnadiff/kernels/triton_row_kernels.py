@@ -1,6 +1,6 @@
 """The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the next norm.
 
-All are bound by memory bandwidth: each array is read or written once (values shared by neighboring positions come from the L1 cache), in
+Positions may be in blocks, each convolved on its own with inputs given before or after it. All are bound by memory bandwidth: each array is read or written once (values shared by neighboring positions come from the L1 cache), in
 vectors of 16 bytes along the channels. The backward pass of the convolutions recomputes the slopes of four neighbors instead of writing
 them: 8 bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
 """
@@ -31,15 +31,34 @@ def _at(x, t, e, e_ok, L, x_l):
     return tl.load(x + t[:, None] * x_l + e[None, :], mask=((t >= 0) & (t < L))[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["L", "spans"])
+@triton.jit
+def _near(x, given, t, e, e_ok, L, E, x_l, block, BEFORE: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr):
+    """x at positions t - BEFORE; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs before (BEFORE > 0) or after it."""
+    if BLOCKS:
+        s, exists = t - BEFORE, (t >= 0) & (t < L)
+        first = t // block * block
+        after = tl.minimum(first + block, L)
+        inside = (s >= first) & (s < after)
+        near = tl.load(x + s[:, None] * x_l + e[None, :], mask=(exists & inside)[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
+        if GIVEN and BEFORE != 0:
+            row = t // block * (K - 1) + (s - first + K - 1 if BEFORE > 0 else s - after)
+            near += tl.load(given + row[:, None] * E + e[None, :], mask=(exists & (inside == 0))[:, None] & e_ok[None, :], other=0.0).to(
+                tl.float32
+            )
+    else:
+        near = _at(x, t - BEFORE, e, e_ok, L, x_l)
+    return near
+
+
+@triton.jit(do_not_specialize=["L", "spans", "block"])
 def convolve(
-    x, w0, w1, bias0, bias1, y0, y1, L, E, spans, x_b, x_l,
-    K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+    x, w0, w1, bias0, bias1, given, y0, y1, L, E, spans, x_b, x_l, block, given_b,
+    K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK."""
+    """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK; if BLOCKS, of each block alone."""
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
-    x += b * x_b
+    x, given = x + b * x_b, given + b * given_b
     ahead, back = tl.zeros((TT, BE), tl.float32), tl.zeros((TT, BE), tl.float32)
     if AHEAD:
         ahead += tl.load(bias0 + e, mask=e_ok, other=0.0)[None, :]
@@ -47,7 +66,7 @@ def convolve(
         back += tl.load(bias1 + e, mask=e_ok, other=0.0)[None, :]
     for o in tl.static_range(2 * K - 1):
         if (AHEAD and o < K) or (BACK and o > K - 2):
-            near = _at(x, t + (o - K + 1), e, e_ok, L, x_l)
+            near = _near(x, given, t, e, e_ok, L, E, x_l, block, K - 1 - o, K, BLOCKS, GIVEN)
             if AHEAD and o < K:
                 ahead += near * tl.load(w0 + o * E + e, mask=e_ok, other=0.0)[None, :]
             if BACK and o > K - 2:
@@ -61,38 +80,49 @@ def convolve(
 
 
 @triton.jit
-def _before_silu(x, dy, t, e, e_ok, L, E, x_l, dy_l, w, bias, K: tl.constexpr, SIGN: tl.constexpr):
+def _before_silu(
+    x, given, dy, t, e, e_ok, L, E, x_l, dy_l, block, w, bias,
+    K: tl.constexpr, SIGN: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
     """The gradient of what silu is applied to, at positions t; SIGN is 1 for the causal convolution and -1 for its mirror image."""
     a = tl.load(bias + e, mask=e_ok, other=0.0)[None, :]
     for k in tl.static_range(K):
-        a += _at(x, t - SIGN * (K - 1 - k), e, e_ok, L, x_l) * tl.load(w + k * E + e, mask=e_ok, other=0.0)[None, :]
+        near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
+        a += near * tl.load(w + k * E + e, mask=e_ok, other=0.0)[None, :]
     s = _sigmoid(a)
     return _at(dy, t, e, e_ok, L, dy_l) * s * (1.0 + a * (1.0 - s))
 
 
 @triton.jit
-def _conv_gradients(x, dy, w, bias, sums, dx, t, e, e_ok, L, E, x_l, dy_l, K: tl.constexpr, SIGN: tl.constexpr):
+def _conv_gradients(
+    x, given, dy, w, bias, sums, dx, t, e, e_ok, L, E, x_l, dy_l, block,
+    K: tl.constexpr, SIGN: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
     """dx plus the gradient of one direction, and the sums of that direction over t: K weights and the bias."""
     for j in tl.static_range(K):
-        da = _before_silu(x, dy, t + SIGN * j, e, e_ok, L, E, x_l, dy_l, w, bias, K, SIGN)
+        da = _before_silu(x, given, dy, t + SIGN * j, e, e_ok, L, E, x_l, dy_l, block, w, bias, K, SIGN, BLOCKS, GIVEN)
+        if BLOCKS:
+            da = tl.where(((t + SIGN * j + block) // block == (t + block) // block)[:, None], da, 0.0)
         dx += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
         if j == 0:
             new = ()
             for k in tl.static_range(K):
-                new += (sums[k] + tl.sum(da * _at(x, t - SIGN * (K - 1 - k), e, e_ok, L, x_l), axis=0),)
+                near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
+                new += (sums[k] + tl.sum(da * near, axis=0),)
             new += (sums[K] + tl.sum(da, axis=0),)
             sums = new
     return dx, sums
 
 
-@triton.jit(do_not_specialize=["L", "spans"])
+@triton.jit(do_not_specialize=["L", "spans", "block"])
 def convolve_backward(
-    x, w0, w1, bias0, bias1, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l,
+    x, w0, w1, bias0, bias1, given, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l, block, given_b,
     K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+    BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both directions."""
     e, e_ok, span, b = _place(E, BE, spans)
-    x, dy0, dy1 = x + b * x_b, dy0 + b * dy_b, dy1 + b * dy_b
+    x, given, dy0, dy1 = x + b * x_b, given + b * given_b, dy0 + b * dy_b, dy1 + b * dy_b
     sums0, sums1 = (), ()
     for _ in tl.static_range(K + 1):
         sums0 += (tl.zeros((BE,), tl.float32),)
@@ -101,14 +131,37 @@ def convolve_backward(
         t = (span * TILES + tile) * TT + tl.arange(0, TT)
         total = tl.zeros((TT, BE), tl.float32)
         if AHEAD:
-            total, sums0 = _conv_gradients(x, dy0, w0, bias0, sums0, total, t, e, e_ok, L, E, x_l, dy_l, K, 1)
+            total, sums0 = _conv_gradients(x, given, dy0, w0, bias0, sums0, total, t, e, e_ok, L, E, x_l, dy_l, block, K, 1, BLOCKS, GIVEN)
         if BACK:
-            total, sums1 = _conv_gradients(x, dy1, w1, bias1, sums1, total, t, e, e_ok, L, E, x_l, dy_l, K, -1)
+            total, sums1 = _conv_gradients(x, given, dy1, w1, bias1, sums1, total, t, e, e_ok, L, E, x_l, dy_l, block, K, -1, BLOCKS, GIVEN)
         tl.store(dx + (b * L + t)[:, None] * E + e[None, :], total.to(dx.dtype.element_ty), mask=(t < L)[:, None] & e_ok[None, :])
     to = partial + (b * spans + span) * (2 * K + 2) * E + e
     for k in tl.static_range(K + 1):
         tl.store(to + k * E, sums0[k], mask=e_ok)
         tl.store(to + (K + 1 + k) * E, sums1[k], mask=e_ok)
+
+
+@triton.jit(do_not_specialize=["L", "spans", "block", "rows"])
+def convolve_given(
+    x, w, bias, given, dy, dgiven, L, E, spans, x_b, x_l, dy_b, dy_l, block, rows, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr,
+    SIGN: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the `rows` inputs given to the blocks of a sequence, K - 1 before (SIGN 1) or after (-1) each of them."""
+    e, e_ok, span, b = _place(E, BE, spans)
+    row = span * TT + tl.arange(0, TT)
+    x, given, dy = x + b * x_b, given + b * rows * E, dy + b * dy_b
+    first = row // (K - 1) * block
+    after = tl.minimum(first + block, L)
+    t = row % (K - 1) + (first - (K - 1) if SIGN == 1 else after)
+    total = tl.zeros((TT, BE), tl.float32)
+    for j in tl.static_range(1, K):
+        s = t + SIGN * j
+        inside = (s >= first) & (s < after) & (row < rows)
+        da = _before_silu(x, given, dy, tl.where(inside, s, L), e, e_ok, L, E, x_l, dy_l, block, w, bias, K, SIGN, True, True)
+        total += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
+    tl.store(
+        dgiven + (b * rows + row)[:, None] * E + e[None, :], total.to(dgiven.dtype.element_ty), mask=(row < rows)[:, None] & e_ok[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["L", "spans"])

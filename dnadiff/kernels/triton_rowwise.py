@@ -29,7 +29,14 @@ def short_convs(x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tupl
     """`dnadiff.kernels.short_conv` of one x in one or both directions, each with its weight (E, K) and bias (E,)."""
     w0, bias0 = (None, None) if forward is None else _filter(*forward)
     w1, bias1 = (None, None) if backward is None else _filter(*backward)
-    return convs(x, w0, bias0, w1, bias1)
+    return convs(x, w0, bias0, w1, bias1, None, 0)
+
+
+def block_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    """See `Backend.block_conv`."""
+    filters = [_filter(weight, bias), (None, None)]
+    (w0, bias0), (w1, bias1) = reversed(filters) if reverse else filters
+    return convs(x, w0, bias0, w1, bias1, initial if weight.shape[1] > 1 else None, block)[0]
 
 
 def _first(*tensors: Tensor | None) -> Tensor:
@@ -42,57 +49,91 @@ def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("dnadiff::short_convs", mutates_args=())
-def convs(x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None) -> list[Tensor]:
-    """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1)."""
+def convs(
+    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None, given: Tensor | None, block: int
+) -> list[Tensor]:
+    """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1).
+
+    If `block` is not 0, of every `block` positions alone, one direction with `given` (Bt, blocks, K - 1, E) inputs before or after them.
+    """
     (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2])
-    some = _first(w0, w1)
+    some, near, near_b = _first(w0, w1), *_given(x, given)
     y = [x.new_empty(Bt, L, E) for w in (w0, w1) if w is not None]
     spans = -(-L // tile["TT"])
     with device_of(x):
         triton_support.load_kernels(_KERNELS).convolve[(-(-E // tile["BE"]) * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), y[0], y[-1], L, E, spans, x_b, x_l,
-            K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, y[0], y[-1], L, E, spans, x_b, x_l, block, near_b,
+            K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None, num_warps=1,
         )  # fmt: skip
     return y
 
 
-convs.register_fake(lambda x, w0, bias0, w1, bias1: [x.new_empty(x.shape) for w in (w0, w1) if w is not None])
+def _given(x: Tensor, given: Tensor | None) -> tuple[Tensor, int]:
+    """The inputs given to blocks, or any tensor, and the distance between sequences."""
+    return (x, 0) if given is None else (given.contiguous(), given.shape[1] * given.shape[2] * given.shape[3])
+
+
+@convs.register_fake
+def _(x, w0, bias0, w1, bias1, given, block):
+    return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
 
 
 @torch.library.custom_op("dnadiff::short_convs_backward", mutates_args=())
 def _convs_backward(
-    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None, given: Tensor | None,
+    block: int,
+) -> list[Tensor]:  # fmt: skip
+    """dx, the sums for weights and biases, and the gradient of `given` if there is one."""
     dy = [d.contiguous() for d in dy] if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1 else dy
     (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
-    some = _first(w0, w1)
-    K, spans = some.shape[0], -(-L // (tile["TT"] * 4 * _TILES))
+    some, bias, near, near_b = _first(w0, w1), _first(bias0, bias1), *_given(x, given)
+    K, spans, kernels = some.shape[0], -(-L // (tile["TT"] * 4 * _TILES)), triton_support.load_kernels(_KERNELS)
     dx, partial = x.new_empty(Bt, L, E), torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device)
+    dgiven = [] if given is None else [given.new_empty(given.shape)]
+    columns, dy_strides = -(-E // tile["BE"]), dy[0].stride()[:2]
     with device_of(x):
-        triton_support.load_kernels(_KERNELS).convolve_backward[(-(-E // tile["BE"]) * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
-            *dy[0].stride()[:2], K=K, **tile, TILES=4 * _TILES, AHEAD=w0 is not None, BACK=w1 is not None, num_warps=1,
+        kernels.convolve_backward[(columns * spans * Bt,)](
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
+            *dy_strides, block, near_b, K=K, **tile, TILES=4 * _TILES, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0,
+            GIVEN=given is not None, num_warps=1,
         )  # fmt: skip
-    return dx, partial.sum(0)
+        if given is not None:
+            rows = given.shape[1] * (K - 1)
+            spans = -(-rows // tile["TT"])
+            kernels.convolve_given[(columns * spans * Bt,)](
+                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows, K=K, **tile,
+                SIGN=1 if w1 is None else -1, num_warps=1,
+            )  # fmt: skip
+    return [dx, partial.sum(0), *dgiven]
 
 
 @_convs_backward.register_fake
-def _(dy, x, w0, bias0, w1, bias1):
+def _(dy, x, w0, bias0, w1, bias1, given, block):
     some = _first(w0, w1)
-    return x.new_empty(x.shape), some.new_empty(2, some.shape[0] + 1, x.shape[2])
+    return [
+        x.new_empty(x.shape),
+        some.new_empty(2, some.shape[0] + 1, x.shape[2]),
+        *([] if given is None else [given.new_empty(given.shape)]),
+    ]
 
 
 def _convs_save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.block = inputs
+    ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
 def _convs_grad(ctx, grads):
-    x, w0, bias0, w1, bias1 = ctx.saved_tensors
+    x, w0, bias0, w1, bias1, given = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
-    dx, sums = _convs_backward(dy, x, w0, bias0, w1, bias1)
+    dx, sums, *dgiven = _convs_backward(dy, x, w0, bias0, w1, bias1, given, ctx.block)
     found = [None if w is None else part for i, w in enumerate((w0, w1)) for part in (sums[i, :-1], sums[i, -1])]
-    return dx, *(None if p is None or w is None else p for p, w in zip(found, (w0, bias0, w1, bias1), strict=True))
+    return (
+        dx,
+        *(None if p is None or w is None else p for p, w in zip(found, (w0, bias0, w1, bias1), strict=True)),
+        *(dgiven or [None]),
+        None,
+    )
 
 
 convs.register_autograd(_convs_grad, setup_context=_convs_save)

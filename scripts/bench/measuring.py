@@ -54,10 +54,11 @@ class Machine:
         times: list[float] = []
         begin = time.perf_counter()
         while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 100):
-            times.append(self._once(f))
+            times.append(self.once(f))
         return statistics.median(times)
 
-    def _once(self, f: Callable[[], object]) -> float:
+    def once(self, f: Callable[[], object]) -> float:
+        """Seconds of a call."""
         if not self.cuda:
             begin = time.perf_counter()
             f()

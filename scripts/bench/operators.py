@@ -42,7 +42,7 @@ from dnadiff.draws import Draws
 from dnadiff.kernels.cpu_linear import linear
 from dnadiff.kernels.cpu_mixer import _Way
 from dnadiff.kernels.cpu_rowwise import AddNorm
-from dnadiff.kernels.cpu_scan import scan_backward, scan_forward
+from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
 from dnadiff.kernels.native import library, pointers
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
@@ -166,7 +166,7 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     rows_of = [(taps, bias, x_proj, dt, *out) for out in ((u, p, delta), (u_rev, p_rev, delta_rev))]
     ways = (_Way * 2)(*(_Way(*pointers(*row)) for row in rows_of))
     B, C = p[..., R : R + N], p[..., R + N :]
-    states = scan_forward(u, delta, A, B, C, skip, step_bias, False, True)[1]
+    states = scan_forward(u, delta, A, B, C, skip, step_bias, False, True, *PLAIN)[1]
     dB, dC = torch.randn(batch, length, N), torch.randn(batch, length, N)
     sizes, S = (batch, length, D, E), sums.shape[1]
     f = {
@@ -184,10 +184,10 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
         Operator("two convolutions, x_proj, dt", layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
-        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, True), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + wide / 2),
+        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, True, *PLAIN), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + wide / 2),
         Operator("gate, output projection", layers, lambda: lib.dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads), f["in"] + silu, 3 * wide + narrow, 1.0 * rows * E),
         Operator("gate, output projection and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_output_backward(*pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums), *sizes, S, threads), 4 * f["in"] + 3 * silu, 4 * wide + 3 * narrow, 1.0 * rows * E),
-        Operator("scan of one direction, backward", 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
+        Operator("scan of one direction, backward", 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False, *PLAIN[:3], None, None), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
         Operator("x_proj and dt of one direction, backward", 2 * layers, lambda: lib.dnadiff_mixer_steps_backward(*pointers(ddelta, dB, dC, u, p, x_proj, dt, None, du, sums), batch, length, E, R, N, S, threads), 2 * f["x"], 4 * wide + 4.0 * rows * (P + 2 * N)),
         Operator("two convolutions and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_input_backward(*pointers(du, du_rev, x, hidden, in_proj, taps, bias, taps, bias, None, dhidden, sums), *sizes, K, S, threads), 2 * f["in"] + 2 * (3 * taps_flops + 2 * silu), 3 * wide + 3 * narrow, 2.0 * rows * E),
         Operator("(one convolution alone)", 0, conv(False), taps_flops + silu, 2 * wide, 1.0 * rows * E),

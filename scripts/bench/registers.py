@@ -2,7 +2,8 @@
 
     python scripts/bench/registers.py [--arch 80 90] [--channels 512] [--states 16] [--dtype bfloat16] [--all]
 
-The launches are those of a bidirectional layer, forward and backward, in chunks and in one piece (--all: also of one direction, gated).
+The launches are those of a bidirectional layer, forward and backward, in chunks and in one piece (--all: also of one direction, gated, and the
+scans of block diffusion).
 """
 
 import argparse
@@ -111,7 +112,10 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", L: int = 1024, K: int = 4) -> list[Launch]:
-    """The launches of a layer, forward and backward: its norm, convolutions, scan and gate; ways is both, back or gated."""
+    """The launches of a layer, forward and backward: its norm, convolutions, scan and gate; ways is both, back, gated or blocks.
+
+    blocks: scans that return the states before blocks of 16 positions, start from them, and start from zero in reverse.
+    """
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, requires_grad=True)
@@ -132,6 +136,16 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
             elif ways == "gated":
                 u = backend.short_conv(x, taps, bias, False)
                 out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
+            elif ways == "blocks":
+                near, starts = new(1, -(-L // 16), K - 1, E), torch.zeros(1, E, N, requires_grad=True)
+                inputs = ScanInputs(backend.block_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias)
+                y, starts, last = backend.carried_scan(inputs, False, starts, 16)
+                out = (
+                    y.sum()
+                    + last.sum()
+                    + backend.restarted_scan(inputs, False, starts, 16)
+                    + backend.restarted_scan(inputs, True, None, 16)
+                )
             else:
                 out = backend.selective_scan(ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias), True)
             (out.sum() + total.sum() + normed.sum()).backward()
@@ -155,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     launches = []
-    for ways in ("both", "back", "gated") if options.all else ("both",):
+    for ways in ("both", "back", "gated", "blocks") if options.all else ("both",):
         for chunks in (True, False):
             launches += layer(options.channels, options.states, dtype, chunks, ways)
     print(f"{'kernel':64} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>7}  bytes of registers spilled and of shared memory")

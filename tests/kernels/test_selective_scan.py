@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dnadiff.kernels import selective_scan
+from dnadiff.kernels.cpu_scan import PLAIN
 
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
@@ -144,7 +145,7 @@ def test_portable_gradients_match_finite_differences(reverse, scan_inputs, monke
 def test_the_cpu_operator_passes_opcheck(reverse, test_utils, scan_inputs):
     *inputs, bias = scan_inputs(2, 35, 5, 3)
     for last in (bias, None):
-        torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True), test_utils=test_utils)
+        torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True, *PLAIN), test_utils=test_utils)
 
 
 @pytest.mark.parametrize("E", [1, 5, 8, 9, 16, 21])
@@ -153,7 +154,7 @@ def test_the_cpu_operator_returns_no_uninitialized_memory(E, scan_inputs):
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        outputs = torch.ops.dnadiff.selective_scan(*inputs, False, True)
+        outputs = torch.ops.dnadiff.selective_scan(*inputs, False, True, *PLAIN)
     finally:
         torch.use_deterministic_algorithms(before)
     assert all(x.isfinite().all() for x in outputs)

@@ -72,7 +72,7 @@ def test_portable_gradients_match_finite_differences():
 
 def test_the_cpu_operator_passes_opcheck():
     for reverse in (False, True):
-        torch.library.opcheck(torch.ops.dnadiff.short_conv, (*inputs(2, 70, 5, 4), reverse))
+        torch.library.opcheck(torch.ops.dnadiff.short_conv, (*inputs(2, 70, 5, 4), reverse, None, 0))
 
 
 def test_bfloat16_inputs_give_bfloat16_outputs(scan):

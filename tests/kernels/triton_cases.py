@@ -39,6 +39,36 @@ LONG = {
     "as in a network": [("both", 1, 70, 70, 16, torch.float32, False), ("gated", 1, 150, 33, 16, torch.float32, True)],
     "sixty-four states in chunks": [("both", 1, 33, 19, 64, torch.float32, True)],
 }
+# name: (reverse, L, E, N, block, whether blocks restart, whether a state is given, type, chunks)
+STATES = {
+    "carried": (False, 13, 3, 4, None, False, True, torch.float32, False),
+    "carried in chunks": (False, 21, 3, 4, None, False, True, torch.float32, True),
+    "carried in bfloat16": (True, 11, 9, 2, None, False, True, torch.bfloat16, False),
+    "carried in reverse in chunks": (True, 21, 3, 2, None, False, True, torch.float32, True),
+    "states before blocks": (False, 13, 3, 4, 4, False, True, torch.float32, False),
+    "states before blocks in chunks": (False, 29, 3, 4, 4, False, False, torch.float32, True),
+    "states before odd blocks": (False, 13, 3, 3, 3, False, False, torch.float32, False),
+    "states before every position": (False, 5, 3, 2, 1, False, True, torch.float32, False),
+    "states before long blocks": (False, 27, 3, 2, 16, False, True, torch.float32, False),
+    "states before long uneven blocks": (False, 27, 3, 2, 11, False, True, torch.float32, True),
+    "blocks": (False, 13, 9, 4, 4, True, True, torch.float32, False),
+    "blocks in chunks": (False, 29, 3, 4, 4, True, True, torch.float32, True),
+    "blocks of one position": (False, 5, 3, 2, 1, True, True, torch.float32, False),
+    "odd blocks": (False, 22, 3, 2, 5, True, True, torch.float32, True),
+    "long blocks": (False, 41, 3, 2, 18, True, True, torch.float32, True),
+    "blocks from zero": (False, 13, 3, 4, 4, True, False, torch.float32, False),
+    "reverse blocks": (True, 13, 3, 4, 6, True, True, torch.float32, False),
+    "reverse blocks from zero in chunks": (True, 29, 3, 4, 5, True, False, torch.float32, True),
+}
+# name: (reverse, L, block, whether inputs are given)
+CONVS = {
+    "convolution of blocks": (False, 11, 4, True),
+    "convolution of blocks alone": (False, 11, 3, False),
+    "reverse convolution of blocks": (True, 11, 4, True),
+    "reverse convolution of short blocks": (True, 5, 2, False),
+    "convolution of single positions": (False, 5, 1, True),
+    "convolution after given inputs": (False, 5, 5, True),
+}
 ROWWISE = ("convolutions", "one convolution", "gate", "norm", "norm after addition")
 
 
@@ -92,6 +122,28 @@ def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: 
     return differences(ours, theirs, inputs)
 
 
+def states(
+    reverse: bool, L: int, E: int, N: int, block: int | None, restart: bool, given: bool, dtype: torch.dtype, chunks: bool, device: str
+) -> list[float]:
+    """Outputs, returned states, and all gradients, of scans from given states and in blocks."""
+    tile(device == "cpu", chunks)
+    Bt, blocks = 2 if L < 14 else 1, -(-L // block) if restart else 1
+    u, delta, A, B, D, bias, h = random(device, (Bt, L, E), (Bt, L + 1, E), (E, N), (Bt, L, 2 * N), (E,), (E,), (Bt, blocks, E, N))
+    inputs = [u.to(dtype), delta[:, :L].to(dtype), -A.exp(), B[..., :N].to(dtype), B[..., N:].to(dtype), D, bias]
+
+    def outputs(by):
+        def run(*x):
+            initial = x[7] if given else None
+            if restart:
+                return (by.restarted_scan(ScanInputs(*x[:7]), reverse, initial, block),)
+            found = by.carried_scan(ScanInputs(*x[:7]), reverse, initial[:, 0] if given else None, block)
+            return tuple(y for y in found if y is not None)
+
+        return run
+
+    return differences(outputs(TRITON), outputs(REFERENCE), [*inputs, h] if given else inputs)
+
+
 def published(device: str) -> list[float]:
     """The outputs and gradients that mamba-ssm computes."""
     from safetensors import safe_open  # imported late: a machine with a GPU may not have it
@@ -127,6 +179,16 @@ def rowwise(name: str, device: str) -> list[float]:
     more = {"one convolution": [True]}.get(name, [1e-2] if "norm" in name else [])
     as_tuple = (lambda f: lambda *a: f(*a, *more)) if name == "norm after addition" else (lambda f: lambda *a: (f(*a, *more),))
     return differences(as_tuple(ours), as_tuple(theirs), inputs)
+
+
+def block_conv(reverse: bool, L: int, block: int, given: bool, device: str) -> list[float]:
+    Bt, E, K = 2, 9, 4
+    inputs = random(device, (Bt, L, E), (E, K), (E,), (Bt, -(-L // block), K - 1, E))
+
+    def outputs(by):
+        return lambda x, w, b, near=None: (by.block_conv(x, w, b, reverse, near, block),)
+
+    return differences(outputs(TRITON), outputs(REFERENCE), inputs if given else inputs[:3])
 
 
 def network(name: str, device: str) -> list[float]:
@@ -239,15 +301,21 @@ def operators(device: str) -> list[float]:
     half = [x.bfloat16().requires_grad_() for x in (u, delta, z, B, C)]
     leaves = [x.requires_grad_() for x in (u, delta, z, B, C, taps, D)]
     u, delta, z, B, C, taps, weight = leaves
-    every(triton_scan.scans, ([u], [delta], [B], [C], *one, z, False, True))
+    plain, h = (None, 0, False, False), random(device, (1, 1, 4, 2))[0]
+    every(triton_scan.scans, ([u], [delta], [B], [C], *one, z, False, True, *plain))
+    every(triton_scan.scans, ([u], [delta], [B], [C], *one, None, False, True, h.requires_grad_(), 2, False, True))
+    every(
+        triton_scan.scans, ([u], [delta], [B], [C], *one, None, True, False, torch.cat([h, h], 1).detach().requires_grad_(), 2, True, True)
+    )
     every(
         triton_scan.scans,
-        ([half[0]] * 2, [half[1]] * 2, [half[3]] * 2, [half[4]] * 2, *(torch.cat([p, p]) for p in one), None, False, True),
+        ([half[0]] * 2, [half[1]] * 2, [half[3]] * 2, [half[4]] * 2, *(torch.cat([p, p]) for p in one), None, False, True, *plain),
     )
     without = [[x.detach()] for x in (u, delta, B, C)]
-    every(triton_scan.scans, (*without, *one, None, True, False), test_utils=("test_schema", "test_faketensor"))
-    every(triton_rowwise.convs, (half[0], taps, weight, taps, weight))
-    every(triton_rowwise.convs, (u, None, None, taps, weight))
+    every(triton_scan.scans, (*without, *one, None, True, False, *plain), test_utils=("test_schema", "test_faketensor"))
+    every(triton_rowwise.convs, (half[0], taps, weight, taps, weight, None, 0))
+    every(triton_rowwise.convs, (u, None, None, taps, weight, None, 0))
+    every(triton_rowwise.convs, (u, taps, weight, None, None, random(device, (1, 2, 3, 2))[0].requires_grad_(), 2))
     every(triton_rowwise.gate, (half[0], half[1], half[2]))
     every(triton_rowwise.gate, (u, None, z))
     every(triton_rowwise.norm, (u, half[0], weight, 1e-2, torch.bfloat16))
@@ -290,6 +358,10 @@ def run(name: str, device: str) -> list[float]:
     """Errors of a case: outputs first, then gradients."""
     if name in SCANS:
         return scan(*SCANS[name], device, name)
+    if name in STATES:
+        return states(*STATES[name], device)
+    if name in CONVS:
+        return block_conv(*CONVS[name], device)
     if name in LONG:
         return [error for case in LONG[name] for error in scan(*case, device, name)]
     if name == "portable's probe":
@@ -332,6 +404,6 @@ if __name__ == "__main__":
     on = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
     if on == "cpu":
         patch_interpreter()
-    chosen = sys.argv[1:] or [*SCANS, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
+    chosen = sys.argv[1:] or [*SCANS, *STATES, *CONVS, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
     found = {name: run(name, on) for name in chosen}
     print(json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()}))
