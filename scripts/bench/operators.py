@@ -152,8 +152,12 @@ def set_gradients(step: Step, gradients: list[Tensor | None]) -> None:
         parameter.grad = gradient
 
 
-def mixer_operators(width: int, layers: int, batch: int, length: int, threads: int) -> list[Operator]:
-    """Those of a mixer: calls of the library with the arrays of one layer."""
+def mixer_operators(width: int, layers: int, batch: int, length: int, threads: int, keep: bool = True) -> list[Operator]:
+    """Those of a mixer: calls of the library with the arrays of one layer.
+
+    Args:
+        keep: the scan stores states for the backward pass; False is inference, which calls the first four alone.
+    """
     D, E, R, rows, lib = width, 2 * width, math.ceil(width / 16), batch * length, library()
     P, wide, narrow = R + 2 * N, 4.0 * rows * E, 4.0 * rows * D
     hidden, dout, dhidden = (torch.randn(batch, length, D) for _ in range(3))
@@ -184,7 +188,7 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
         Operator("two convolutions, x_proj, dt", layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
-        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, True), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + wide / 2),
+        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, keep), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + keep * wide / 2),
         Operator("gate, output projection", layers, lambda: lib.dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads), f["in"] + silu, 3 * wide + narrow, 1.0 * rows * E),
         Operator("gate, output projection and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_output_backward(*pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums), *sizes, S, threads), 4 * f["in"] + 3 * silu, 4 * wide + 3 * narrow, 1.0 * rows * E),
         Operator("scan of one direction, backward", 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
