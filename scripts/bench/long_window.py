@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from measuring import peak_memory
-from operators import Operator, measure, mixer_operators, rate_probes
+from operators import Operator, compared, measure, mixer_operators, rate_probes
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import keep_freed_memory
@@ -69,20 +69,8 @@ def measured(options: argparse.Namespace, threads: int) -> dict:
     best = measure({name: run for name, (run, _) in probes.items()} | {op.name: op.run for op in operators}, options.seconds, threads)
     rates = {name: amount / best[name] for name, (_, amount) in probes.items()}
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    rows = []
-    for op in operators:
-        level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
-        limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / rates[f"copy {level}"]}
-        by = max(limits, key=lambda name: limits[name])
-        row = {
-            "name": op.name,
-            "calls": op.calls,
-            "MB": op.bytes / 1e6,
-            "GFLOP": (op.flops + 14 * op.exps) / 1e9,
-            "seconds": op.calls * best[op.name],
-        }
-        rows.append(row | {"limit": limits[by] / best[op.name], "by": by, "share": op.calls * best[op.name] / whole})
-    arithmetic = sum(row["calls"] * row["GFLOP"] for row in rows) * 1e9 / product
+    rows = [compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / whole} for op in operators]
+    arithmetic = sum(op.calls * (op.flops + 14 * op.exps) for op in operators) / product
     return {
         "vectors": library().dnadiff_vectors().decode(),
         "size": options.size,
@@ -101,19 +89,21 @@ def measured(options: argparse.Namespace, threads: int) -> dict:
 
 def markdown(found: list[dict]) -> str:
     """One table: an operator per row, a group of columns for each number of threads."""
-    head = "| operator | calls | MB | GFLOP |" + "".join(
+    head = "| operator | calls | MB | GFLOP | Gexp |" + "".join(
         f" {each['threads']} thread(s): s | of its limit | set by | share |" for each in found
     )
-    lines = [head, "|" + "---|" * (4 + 4 * len(found))]
+    lines = [head, "|" + "---|" * (5 + 4 * len(found))]
     for number, row in enumerate(found[0]["operators"]):
-        cells = [row["name"], row["calls"], f"{row['MB']:,.0f}", f"{row['GFLOP']:,.1f}"]
+        cells = [row["name"], row["calls"], f"{row['MB']:,.0f}", f"{row['MFLOP'] / 1e3:,.1f}", f"{row['Mexp'] / 1e3:,.2f}"]
         for each in found:
             at = each["operators"][number]
-            cells += [f"{at['seconds']:.2f}", f"{at['limit']:.0%}", at["by"], f"{at['share']:.1%}"]
+            cells += [f"{at['calls'] * at['ms'] / 1e3:.2f}", f"{at['limit']:.0%}", at["by"], f"{at['share']:.1%}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines.append("| rest | | | | " + " | ".join(f"{each['rest'] * each['seconds']:.2f} | | | {each['rest']:.1%}" for each in found) + " |")
     lines.append(
-        "| all | | | | " + " | ".join(f"{each['seconds']:.2f} | {each['of_arithmetic']:.0%} | arithmetic | 100%" for each in found) + " |"
+        "| rest | | | | | " + " | ".join(f"{each['rest'] * each['seconds']:.2f} | | | {each['rest']:.1%}" for each in found) + " |"
+    )
+    lines.append(
+        "| all | | | | | " + " | ".join(f"{each['seconds']:.2f} | {each['of_arithmetic']:.0%} | arithmetic | 100%" for each in found) + " |"
     )
     for each in found:
         product, copy = max(v for k, v in each["rates"].items() if k.startswith("product")), each["rates"]["copy memory"]
@@ -128,9 +118,9 @@ def markdown(found: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="256x16", help="width x layers (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=131_072)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--length", type=int, default=131_072)
+    parser.add_argument("--size", default="256x16", help="width x layers (default: %(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of measuring passes, and of measuring operators (default: %(default)s)"
     )

@@ -232,6 +232,16 @@ def measure(calls: dict[str, Callable[[], object]], seconds: float, threads: int
     return best
 
 
+def compared(op: Operator, seconds: float, rates: dict[str, float]) -> dict[str, object]:
+    """A call of an operator, and the part of its time that the longer of arithmetic and bytes takes at the rates of the machine."""
+    level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
+    product = max(rate for name, rate in rates.items() if name.startswith("product"))
+    limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / rates[f"copy {level}"]}
+    by = max(limits, key=lambda name: limits[name])
+    amounts = {"MB": op.bytes / 1e6, "MFLOP": op.flops / 1e6, "Mexp": op.exps / 1e6}
+    return {"name": op.name, "calls": op.calls, "ms": seconds * 1e3, **amounts, "limit": limits[by] / seconds, "by": by}
+
+
 def table(options: argparse.Namespace) -> dict[str, object]:
     """All operators of one size with their limits, and the rates of the machine."""
     torch.set_num_threads(options.threads)
@@ -245,21 +255,7 @@ def table(options: argparse.Namespace) -> dict[str, object]:
     best = measure(calls, options.seconds, options.threads)
     rates = {name: amount / best[name] for name, (_, amount) in probes.items()}
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    copies = {level: rates[f"copy {level}"] for level in LEVELS}
-    rows = []
-    for op in operators:
-        level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
-        limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / copies[level]}
-        by = max(limits, key=lambda name: limits[name])
-        row = {
-            "name": op.name,
-            "calls": op.calls,
-            "ms": best[op.name] * 1e3,
-            "MB": op.bytes / 1e6,
-            "MFLOP": op.flops / 1e6,
-            "Mexp": op.exps / 1e6,
-        }
-        rows.append(row | {"limit": limits[by] / best[op.name], "by": by, "share": op.calls * best[op.name] / best["step"]})
+    rows = [compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / best["step"]} for op in operators]
     rest = 1 - sum(float(str(row["share"])) for row in rows)
     flops = 3 * layers * (2 * width * 4 * width + 2 * 2 * width * width + 2 * 2 * 2 * width * (2 * N + 2 * math.ceil(width / 16)))
     tokens = options.batch * options.length

@@ -246,11 +246,7 @@ def main() -> None:
     parser.add_argument("--genes", type=int, help="only the first of them")
     parser.add_argument("--per-class", type=int, default=20, help="SNVs of each gene and class (default: %(default)s)")
     options = parser.parse_args()
-    scoring.configure_process()
-    it = Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options)
-    study.work(it.pieces, it.kept, options, it.tables)
-    if not options.list:
-        print("\n" + table({name: it.kept[name] for name in it.tables if name in it.kept}))
+    scoring.run(lambda: Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options), options, table)
 
 
 if __name__ == "__main__":

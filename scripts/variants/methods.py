@@ -242,11 +242,7 @@ def main() -> None:
     parser.add_argument("--genome", default=scoring.ECOLI)
     parser.add_argument("--region", help="default: the validation part of the network's split")
     options = parser.parse_args()
-    scoring.configure_process()
-    it = Study(options)
-    study.work(it.pieces, it.kept, options, it.tables)
-    if not options.list:
-        print("\n" + table({name: it.kept[name] for name in it.tables if name in it.kept}))
+    scoring.run(lambda: Study(options), options, table)
 
 
 if __name__ == "__main__":

@@ -256,11 +256,7 @@ def main() -> None:
         options.checkpoint = train(options)
     if options.train:
         return
-    scoring.configure_process()
-    it = Sigma70(options) if options.csv else HNF4A(options)
-    study.work(it.pieces, it.kept, options, it.tables)
-    if not options.list:
-        print("\n" + table({name: it.kept[name] for name in it.tables if name in it.kept}))
+    scoring.run(lambda: Sigma70(options) if options.csv else HNF4A(options), options, table)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as commands do, before torch is loaded
 sys.path += [str(Path(__file__).parents[1] / "experiments")]
@@ -165,6 +165,23 @@ def windows_read(model: Model) -> Iterator[list[int]]:
         yield counts
     finally:
         kind.features = inner
+
+
+class VariantStudy(Protocol):
+    """A study that `run` can run; `tables` names the pieces that its table reads."""
+
+    pieces: Mapping[str, study.Piece]
+    kept: study.Kept
+    tables: Sequence[str]
+
+
+def run(make: Callable[[], VariantStudy], options: argparse.Namespace, table: Callable[[Mapping[str, dict]], str]) -> None:
+    """Run the pieces of a study, as its options say, and print its table."""
+    configure_process()
+    made = make()
+    study.work(made.pieces, made.kept, options, made.tables)
+    if not options.list:
+        print("\n" + table({name: made.kept[name] for name in made.tables if name in made.kept}))
 
 
 def method(*overrides: str) -> VariantMethod:

@@ -218,13 +218,16 @@ def table(rows: dict) -> str:
         parts.insert(
             0, f"{row['threads']} threads, batch of {row['batch']}, windows of {row['window']:,} bases, {row['parameters']:,} parameters."
         )
-    if "resume" in rows:
-        row = rows["resume"]
-        same = "the same bytes as" if row["same_bytes"] else "other bytes than"
-        parts.append(
-            f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: {same} a run that was not killed."
-        )
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *resumed(rows)])
+
+
+def resumed(rows: dict) -> list[str]:
+    """What `resume` found, in a sentence."""
+    if "resume" not in rows:
+        return []
+    row = rows["resume"]
+    same = "the same bytes as" if row["same_bytes"] else "other bytes than"
+    return [f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: {same} a run that was not killed."]
 
 
 def main() -> None:
@@ -233,11 +236,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--genome", default=scoring.ECOLI)
     options = parser.parse_args()
-    scoring.configure_process()
-    it = Study(options)
-    study.work(it.pieces, it.kept, options, it.tables)
-    if not options.list:
-        print("\n" + table({name: it.kept[name] for name in it.tables if name in it.kept}))
+    scoring.run(lambda: Study(options), options, table)
 
 
 if __name__ == "__main__":
