@@ -244,7 +244,7 @@ def main() -> None:
     parser = study.arguments(__doc__, "runs/variants/coding")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--genes", type=int, help="only the first of them")
-    parser.add_argument("--per-class", type=int, default=20, help="SNVs of each gene and class (default: %(default)s)")
+    parser.add_argument("--per-class", type=int, default=15, help="SNVs of each gene and class (default: %(default)s)")
     options = parser.parse_args()
     scoring.run(lambda: Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options), options, table)
 

@@ -31,9 +31,9 @@ from dnadiff.data.tokenizer import DNATokenizer
 
 BLOCK = 16  # the default of variant_method=block
 FULL = {
-    "calibration": {"snvs": 4, "indels": 2, "repetitions": 200, "window": 256, "orders": 4, "draws": 16},
-    "variance": {"snvs": 100, "orders": 4, "draws": 64},
-    "indels": {"indels": 200, "window": 256, "orders": 4, "draws": 128},
+    "calibration": {"snvs": 3, "indels": 1, "repetitions": 200, "window": 256, "orders": 4, "draws": 16},
+    "variance": {"snvs": 60, "orders": 4, "draws": 64},
+    "indels": {"indels": 200, "window": 256, "orders": 4, "draws": 64},
     "sites": {"positions": 2048, "numbers": [4, 8, 16]},
 }
 QUICK = {

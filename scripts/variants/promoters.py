@@ -9,7 +9,7 @@ strand given; controls are left out. The network's NELBO uses the same masks for
 (TTGACA, 16 to 18 bases, TATAAT; a weight matrix) and with Markov models of the training part.
 
 HNF4A: Spearman's correlation of the measured effect and the LLR of all SNVs, with an interval over blocks of 10 positions, compared with Markov
-models on the same SNVs. Without --checkpoint a network is trained first (`experiment=human_chr20`, 25 minutes on two cores); it resumes. The
+models on the same SNVs. Without --checkpoint a network is trained first (`experiment=human_chr20`, 15 minutes on two cores); it resumes. The
 promoter must be in the test part of the network.
 """
 
