@@ -231,7 +231,7 @@ def _is(value: object, kind: object) -> bool:
         return _accepts(value, inner) and all(is_number(value) and limit.holds(value) for limit in ranges)
     if origin is Literal:
         return any(type(value) is type(known) and value == known for known in get_args(kind))
-    if not isinstance(origin, type) or origin is object:
+    if not isinstance(origin, type) or origin in (object, typing.Any):
         return True  # Any, a type variable: nothing is known
     if "_is_protocol" in vars(origin):
         return not isinstance(value, (str, Real, list, Mapping))  # objects, which YAML cannot write

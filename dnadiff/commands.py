@@ -84,14 +84,14 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
 
 
 def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
-    import hydra
     from hydra.core.hydra_config import HydraConfig
+
+    from dnadiff.config import hydra_main
 
     existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
     caught: list[Exception] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
 
-    # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
-    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=name)
+    @hydra_main(name)
     def main(config: DictConfig) -> None:
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages

@@ -10,7 +10,8 @@ import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,6 +128,34 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
             return as_dict(hydra_compose(command, overrides=[*with_current_choices(overrides), *search]), resolve)
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def hydra_main(command: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """`hydra.main` for a command: calls the decorated function with the configuration that the arguments of the process give.
+
+    Hydra composes it twice, first only to look up `hydra.mode`, a tenth of a second each time. Here it does so once, unless the arguments
+    name that key or other folders, whose files may set it: the mode follows from `--multirun` otherwise.
+    """
+    import hydra
+    from hydra._internal.hydra import Hydra
+
+    # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
+    decorate = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
+
+    def decorated(function: Callable[[DictConfig], None]) -> Callable[[], None]:
+        def main() -> Any:
+            others = (a for a in sys.argv[1:] if not a.startswith("hydra.run.dir="))
+            if "get_mode" not in vars(Hydra) or any(a.startswith(("-c", "--config")) or "hydra" in a for a in others):
+                return decorate(function)()
+            original, Hydra.get_mode = Hydra.get_mode, lambda *args, **kwargs: None  # type: ignore[method-assign]
+            try:
+                return decorate(function)()
+            finally:
+                Hydra.get_mode = original  # type: ignore[method-assign]
+
+        return main
+
+    return decorated
 
 
 def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:

@@ -13,7 +13,7 @@ from dnadiff.progress import table
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
 _LICENSE = re.compile(r"[\w.-]{1,60}")
-KEYS: Keys = {**SHARED, "name": str | None, "license": str | None, "data_license": str | None}
+KEYS: Keys = {**SHARED, "name": str | None, "license": str | None, "data_license": str | None, "duplicate_tied": bool}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
@@ -39,9 +39,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     given = {key: config[key] or vars(origin)[key] for key in ("license", "data_license")}
     origin = replace(origin, data=record.without_paths(origin.data), **given)
     name = config["name"] or target.name
-    about = record.summary(loaded, origin)
+    about = record.summary(loaded, origin) | {"duplicate_tied": config["duplicate_tied"]}
     with new_folder(target) as folder:
-        checkpoint.export_published(loaded.denoiser, folder)
+        checkpoint.export_published(loaded.denoiser, folder, needs_description=True, duplicate_tied=config["duplicate_tied"])
         write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))

@@ -52,8 +52,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
 
 def show(about: Config) -> None:
     """Print the table, and the held-out likelihood with its baselines."""
+    from dnadiff.sharing.record import bits_text
+
     cells = {key: cell(about[key]) for key in LABELS}
     print(table([(LABELS[key], text or MISSING) for key, text in cells.items() if text or key not in OPTIONAL]))
+    if about["data_changed"]:
+        print("\nThe files of the training data had changed when the model was exported: their records are left out.")
     if about["remark"]:
         print(f"\n{about['remark']}")
     found = about["likelihood"]
@@ -61,11 +65,11 @@ def show(about: Config) -> None:
         print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={about['checkpoint']})")
         return
     rows: list[tuple[str, ...]] = [
-        (name, f"{g['bits']:.4f}", f"{g['bits_low']:.4f} to {g['bits_high']:.4f}", f"{g['tokens']:,}")
+        (name, bits_text(g["bits"]), f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}", f"{g['tokens']:,}")
         for name, g in found["groups"].items()
     ]
     for model in found["markov"]:
-        rows += [(f"Markov order {model['order']}, {name}", f"{g['bits']:.4f}", "", "") for name, g in model["groups"].items()]
+        rows += [(f"Markov order {model['order']}, {name}", bits_text(g["bits"]), "", "") for name, g in model["groups"].items()]
     print("\n" + table(rows, (f"{found['part']} part, windows of {found['window']}", "bits per token", "95 % interval", "number")))
     print(f"{found['data']}: {found['protocol']}")
 

@@ -36,10 +36,7 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Compare samples with real windows, and return the content of the JSON file."""
-    from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
-    from dnadiff.data.run_data import chosen_data
-    from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.metrics import memorization
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.report import figures
@@ -52,26 +49,23 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa")
     samples = read_bases(config["samples"])
     length = common_length(samples, config["samples"])
-    data = None
-    if config["checkpoint"] is not None:
-        data = memorization.dna_data(checkpoint.load(config["checkpoint"], config["trust"]), config["trust"], config.get("data"))
-    elif config.get("data"):
-        data = chosen_data(config["data"], {}, DNATokenizer())
-        data.prepare()
+    data, searched = sources(config)
     if config["real"] is not None or data is None:
         real, source = cut(read_bases(config["real"]), length), str(config["real"])
     else:
         real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
-    training = memorization.indexed(data) if data is not None and memorization.fits_in_memory(data) else None
-    if data is not None and training is None:
-        number = memorization.num_training_bases(data)
+    training = memorization.indexed(searched) if searched is not None and memorization.fits_in_memory(searched) else None
+    if searched is not None and training is None:
+        number = memorization.num_training_bases(searched)
         log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
-    stranded = checks.boolean("stranded", (data is not None and data.stranded) if config["stranded"] is None else config["stranded"])
+    of_data = any(one.stranded for one in (data or searched,) if one is not None)
+    stranded = of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])
     quality = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)()
     about = {
         "samples": {"path": str(config["samples"]), "number": len(samples)},
         "real": {"source": source, "number": len(real), **({} if data is None else {"data": data.describe()})},
+        "searched": None if training is None or searched is None else searched.describe(),
         "settings": {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
     }
     content = about | quality.content()
@@ -81,6 +75,29 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     show(quality)
     print(f"files are in {output} and {picture}")
     return content
+
+
+def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
+    """The data that the real windows are cut from, and those whose training part is searched for copies; None where there are none.
+
+    Copies are of the model's training data, also if `data` names others (`dnadiff.metrics.memorization.searched_data`).
+    """
+    from dnadiff import checkpoint
+    from dnadiff.data.run_data import chosen_data
+    from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.metrics import memorization
+
+    given, data = config.get("data"), None
+    if config["checkpoint"] is None:
+        if given:
+            data = chosen_data(given, {}, DNATokenizer())
+            data.prepare()
+        return data, data
+    model = checkpoint.load(config["checkpoint"], config["trust"])
+    memorization.check_dna(model)
+    if given or config["real"] is None:
+        data = memorization.dna_data(model, config["trust"], given)
+    return data, memorization.searched_data(model, data, config["trust"])
 
 
 def read_bases(path: str | Path) -> list[np.ndarray]:

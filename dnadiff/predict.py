@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PARQUET = ".parquet"
 TABLES = (".tsv", ".tsv.gz", PARQUET)
+TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -54,9 +55,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if config["track"]:
         check_output(config["track"], config["overwrite"] or resumed)
     check_output(output, config["overwrite"] or resumed)
-    count, longest = 0, 0
-    for query in source:  # every error of the input comes before the networks run
-        count, longest = count + 1, max(longest, len(query.ids))
+    count, longest = check_queries(source, config["track"] is not None)  # every error of the input comes before the networks run
     if longest > 4 * model.longest and config["window"] is None:
         log.warning(
             f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; window={model.longest} cuts it into windows"
@@ -66,6 +65,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if config["resume"] and not resumed:
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, settings_of(config, model), config["resume"], config["overwrite"])
+    check_output(summary_path(output), config["overwrite"] or resumed)
     classify(model, source, stream, predictions, config["batch_size"], count)
     if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
@@ -87,8 +87,8 @@ def check_options(config: Config, run_dir: Path) -> Path:
         raise ValueError(f"stride={config['stride']} needs window=, the bases in a window")
     if config["track_class"] is not None and config["track"] is None:
         raise ValueError(f"track_class={config['track_class']} needs track=, the bedGraph file to write")
-    if config["track"] is not None and expand_user(config["track"]) == output:
-        raise ValueError(f"track {config['track']} is also the output; choose another name")
+    if config["track"] is not None and not expand_user(config["track"]).name.lower().endswith(TRACKS):
+        raise ValueError(f"track {config['track']} has an unknown extension; it is written as bedGraph: {', '.join(TRACKS)}")
     return output
 
 
@@ -106,6 +106,32 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     columns = Columns(config["sequence_column"], config["name_column"], config["label_column"])
     cut = {"window": config["window"], "stride": config["stride"], "max_length": model.max_length}
     return SequenceFile(config["input"], model.encode, model.classes, columns, **cut)
+
+
+def check_queries(source: SequenceFile, has_track: bool) -> tuple[int, int]:
+    """Read everything that will be classified once; the number of predictions, and the bases of the longest.
+
+    Raises:
+        ValueError: for input that cannot be classified, or, with a track, for records of one name, whose intervals would overlap.
+    """
+    from dnadiff.downstream.prediction_table import chrom_of
+
+    count, longest, names = 0, 0, set()
+    for query in source:
+        count, longest = count + 1, max(longest, len(query.ids))
+        if has_track and query.start == 0:
+            if (chrom := chrom_of(query.name)) in names:
+                raise ValueError(
+                    f"{source.path} has several records of the name {chrom}, which would overlap in the track; set name_column to a column "
+                    "of distinct names, leave name_column out to number the rows, or leave track out"
+                )
+            names.add(chrom)
+    return count, longest
+
+
+def summary_path(output: Path) -> Path:
+    """The JSON file next to a table."""
+    return output.with_name(f"{output.name}.json")
 
 
 def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:
@@ -169,7 +195,7 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
         "inputs": {key: config[key] for key in ("input", "label_column", "window", "stride", "track", "track_class")},
         "settings": stream.settings,
     }
-    write_json(stream.output.with_name(f"{stream.output.name}.json"), content)
+    write_json(summary_path(stream.output), content)
     stream.finish(predictions.write_parquet if stream.output.name.endswith(PARQUET) else None)
     show(content, metrics)
 

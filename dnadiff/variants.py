@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.regions import Region
     from dnadiff.design.output import ResumableOutput
     from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.census import Census
     from dnadiff.variant_effect.effects import Scorer
+    from dnadiff.variant_effect.extra_outputs import ExtraOutputs
     from dnadiff.variant_effect.network import Network
     from dnadiff.variant_effect.sources import VariantSource
+    from dnadiff.variant_effect.summary import InputSummary
     from dnadiff.variant_effect.training_part import TrainingPart
     from dnadiff.variant_effect.variant import Reference
     from dnadiff.variant_effect.writers import Writer
@@ -51,43 +51,51 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
     from dnadiff import checkpoint
     from dnadiff.design.bgzip import BgzipOutput
-    from dnadiff.design.output import ResumableOutput, discard
+    from dnadiff.design.output import ResumableOutput, discard, is_compressed
     from dnadiff.design.provenance import is_complete
-    from dnadiff.variant_effect.census import ON_MISMATCH, SKIP, take_census
+    from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import Scorer
+    from dnadiff.variant_effect.summary import FLAG, ON_MISMATCH, SKIP, summarize
     from dnadiff.variant_effect.training_part import training_part
     from dnadiff.variant_effect.variant import Alleles
     from dnadiff.variant_effect.writers import writer_of
 
     check_options(config)
     output = expand_user(config["output"] or run_dir / "variants.tsv")
-    writer = writer_of(output, config["L2"], config["on_mismatch"] == ON_MISMATCH[-1])
+    writer = writer_of(output, config["L2"], config["on_mismatch"] == FLAG)
     method = build(config["variant_method"], trust=None)
     model = checkpoint.load(config["checkpoint"], config["trust"])
     network = open_network(config, model)
-    method = checked_method(method, network)
+    method = check_method(method, network.denoiser.causal)
     source, regions = open_variants(config, network.reference)
     source.check(network.reference)
     training = training_part(model, network.reference, config["trust"])
     alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
-    census = take_census(source, alleles, method, training, config["on_mismatch"] == ON_MISMATCH[0])
-    if config["dependency"] is not None and (census.alleles != 1 or expand_user(config["dependency"]).suffix != ".tsv"):
-        raise ValueError(
-            f"dependency writes the matrix of a single variant to a .tsv file; got {config['dependency']} and {census.alleles:,} alleles"
-        )
+    summary = summarize(source, alleles, method, training, config["on_mismatch"] == ON_MISMATCH[0])
+    if writer.has_index and not summary.is_sorted:
+        log.warning(f"{source.name} is not sorted by position, and so is {output.name}, which cannot be indexed; bcftools sort sorts it")
+    extras = extra_outputs(config, run_dir, network, summary)
+    extras.check(output, config["overwrite"] or config["resume"])
     settings = output_settings(config, model, network, method, source, regions)
+    about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
+    draw = partial(draw_regions, regions=regions, writer=writer, output=output, about=about)
     if config["resume"] and is_complete(output, settings):
         discard(output)
         print(f"{output} is complete already")
+        if config["report"] is not None or not regions:  # a page in the folder of an earlier run is not drawn again
+            extras.missing().write(draw)
         return output
-    kind = BgzipOutput if writer.bgzip and output.suffix == ".gz" else ResumableOutput
+    kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
     stream = kind(output, settings, config["resume"], config["overwrite"])
     scorer = Scorer(network, method, alleles, config["L2"])
     start = time.monotonic()
-    generate(scorer, source, writer, stream, census)
+    generate(scorer, source, writer, stream, summary)
     seconds = time.monotonic() - start
-    finish(config, run_dir, scorer, writer, stream, census, training, regions)
-    show(census, training, scorer, seconds)
+    if not writer.convert(stream.part, output):
+        stream.finish()
+    extras.write(draw)
+    write_about(scorer, stream, summary, training)
+    show(summary, training, scorer, seconds)
     print(f"files are in {output}")
     return output
 
@@ -100,8 +108,9 @@ def check_options(config: Config) -> None:
         for key, value in (("deletions", config["deletions"]), ("report", config["report"] is not None)):
             if value:
                 raise ValueError(f"{key} belongs to saturate=regions.bed; leave it out, or give regions")
-    if config["report"] is not None and not config["report"].endswith(".html"):
-        raise ValueError(f"report {config['report']} is a page; its name must end in .html")
+    for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
+        if config[key] is not None and not config[key].lower().endswith(suffix):
+            raise ValueError(f"{key} {config[key]} has another format; its name must end in {suffix}")
     if config["num_orders"] < 2:
         raise ValueError(f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error")
     if config["num_draws"] % 2:
@@ -117,21 +126,8 @@ def open_network(config: Config, model: Loaded) -> Network:
 
     model.denoiser.to(commands.pick_device(config["accelerator"]))
     window = commands.check_window(config["window"], model)
-    if config["sites_per_window"] > max(window // 8, 1):
-        raise ValueError(
-            f"sites_per_window {config['sites_per_window']} leaves fewer than 8 bases between the sites of a window of {window}; set less"
-        )
     settings = {key: config[key] for key in ("batch_size", "stranded", "sites_per_window", "seed")}
-    return Network(model.denoiser, model.process, Genome.open(config["genome"]), window, **settings)
-
-
-def checked_method(method: object, network: Network) -> VariantMethod:
-    """The method for this kind of model; raises ValueError if it is none."""
-    from dnadiff.variant_effect.base import VariantMethod
-
-    if not isinstance(method, VariantMethod):
-        raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
-    return method.fitting(network.denoiser.causal)
+    return Network.checked(model.denoiser, model.process, Genome.open(config["genome"]), window=window, **settings)
 
 
 def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
@@ -143,6 +139,28 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
         return open_source(config["vcf"]), []
     regions = read_regions(config["saturate"], genome.lengths)
     return Saturation(regions, genome, config["deletions"]), regions
+
+
+def extra_outputs(config: Config, run_dir: Path, network: Network, summary: InputSummary) -> ExtraOutputs:
+    """The files next to the scores."""
+    from dnadiff.variant_effect.extra_outputs import ExtraOutputs
+
+    matrix = None if config["dependency"] is None else expand_user(config["dependency"])
+    page = None if config["saturate"] is None else expand_user(config["report"] or run_dir / "report.html")
+    return ExtraOutputs(network, summary, matrix, config["dependency_span"], page)
+
+
+def draw_regions(page: Path, regions: Sequence[Region], writer: Writer, output: Path, about: dict[str, Json]) -> None:
+    """Write the page with the heat maps of the first regions that are not too long."""
+    from dnadiff.report.heat_map import LARGEST, MAX_PICTURES, collect, drawn, write_heat_maps
+
+    chosen = drawn(regions)
+    if left_out := len(regions) - len(chosen):
+        limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
+        about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
+        log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
+    if chosen:
+        print(f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(writer.read(output), chosen), about)))}")
 
 
 def output_settings(
@@ -165,18 +183,21 @@ def output_settings(
     }
 
 
-def generate(scorer: Scorer, source: VariantSource, writer: Writer, stream: ResumableOutput, census: Census) -> None:
+def generate(scorer: Scorer, source: VariantSource, writer: Writer, stream: ResumableOutput, summary: InputSummary) -> None:
     """Score and write the remaining rows."""
+    from dnadiff.variant_effect.effects import Audit
+
     network = scorer.network
-    log.info(f"{census.alleles:,} alleles in {census.rows:,} rows, windows of {network.window} bases, method {scorer.method.name}")
+    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {network.window} bases, method {scorer.method.name}")
     if stream.done:
         log.info(f"resuming after {stream.done:,} rows")
-    bar = Progress(census.rows, "variants", stream.done)
-    scorer.audit.squared, scorer.audit.count = stream.notes.get("audit", (0.0, 0))
+    bar = Progress(summary.rows, "variants", stream.done)
+    scorer.audit, scorer.num_missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
     content = b"" if stream.done else writer.header(source, network.reference)
     try:
-        for chunk in scorer.chunks(islice(source, stream.done, None)):
-            stream.append(content + writer.rows(chunk), len(chunk), audit=[scorer.audit.squared, scorer.audit.count])
+        for chunk in scorer.chunks(source, stream.done):
+            notes = {"audit": list(vars(scorer.audit).values()), "missing": scorer.num_missing}
+            stream.append(content + writer.rows(chunk), len(chunk), **notes)
             content = b""
             bar.update(len(chunk))
     finally:
@@ -184,67 +205,49 @@ def generate(scorer: Scorer, source: VariantSource, writer: Writer, stream: Resu
         stream.close()
 
 
-def finish(
-    config: Config,
-    run_dir: Path,
-    scorer: Scorer,
-    writer: Writer,
-    stream: ResumableOutput,
-    census: Census,
-    training: TrainingPart,
-    regions: Sequence[Region],
-) -> None:
-    """Give the file its name, draw the heat maps, and write the dependency matrix and the JSON file."""
+def write_about(scorer: Scorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:
+    """Write the JSON file next to the finished output, which cannot be resumed afterwards."""
     from dnadiff import __version__
-    from dnadiff.data.files import atomic_write, write_json
+    from dnadiff.data.files import write_json
     from dnadiff.design.output import discard, sha256
     from dnadiff.design.provenance import json_path
-    from dnadiff.variant_effect.dependency import as_table, dependency
 
-    output = stream.output
-    if not writer.convert(stream.part, output):
-        stream.finish()
-    about = {"checkpoint": str(config["checkpoint"]), "method": scorer.method.name, "window": scorer.network.window}
-    if regions:
-        from dnadiff.report.heat_map import collect, write_heat_maps
-
-        if found := collect(writer.read(output), regions):
-            page = expand_user(config["report"] or run_dir / "report.html")
-            print(f"heat maps are in {', '.join(map(str, write_heat_maps(page, found, about)))}")
-        else:
-            log.info("no heat map: the regions are too long")
-    if config["dependency"] is not None:
-        edit = census.edits[0]
-        content = as_table(dependency(scorer.network, edit, config["dependency_span"]), edit.record)
-        with atomic_write(config["dependency"], config["overwrite"] or config["resume"]) as file:
-            file.write(content)
-    audit = {"rms": scorer.audit.rms, "sites": scorer.audit.count // 4} if scorer.audit.count else None
-    counted = {**census.summary(), "in_training_part": census.in_training if training.known else None, "training_part": training.note}
-    write_json(
-        json_path(output),
-        {
-            "file": output.name,
-            "sha256": sha256(output),
-            "dnadiff": __version__,
-            **counted,
-            "sites_per_window_error": audit,
-            "settings": stream.settings,
-        },
-    )
-    discard(output)
+    audit = scorer.audit
+    content = {
+        "file": stream.output.name,
+        "sha256": sha256(stream.output),
+        "dnadiff": __version__,
+        **summary.counts(),
+        "without_value": scorer.num_missing,
+        "in_training_part": summary.in_training if training.known else None,
+        "training_part": training.note,
+        "sites_per_window_error": {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared} if audit.shared else None,
+        "settings": stream.settings,
+    }
+    write_json(json_path(stream.output), content)
+    discard(stream.output)
 
 
-def show(census: Census, training: TrainingPart, scorer: Scorer, seconds: float) -> None:
+def show(summary: InputSummary, training: TrainingPart, scorer: Scorer, seconds: float) -> None:
     """Print the closing table."""
-    rows: list[tuple[str, ...]] = [(kind, f"{count:,}") for kind, count in census.kinds.items() if count]
-    rows += [(f"skipped: {reason}", f"{count:,}") for reason, count in sorted(census.skipped.items())]
-    if census.mismatches:
-        rows.append(("rows with another REF than the genome", f"{census.mismatches:,}"))
-    rows.append(("in the training part of the model", f"{census.in_training:,} ({training.note})" if training.known else training.note))
-    if scorer.audit.count:
-        rows.append(("error of several sites per window", f"{scorer.audit.rms:.4f} nats (RMS, {scorer.audit.count // 4} sites)"))
-    rate = census.alleles / max(seconds, 1e-9)
-    rows.append(("variants/s", f"{rate:,.1f}" if math.isfinite(rate) else "n/a"))
+    from dnadiff.variant_effect.effects import NO_VALUE
+
+    rows: list[tuple[str, ...]] = [(kind, f"{count:,}") for kind, count in summary.kinds.items() if count]
+    rows += [(f"skipped: {reason}", f"{count:,}") for reason, count in sorted(summary.skipped.items())]
+    if scorer.num_missing:
+        rows.append((f"no value: {NO_VALUE}", f"{scorer.num_missing:,}"))
+    if summary.mismatches:
+        rows.append(("rows with another REF than the genome", f"{summary.mismatches:,}"))
+    rows.append(("in the training part of the model", f"{summary.in_training:,} ({training.note})" if training.known else training.note))
+    audit = scorer.audit
+    if audit.shared:
+        rows.append(
+            ("error of several sites per window", f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share one)")
+        )
+    elif scorer.network.sites_per_window > 1:
+        rows.append(("error of several sites per window", "none: no sites share a window"))
+    if scorer.num_scored:
+        rows.append(("variants/s", f"{scorer.num_scored / max(seconds, 1e-9):,.1f}"))
     print(table(rows))
 
 

@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,25 +54,58 @@ def tracked(*patterns: str) -> list[Path]:
     return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
 
 
-def documentation_lines(tree: ast.AST) -> set[int]:
-    """Line numbers of docstrings."""
-    found: set[int] = set()
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and is_string(first.value):
-            found.update(range(first.lineno, first.end_lineno + 1))
-    return found
+@dataclass(frozen=True)
+class Source:
+    """A Python file, parsed once."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """Its content."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def documentation_lines(self) -> set[int]:
+        """Line numbers of docstrings."""
+        found: set[int] = set()
+        for block in blocks(self.tree):
+            first = block[0]
+            if isinstance(first, ast.Expr) and is_string(first.value):
+                found.update(range(first.lineno, first.end_lineno + 1))
+        return found
 
 
-def code_lines(text: str, tree: ast.AST) -> int:
+source = cache(Source)
+
+
+def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The bodies of a module and of everything in it that holds statements."""
+    if body := getattr(node, "body", None):
+        yield body
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, name, ()):
+            yield from blocks(inner)
+
+
+def code_lines(file: Source) -> int:
     """Lines that hold code."""
     holds: set[int] = set()
     skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
         if token.type not in skip:
             holds.update(range(token.start[0], token.end[0] + 1))
-    return len(holds - documentation_lines(tree))
+    return len(holds - file.documentation_lines)
 
 
 def is_string(node: ast.AST) -> bool:
@@ -78,9 +113,9 @@ def is_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def annotations(tree: ast.AST) -> Iterator[ast.AST]:
+def annotations(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """Every type annotation."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from (a for a in (node.returns,) if a is not None)
         elif isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
@@ -92,10 +127,10 @@ def names(nodes: Iterator[ast.AST], name: str) -> int:
     return sum(isinstance(n, ast.Name) and n.id == name for node in nodes for n in ast.walk(node))
 
 
-def count_file(tree: ast.AST) -> collections.Counter:
+def count_file(nodes: list[ast.AST]) -> collections.Counter:
     """The patterns of one file."""
     found: collections.Counter = collections.Counter()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found["probes"] += node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
             found["cast"] += node.func.id == "cast"
@@ -112,7 +147,7 @@ def count_file(tree: ast.AST) -> collections.Counter:
             found["Any"] += node.id in ("Any", "Json")  # dnadiff.config.Json is an alias of Any
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found["long functions"] += node.end_lineno - node.lineno + 1 > 60
-    found["object"] = names(annotations(tree), "object")
+    found["object"] = names(annotations(nodes), "object")
     return found
 
 
@@ -122,7 +157,7 @@ def import_graph(package: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {name: set() for name in known}
     for path in package.rglob("*.py"):
         home = path.relative_to(package).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in source(path).nodes:
             imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 imported = [f"{node.module}.{a.name}" if node.module == package.name else str(node.module) for a in node.names]
@@ -158,9 +193,8 @@ def shared_pairs(files: list[Path]) -> int:
     """Pairs of files (a file with itself is one) that share a run of six or more lines, the same or of the same shape."""
     places: dict[tuple[str, ...], list[tuple[int, int]]] = collections.defaultdict(list)
     for number, path in enumerate(files):
-        text = path.read_text(encoding="utf-8")
-        hidden = documentation_lines(ast.parse(text)) if path.suffix == ".py" else set()
-        lines = [line.strip() for i, line in enumerate(text.splitlines(), 1) if i not in hidden]
+        hidden = source(path).documentation_lines if path.suffix == ".py" else set()
+        lines = [line.strip() for i, line in enumerate(source(path).text.splitlines(), 1) if i not in hidden]
         lines = [shape(line) for line in lines if line and not line.startswith(("#", "//", "from ", "import ", "@"))]
         for start in range(len(lines) - SHARED_LINES + 1):
             run = tuple(lines[start : start + SHARED_LINES])
@@ -192,14 +226,14 @@ def measure(package: Path) -> dict[str, float]:
     classes: dict[str, set[str]] = collections.defaultdict(set)
     lines = code = long_files = 0
     for path in sorted(package.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        tree, length = ast.parse(text), text.count("\n")
-        found += count_file(tree)
-        lines, code, long_files = lines + length, code + code_lines(text, tree), long_files + (length > 300)
-        for node in ast.walk(tree):
+        file = source(path)
+        length = file.text.count("\n")
+        found += count_file(file.nodes)
+        lines, code, long_files = lines + length, code + code_lines(file), long_files + (length > 300)
+        for node in file.nodes:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name].add(str(path))
-    commands = {p.stem for p in package.glob("*.py") if "\ndef main(" in p.read_text(encoding="utf-8") and p.stem != "__main__"}
+    commands = {p.stem for p in package.glob("*.py") if "\ndef main(" in source(p).text and p.stem != "__main__"}
     depth, cycles = levels(import_graph(package))
 
     def rate(key: str) -> float:

@@ -1,6 +1,9 @@
 """Fixtures of the whole suite."""
 
+import gc
+import importlib.util
 import itertools
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,38 @@ from safetensors.torch import load_file
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.vocab import Vocab
 
+STARTER = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep Python's garbage collector from visiting the million objects of PyTorch and its modules, while they are made and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before the first test, make the copy of this process that `python` forks, if a test needs it."""
+    if any("python" in item.fixturenames for item in session.items):
+        spec = importlib.util.spec_from_file_location("processes", Path(__file__).with_name("processes.py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        session.config.stash[STARTER] = module.Starter()
+        session.config.add_cleanup(session.config.stash[STARTER].close)
+
+
+@pytest.fixture(scope="session")
+def python(request, tmp_path_factory):
+    """Starts a Python process that need not import PyTorch: python("-m", "dnadiff.train", ...) -> tests/processes.py's `Process`."""
+    starter = request.config.stash[STARTER]
+    starter.folder = tmp_path_factory.mktemp("printed")
+    return starter.start
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory) -> Path:
@@ -19,6 +54,13 @@ def cache_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["DNADIFF_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def log_of_a_library():
+    """Each test begins with the log as it is before a command of this process configures it, so that `caplog` sees its messages."""
+    log = logging.getLogger("dnadiff")
+    log.handlers, log.propagate = [], True
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +195,13 @@ def trained(tmp_path_factory):
     args = ["data=fasta", f"data.path={path}", *SMALL, *SMALL_NETWORK["caduceus"], "trainer.max_steps=30", "optimizer.lr=1e-2"]
     run(compose("train", args), folder / "run", args)
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(trained, tmp_path_factory):
+    """The folder that `export` writes of the trained run."""
+    from dnadiff import export
+    from dnadiff.config import compose
+
+    folder = tmp_path_factory.mktemp("exported")
+    return export.run(compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, [])

@@ -154,6 +154,18 @@ def test_help_is_for_newcomers(cli, command):
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
 
 
+@pytest.mark.parametrize("more", [[], ["hydra.mode=MULTIRUN", "data.length=4,5"], ["data.length=4,5", "--multirun"]])
+def test_hydra_composes_the_configuration_of_one_job_once_and_runs_several(cli, tmp_path, monkeypatch, more):
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    (tmp_path / "a.fa").write_text(">one\nACGTACGTACGTACGT\n")
+    compose, calls = ConfigLoaderImpl._load_configuration_impl, []
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", lambda *args, **options: calls.append(1) or compose(*args, **options))
+    status, out, err = cli("genome", "action=describe", "data=fasta", "data.path=a.fa", *more)
+    assert status == 0 and out.count("one ") == (2 if more else 1), err
+    assert more or len(calls) == 1
+
+
 def test_every_command_is_installed_as_a_script():
     scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS}

@@ -107,6 +107,20 @@ def test_what_cannot_be_exported_is_refused_in_one_line(arguments, message, cli,
     assert not (tmp_path / "new").exists() and (run / "config.yaml").exists()
 
 
+def test_tied_projections_are_written_once_on_request(cli, run, tmp_path):
+    for folder, *arguments in (("both",), ("once", "duplicate_tied=false")):
+        status, _, err = cli("export", "checkpoint=run", f"output={folder}", *arguments)
+        assert status == 0, err
+    both, once = (load_file(tmp_path / folder / "model.safetensors") for folder in ("both", "once"))
+    tied = sorted(both.keys() - once.keys())
+    assert tied and all(".mamba_rev." in name or name == "lm_head.weight" for name in tied)
+    ids = torch.tensor([[7, 3, 3, 10]])
+    model, shared = (checkpoint.load(tmp_path / folder).denoiser for folder in ("both", "once"))
+    assert torch.equal(model.log_probs(ids), shared.log_probs(ids))
+    assert "which loads them too" in (tmp_path / "both" / "README.md").read_text()
+    assert "stored once" in (tmp_path / "once" / "README.md").read_text()
+
+
 def test_an_export_is_replaced_with_overwrite(cli, run, tmp_path):
     assert cli("export", "checkpoint=run", "output=model")[0] == 0
     assert cli("export", "checkpoint=run", "output=model", "overwrite=true", "name=Other")[0] == 0

@@ -4,6 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
+
+from dnadiff import judge
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.config import compose
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import Denoiser
+from dnadiff.published.model import export_published
 
 
 @pytest.fixture
@@ -69,3 +77,44 @@ def test_the_json_file_is_written_last_so_that_an_interrupted_command_can_be_sta
     monkeypatch.setattr("dnadiff.report.figures.save", lambda *args: (_ for _ in ()).throw(OSError("interrupted")))
     status, _, err = cli("judge", "samples=x.fa", "real=y.fa", "output=j.json", "num_splits=20", "order=2")
     assert status == 1 and "interrupted" in err and not (tmp_path / "j.json").exists()
+
+
+@pytest.fixture
+def named(trained, fasta, tmp_path):
+    """The data and the searched data of `judge` for a checkpoint, with or without data= of another file."""
+    fasta("other.fa", 1, 4000, seed=5)
+    other = compose("evaluate", ["checkpoint=x", "data=fasta", f"data.path={tmp_path}/other.fa", "data.length=64"])["data"]
+
+    def sources(checkpoint=trained, data=other, real=None):
+        return judge.sources({"checkpoint": checkpoint, "data": data, "real": real, "trust": []})
+
+    return sources
+
+
+def test_copies_are_searched_for_in_the_training_part_of_the_model_and_not_in_other_data(named):
+    data, searched = named()
+    assert (data.name, searched.name) == ("other.fa", "tiny.fa")
+    data, searched = named(data=None, real="other.fa")
+    assert data is None and searched.name == "tiny.fa"
+    data, searched = named(data=None)
+    assert data is searched and data.name == "tiny.fa"
+    data, searched = named(checkpoint=None)
+    assert data is searched and data.name == "other.fa"
+
+
+def test_copies_are_not_searched_for_in_data_that_the_model_was_not_trained_on(named, caplog, monkeypatch):
+    monkeypatch.setattr("dnadiff.checkpoint.loaded.run_data", lambda *_: (_ for _ in ()).throw(FileNotFoundError("tiny.fa does not exist")))
+    with caplog.at_level("INFO", "dnadiff"):
+        assert named()[1] is None
+    assert "copies are not searched for, because the training data are not available: tiny.fa does not exist" in caplog.text
+
+
+def test_the_data_named_take_the_place_of_those_that_published_weights_do_not_record(named, tmp_path, caplog):
+    torch.manual_seed(0)
+    export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "caduceus")
+    with caplog.at_level("INFO", "dnadiff"):
+        data, searched = named(tmp_path / "caduceus")
+        assert named(tmp_path / "caduceus", None, "other.fa") == (None, None)
+    assert searched is data and data.name == "other.fa"
+    assert "does not record what it was trained on: copies are searched for in the training part of other.fa" in caplog.text
+    assert "copies are not searched for, because the training data are not available: data is missing" in caplog.text

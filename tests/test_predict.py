@@ -188,6 +188,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     monkeypatch.setattr(ResumableOutput, "append", append)
     monkeypatch.setattr(ResumableOutput, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert predict(*args, "resume=true")[0] == 130
+    assert (tmp_path / f"{name}.json").is_file()  # written before the table has its name, and its own
     monkeypatch.setattr(ResumableOutput, "finish", finish)
     status, _, err = predict(*args, "resume=true")
     assert status == 0 and "resuming after" in err
@@ -218,10 +219,16 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
         (["input=x.fa", "track=t.bedgraph"], "track_class is missing; the track can be of 'poor', 'rich'"),
         (["input=x.fa", "track=t.bedgraph", "track_class=x"], "track_class 'x' is not a class of this model"),
         (["input=x.fa", "track_class=rich"], "track_class=rich needs track="),
-        (["input=x.fa", "track=p.tsv", "track_class=rich", "output=p.tsv"], "track p.tsv is also the output"),
+        (["input=x.fa", "track=q.tsv", "track_class=rich", "output=q.tsv"], "track q.tsv has an unknown extension"),
         (["input=x.fa", "output=x.tsv"], "x.tsv exists; set overwrite=true"),
-        (["input=x.fa", "track=x.tsv", "track_class=rich"], "x.tsv exists; set overwrite=true"),
+        (["input=x.fa", "track=x.bdg", "track_class=rich"], "x.bdg exists; set overwrite=true"),
         (["input=x.fa", "resume=true"], "resume=true needs output="),
+        (["input=x.fa", "track=t.bw", "track_class=rich"], "track t.bw has an unknown extension; it is written as bedGraph: .bedgraph"),
+        (["input=x.fa", "output=p.tsv"], "p.tsv.json exists; set overwrite=true"),
+        (
+            ["input=names.csv", "name_column=name", "track=t.bdg", "track_class=rich"],
+            "names.csv has several records of the name a_b, which would overlap in the track; set name_column to a column of distinct names",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(predict, tmp_path, args, message):
@@ -234,12 +241,23 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, tmp_path, args, mes
         "empty.csv": "sequence,label\n,rich\n",
         "long.fa": f">a\n{'A' * 41}\n",
         "x.tsv": "",
+        "x.bdg": "",
+        "p.tsv.json": "{}",
+        "names.csv": "sequence,name\nACGT,a b\nACGT,c\nACGT,a_b\n",
     }.items():
         (tmp_path / name).write_text(text)
     before = {path.name for path in tmp_path.iterdir()}
     status, _, err = predict(*args)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_windows_of_one_record_and_repeated_names_without_a_track_are_not_refused(predict, tmp_path):
+    (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,b\n")
+    status, _, err = predict("input=x.csv", "name_column=name", "window=4", "stride=2", "track=t.bdg.gz", "track_class=rich", "output=p.tsv")
+    assert status == 0 and (tmp_path / "t.bdg.gz").is_file() and len(rows_of(tmp_path / "p.tsv")) == 5, err
+    (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,a\n")
+    assert predict("input=x.csv", "name_column=name", "output=p.tsv", "overwrite=true")[0] == 0
 
 
 def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_other_commands(cli, world, trained, tmp_path):

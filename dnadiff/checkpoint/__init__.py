@@ -4,12 +4,14 @@
 (`dnadiff.config.build`).
 """
 
-from dnadiff.checkpoint.loaded import Loaded, Origin, build_denoiser, build_objective, check_weights, label_names, resolved
+from dnadiff.checkpoint.loaded import ChangedDataError, Loaded, build_denoiser, build_objective, check_weights, label_names, resolved
+from dnadiff.checkpoint.origin import Origin
 from dnadiff.checkpoint.run import find, read
 from dnadiff.checkpoint.sources import load
 from dnadiff.published.model import export_published, load_published
 
 __all__ = [
+    "ChangedDataError",
     "Loaded",
     "Origin",
     "build_denoiser",

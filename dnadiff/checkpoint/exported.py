@@ -15,15 +15,25 @@ from pathlib import Path
 import torch
 
 from dnadiff import __version__
-from dnadiff.checkpoint.loaded import Loaded, Origin, build_denoiser, built_tokenizer, label_names, names_file
-from dnadiff.config import Config, Json
+from dnadiff.checkpoint.loaded import Loaded, build_denoiser, built_tokenizer, label_names, names_file
+from dnadiff.checkpoint.origin import Origin, read_origin
+from dnadiff.checks import Natural, check_value
+from dnadiff.config import Config, Json, Keys
 from dnadiff.data.structured import read_json
 from dnadiff.published import tensors
 from dnadiff.published.layout import published_layout
-from dnadiff.published.model import CONFIG, TENSORS, described_config, named_tensors
+from dnadiff.published.model import CONFIG, DESCRIPTION, DESCRIPTION_KEY, TENSORS, described_config, named_tensors
 
-DESCRIPTION, FORMAT = "dnadiff.json", 1
+FORMAT = 1
 MODEL = ("backbone", "objective", "noise", "time_conditioning")  # of the configuration: what the denoiser is built from
+_KEYS: Keys = {
+    **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
+    "time_conditioning": bool | None,
+    "data": dict | None,
+    "labels": list[str],
+    "step": Natural,
+    "fingerprint": str,
+}
 _REMEDY, _BUNDLED = "use another copy of it", "bundled:"
 _DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}  # how a network is computed, not which one it is
 
@@ -69,7 +79,13 @@ def portable_data(data: Config | None) -> Config | None:
     result = portable(kept)
     if result == kept and all(path.startswith(_BUNDLED) for path in paths):
         return result
-    return result | {"path": None, "name": kept.get("name") or ", ".join(Path(path).name for path in paths) or None}
+    return result | {"path": None, "name": data_name(kept)}
+
+
+def data_name(data: Config) -> str | None:
+    """The name of training data in their configuration, or else of their files; None if they have neither."""
+    given = data.get("name")
+    return str(given) if given else ", ".join(Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))) or None
 
 
 def _strings(value: Json) -> Iterator[str]:
@@ -86,13 +102,22 @@ def check_of(content: Config) -> str:
 
 
 def read_description(folder: Path) -> Config:
-    """The contents of the `dnadiff.json` in a folder; ValueError if it was changed, or another version of dnadiff wrote it."""
+    """The contents of the `dnadiff.json` in a folder, in which every key has its type.
+
+    Raises:
+        ValueError: if it is damaged or was changed, or another version of dnadiff wrote it.
+    """
     path = folder / DESCRIPTION
-    content = read_json(path, ("format", "check"), _REMEDY)
+    content = read_json(path, ("format",), _REMEDY)
     if content["format"] != FORMAT:
         raise ValueError(f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads {FORMAT}; update dnadiff")
+    if missing := [key for key in ("check", *_KEYS) if key not in content]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {_REMEDY}")
     if content["check"] != check_of(content):
         raise ValueError(f"{path} was changed after it was exported; {_REMEDY}, or export the model again")
+    with names_file(path):
+        for key, hint in _KEYS.items():
+            check_value(key, content[key], hint)
     return content
 
 
@@ -109,25 +134,28 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
             raise FileNotFoundError(f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}")
     given = named_tensors(path)
     with names_file(folder), torch.random.fork_rng(devices=()):
-        tokenizer = built_tokenizer(content["tokenizer"], trust, folder / DESCRIPTION)
-        with tensors.without_memory(len(given), path):  # a network that the file cannot fill is refused before memory is allocated
-            denoiser = build_denoiser(content, tokenizer, trust)[0]
-            layout = published_layout(denoiser.backbone)
-            check_config(folder / CONFIG, described_config(denoiser, layout))
+        with names_file(folder / DESCRIPTION):
+            origin = read_origin("exported folder", content["origin"])
+            tokenizer = built_tokenizer(content["tokenizer"], trust, folder / DESCRIPTION)
+            with tensors.without_memory(len(given), path):  # a network that the file cannot fill is refused before memory is allocated
+                denoiser = build_denoiser(content, tokenizer, trust)[0]
+                layout = published_layout(denoiser.backbone)
+                described = described_config(denoiser, layout)
+            labels = label_names(content, denoiser.backbone.num_labels)
+        check_config(folder / CONFIG, described)
         layout.check(given, path)
         tensors.check_memory(given.values(), path)
         denoiser, process = build_denoiser(content, tokenizer, trust)
         published_layout(denoiser.backbone).fill(given, path)
         check_fingerprint(denoiser, content["fingerprint"], path)
-        origin = Origin("exported folder", **content["origin"])
         config = {key: content[key] for key in (*MODEL, "data")}
-        labels = label_names(content, denoiser.backbone.num_labels)
         return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin)
 
 
 def check_config(path: Path, expected: Config) -> None:
     """Raise ValueError, naming the keys, if a `config.json` is not the one that was exported."""
-    content, expected = read_json(path, (), _REMEDY), json.loads(json.dumps(expected))
+    content = {DESCRIPTION_KEY: DESCRIPTION, **read_json(path, (), _REMEDY)}  # a folder without the key is complete if it has the file
+    expected = json.loads(json.dumps(expected | {DESCRIPTION_KEY: DESCRIPTION}))
     if changed := sorted(key for key in content.keys() | expected.keys() if content.get(key) != expected.get(key)):
         raise ValueError(f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; {_REMEDY}")
 

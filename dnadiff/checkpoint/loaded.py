@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
+from dnadiff.checkpoint.origin import Origin
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
+from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
@@ -22,30 +24,12 @@ from dnadiff.published.model import PublishedModel
 from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
     from dnadiff.denoiser import BaseDenoiser
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the source of a model records besides what is needed to use it; None is not recorded.
-
-    Attributes:
-        kind: of the source, in words.
-        tokens: tokens seen in training.
-        split_hash: of the records and their split (`dnadiff.data.splits.split_hash`).
-        data: description of the training data (`SequenceDataModule.describe`).
-        likelihood: held-out likelihood with its baselines, as `dnadiff.sharing.record.likelihood_of` writes it.
-        license: of the weights.
-        data_license: of the training data.
-    """
-
-    kind: str = "run"
-    tokens: int | None = None
-    split_hash: str | None = None
-    data: Config | None = None
-    likelihood: Config | None = None
-    license: str | None = None
-    data_license: str | None = None
+class ChangedDataError(ValueError):
+    """The files of the training data hold something else than at the time of training."""
 
 
 class UnknownTokenizer(Tokenizer):
@@ -119,6 +103,30 @@ class Loaded:
         if length is None:
             raise ValueError(f"{key} is missing: {self.path.parent} does not record the length of its training windows; set {key}=...")
         return int(length)
+
+    def was_trained_on(self, data: SequenceDataModule) -> bool | None:
+        """Whether data have the records, the split and the sequence of its training; None if its source records neither."""
+        if self.origin.split_hash is None and self.origin.digest is None:
+            return None
+        if self.origin.split_hash not in (None, data.describe()["split_hash"]):
+            return False
+        is_text = self.tokenizer.vocab.complement is None  # whose split_hash depends on every letter
+        return is_text or self.origin.digest in (None, data.digest)
+
+    def training_data(self, trust: Sequence[str] = ()) -> SequenceDataModule:
+        """The data of its training, prepared.
+
+        Raises:
+            ChangedDataError: if the files that they were read from hold something else today.
+            ValueError, FileNotFoundError: if they cannot be read here, as `dnadiff.data.run_data.run_data`.
+        """
+        data = run_data(self.config.get("data"), self.known_tokenizer, trust)
+        data.prepare()
+        if self.was_trained_on(data) is False:
+            raise ChangedDataError(
+                f"{data.name} changed since {self.path} was trained on it (other sequence, records or split); restore its files"
+            )
+        return data
 
     @property
     def known_tokenizer(self) -> Tokenizer | None:
@@ -203,7 +211,8 @@ def names_file(path: Path) -> Iterator[None]:
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
-        reason = " ".join(str(error).split())[:300]
+        text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(text.split())[:300]
         raise ValueError(f"{path} does not describe a model that can be built ({reason}); use another copy of it") from error
 
 

@@ -10,7 +10,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dnadiff.checkpoint.loaded import Loaded, Origin, build_denoiser, built_tokenizer, check_weights, label_names, names_file
+from dnadiff.checkpoint.loaded import Loaded, build_denoiser, built_tokenizer, check_weights, label_names, names_file
+from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.published import tensors
@@ -89,6 +90,7 @@ def _assemble(path: Path, content: dict[str, Json], allowed: Sequence[str]) -> L
     denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
     denoiser.load_state_dict(state)
     labels = label_names(described, denoiser.backbone.num_labels)
-    tokens, split_hash = content.get("tokens_seen"), described.get("split_hash")
-    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, split_hash if isinstance(split_hash, str) else None)
+    tokens, hashes = content.get("tokens_seen"), {key: described.get(key) for key in ("split_hash", "digest")}
+    known = {key: value for key, value in hashes.items() if isinstance(value, str)}
+    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, **known)
     return Loaded(denoiser.eval(), process, tokenizer, described["config"], path, int(content.get("global_step", 0)), labels, origin)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from dnadiff.checkpoint import exported, run
-from dnadiff.checkpoint.loaded import Loaded, Origin, UnknownTokenizer, wrapped
+from dnadiff.checkpoint.loaded import Loaded, UnknownTokenizer, wrapped
+from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained

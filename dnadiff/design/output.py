@@ -1,8 +1,8 @@
 """A file written batch by batch that can be resumed after an interruption.
 
 Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the number of
-finished items, their bytes and checksum; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, each batch is
-one gzip member without a time stamp, so that the bytes are the same with and without an interruption.
+finished items, their bytes and checksum; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, in either
+case, each batch is one gzip member without a time stamp, so that the bytes are the same with and without an interruption.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ _PIECE = 1 << 22  # bytes read at once
 def temporary_path(output: Path, kind: str) -> Path:
     """The path of the finished batches (`part`) or of the `journal` of a file."""
     return output.with_name(f".{output.name}.{kind}")
+
+
+def is_compressed(output: Path) -> bool:
+    """Whether the file is gzip-compressed, by its name in either case."""
+    return output.name.lower().endswith(".gz")
 
 
 def discard(output: Path) -> None:
@@ -102,7 +107,7 @@ class ResumableOutput:
 
     def packed(self, content: bytes) -> bytes:
         """Content as it is written: compressed if the name of the file says so."""
-        return gzip.compress(content, mtime=0) if self.output.name.endswith(".gz") else content
+        return gzip.compress(content, mtime=0) if is_compressed(self.output) else content
 
     def append_packed(self, content: bytes, count: int, notes: dict[str, Json]) -> None:
         """`append` of bytes as they are written."""

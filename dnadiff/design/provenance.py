@@ -18,7 +18,7 @@ from dnadiff.config import Json, with_current_names
 from dnadiff.data.files import atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.design.generate import effective_size, systematic_resample
-from dnadiff.design.output import open_bytes, sha256
+from dnadiff.design.output import is_compressed, open_bytes, sha256
 from dnadiff.draws import hash64
 from dnadiff.sampler.base import Configurable, Sampler
 
@@ -116,11 +116,6 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
                 target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))
                 target.write(body)
     return gc, known
-
-
-def is_compressed(output: Path) -> bool:
-    """Whether the file is gzip-compressed, by its name."""
-    return output.name.endswith(".gz")
 
 
 def _gc(header: bytes, body: bytes) -> tuple[int, int]:

@@ -102,7 +102,7 @@ class PredictionTable:
             for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
                 places = [(row["start"], row["end"], row[column]) if self.windows else ("0", row["length"], row[column]) for row in rows]
                 start, end = (np.array([int(place[i]) for place in places]) for i in (0, 1))
-                chrom = "_".join(record.split())
+                chrom = chrom_of(record)
                 for first, last, value in mean_coverage(start, end, np.array([float(place[2]) for place in places])):
                     file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
 
@@ -138,6 +138,11 @@ def mean_coverage(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> Iter
     mean = np.divide(np.cumsum(total), np.cumsum(count), out=np.zeros(len(edges)), where=np.cumsum(count) > 0)
     for i in np.flatnonzero(np.cumsum(count)[:-1] > 0):
         yield int(edges[i]), int(edges[i + 1]), float(mean[i])
+
+
+def chrom_of(name: str) -> str:
+    """The name of a record in a track, which has no white space."""
+    return "_".join(name.split())
 
 
 def _lines(rows: Sequence[Sequence[object]]) -> bytes:

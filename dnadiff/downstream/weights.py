@@ -37,10 +37,17 @@ class WeightsFile(NamedTuple):
         return tensors.read(self.path)
 
     def copy_to(self, target: Path) -> WeightsFile:
-        """Copy the file atomically; nothing is written if `target` is the same already."""
+        """Copy the file atomically; nothing is written if `target` is the same already.
+
+        Raises:
+            FileNotFoundError: if the file is missing.
+            ValueError: if its bytes differ.
+        """
         copy = WeightsFile(target, self.sha256)
         if not copy.is_intact():
             content = self.path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != self.sha256:  # of the bytes that are written, not of those of a second reading
+                raise ValueError(f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then trained again")
             with atomic_write(target, overwrite=True, size=len(content)) as file:
                 file.write(content)
         return copy

@@ -13,7 +13,7 @@ from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
 from dnadiff.config import Config, Json
 from dnadiff.data.files import check_output, write_json
-from dnadiff.data.run_data import chosen_data, run_data
+from dnadiff.data.run_data import chosen_data
 from dnadiff.likelihood.curve import CurveSamples, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
 from dnadiff.likelihood.held_out import (
@@ -151,8 +151,11 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
 
 
 def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
-    """The data to evaluate on, prepared, and whether it is the data of the training run; raises ValueError if it does not fit the model."""
-    own = not config.get("data")
+    """The data to evaluate on, prepared, and whether the model was trained on them; raises ValueError if they do not fit the model.
+
+    Data that are named again count as those of the training if their sequence and split are the same.
+    """
+    given = bool(config.get("data"))
     data = chosen_data(config.get("data"), model.config, model.known_tokenizer, config["trust"])
     length, longest = config["length"] or data.length, model.denoiser.max_length
     if longest is not None and length > longest:
@@ -160,7 +163,10 @@ def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
             f"windows of {length} tokens are longer than the {longest} that this network accepts; set length={longest} or less"
         )
     data.prepare()
-    return data, own
+    known = model.was_trained_on(data)
+    if known is False and not given:
+        log.warning(f"{data.name} changed since {model.path} was trained on it: what is held out now may have been in its training part")
+    return data, known is True or (known is None and not given)
 
 
 def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]) -> SequenceDataModule | None:
@@ -171,10 +177,9 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
     data = own
     if data is None:
         try:
-            data = run_data(model.config.get("data"), model.tokenizer, trust)
-            data.prepare()
+            data = model.training_data(trust)
         except (ValueError, FileNotFoundError) as error:
-            log.info(f"novel and repeated bases are left out because the data of the training run cannot be read: {error}")
+            log.info(f"novel and repeated bases are left out because the training data are not available: {error}")
             return None
     tokens = sum(i.end - i.start for i in data.intervals["train"])
     if tokens > MAX_KMERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
 
+log = logging.getLogger("dnadiff")
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
 _FEW = 16  # candidates that are compared one by one, in long steps
@@ -135,11 +137,35 @@ class Match(NamedTuple):
 
 def dna_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
     """The data that a model was trained on, or those `given` on the command line, prepared; raises ValueError for text."""
-    if model.tokenizer.vocab.complement is None:
-        raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
+    check_dna(model)
     data = chosen_data(given, model.config, model.tokenizer, trust)
     data.prepare()
     return data
+
+
+def check_dna(model: Loaded) -> None:
+    """Raise ValueError for a model of text."""
+    if model.tokenizer.vocab.complement is None:
+        raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
+
+
+def searched_data(model: Loaded, data: SequenceDataModule | None, trust: Sequence[str] = ()) -> SequenceDataModule | None:
+    """The data in whose training part copies are searched for: always those that the model was trained on, if its source records them.
+
+    None, with a log message, if they cannot be read here. If the source records none, as a published folder, `data` take their place,
+    with a log message.
+    """
+    known = None if data is None else model.was_trained_on(data)
+    if known:
+        return data
+    try:
+        return model.training_data(trust)
+    except (ValueError, OSError) as error:
+        if data is not None and known is None:
+            log.info(f"{model.path} does not record what it was trained on: copies are searched for in the training part of {data.name}")
+            return data
+        log.info(f"copies are not searched for, because the training data are not available: {error}")
+        return None
 
 
 def num_training_bases(data: SequenceDataModule) -> int:
@@ -155,6 +181,8 @@ def fits_in_memory(data: SequenceDataModule) -> bool:
 def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
     """As `dna_data`; also raises ValueError if the index of the training part does not fit into memory."""
     data = dna_data(model, trust, given)
+    if not given and model.was_trained_on(data) is False:
+        raise ValueError(f"copies: {data.name} changed since {model.path} was trained on it; restore its files")
     if not fits_in_memory(data):
         raise ValueError(
             f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"

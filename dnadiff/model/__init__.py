@@ -109,26 +109,36 @@ class Model(Generator):
         seed: int = 1,
         batch_size: int = 32,
     ) -> pandas.DataFrame:
-        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative allele without those that are skipped.
+        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative allele, in their order.
+
+        The columns are those of the command line (docs/variants.md), `REF_mismatch` and `reason`: why an allele has no value, such as "a
+        symbolic allele" or "N in the genome at REF", and empty for the others. Select those with a value by `frame[frame.reason == ""]`.
 
         Args:
             variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
             genome: a sequence file, `{name: letters}`, or an open `Genome`.
             method: None is masked for SNVs, block for others and log_prob for autoregressive models (`dnadiff.variant_effect`).
             window: bases that the network reads; None is the training window.
-            stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md), and so are the columns.
+            stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md).
 
         Raises:
-            ValueError: naming the row that is not valid, such as one whose REF differs.
+            ValueError: naming the argument or the row that is not valid, such as one whose REF differs.
         """
         from dnadiff.variant_effect import frame
 
         if self.tokenizer.vocab.complement is None:
             raise ValueError(f"variants are of DNA, and {self.path} was trained on text; give a model of DNA")
-        _, window = check_request(self.denoiser.max_length, 1, self.length if window is None else window)
-        reference = frame.reference_of(genome)
-        network = frame.Network(self.denoiser, self.process, reference, window, batch_size, stranded, sites_per_window, seed)
-        return frame.frame(network, method or frame.default_method(), frame.source_of(variants), on_mismatch, L2)
+        network = frame.Network.checked(
+            self.denoiser,
+            self.process,
+            frame.reference_of(genome),
+            window=self.length if window is None else window,
+            batch_size=batch_size,
+            stranded=stranded,
+            sites_per_window=sites_per_window,
+            seed=seed,
+        )
+        return frame.frame(network, frame.default_method() if method is None else method, frame.source_of(variants), on_mismatch, L2)
 
     def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):

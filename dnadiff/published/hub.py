@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 PREFIX = "hf:"
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -25,34 +26,62 @@ def parse(name: str) -> tuple[str, str | None]:
 def fetch(repository: str, revision: str | None, required: Sequence[str], optional: Sequence[str] = ()) -> Path:
     """Fetch files of a repository, and return their folder in the Hub's cache.
 
-    Without a network, files of an earlier download are used. If `revision` is not a commit (40 hexadecimal digits), the commit that it
-    stands for today is logged.
+    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If `revision` is not a commit (40 hexadecimal
+    digits), the commit that it stands for today, or without the Hub stood for then, is logged.
 
     Raises:
-        ValueError: if the repository cannot be reached or lacks a required file; it says which files to put where.
+        ValueError: if the files can neither be fetched nor are in the cache, or the repository lacks a required file; it says which files
+            to put where.
     """
-    from dnadiff.data.text.hub import hub_is_reachable
-
     listed = f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)" if optional else " and ".join(required)
     remedy = f"download {listed} of https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
-    hub, offline = _package(repository, remedy), not hub_is_reachable()
-    patterns = [*required, *optional]
+    source = Repository(_package(repository, remedy), repository, revision, (*required, *optional))
     try:
-        commit = revision if revision is not None and COMMIT.fullmatch(revision) else None
-        if commit is None and not offline:
-            commit = str(hub.HfApi().model_info(repository, revision=revision).sha)
-        path = Path(hub.snapshot_download(repository, revision=commit or revision, allow_patterns=patterns, local_files_only=offline))
+        path = source.download()
     except Exception as error:  # several libraries raise, depending on what fails
-        message = " ".join(str(error).split())[:160]
-        raise ValueError(
-            f"{PREFIX}{repository} could not be fetched from the Hugging Face Hub ({type(error).__name__}: {message}), nor is it in the Hub's "
-            f"cache; {remedy}"
-        ) from error
-    if revision is None or not COMMIT.fullmatch(revision):
-        log.info(f"{PREFIX}{repository}: commit {commit or path.name}; to pin it: {PREFIX}{repository}@{commit or path.name}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        stored = source.stored()
+        if stored is None or not all((stored / name).is_file() for name in required):
+            raise ValueError(
+                f"{PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), nor is it in the Hub's cache; {remedy}"
+            ) from error
+        log.info(f"{PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are used, commit {stored.name}")
+        path = stored
+    if not source.is_pinned:
+        log.info(f"{PREFIX}{repository}: commit {path.name}; to pin it: {PREFIX}{repository}@{path.name}")
     if missing := [name for name in required if not (path / name).is_file()]:
         raise ValueError(f"{PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in safetensors are read; {remedy}")
     return path
+
+
+class Repository(NamedTuple):
+    """Files of one repository at one revision: `hub` is the package `huggingface_hub`."""
+
+    hub: ModuleType
+    name: str
+    revision: str | None
+    files: tuple[str, ...]
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit."""
+        return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
+
+    def download(self) -> Path:
+        """The folder of the files, which has the name of their commit; raises an error of one of several libraries if that fails."""
+        from dnadiff.data.text.hub import hub_is_reachable
+
+        if not hub_is_reachable():
+            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
+        self.hub.HfApi().model_info(self.name, revision=self.revision)  # raises where `snapshot_download` would use what is stored
+        return Path(self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files)))
+
+    def stored(self) -> Path | None:
+        """The folder of an earlier download; None if there is none."""
+        try:
+            return Path(self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files), local_files_only=True))
+        except Exception:  # several libraries raise
+            return None
 
 
 def _package(repository: str, remedy: str) -> ModuleType:

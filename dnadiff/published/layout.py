@@ -36,9 +36,9 @@ class PublishedLayout:
     weights: Sequence[tuple[Tensor, tuple[str, ...]]]
     constants: Mapping[str, Tensor]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The contents of a file: detached copies of all tensors under all their names."""
-        named = {name: tensor for tensor, names in self.weights for name in names} | dict(self.constants)
+    def tensors(self, duplicate_tied: bool = True) -> dict[str, Tensor]:
+        """The contents of a file: detached copies of all tensors, tied ones under all their names or under the first."""
+        named = {name: tensor for tensor, names in self.weights for name in (names if duplicate_tied else names[:1])} | dict(self.constants)
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
     @torch.no_grad()

@@ -34,6 +34,8 @@ from dnadiff.vocab import Vocab
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
 VOCAB_KEY = "dnadiff_vocab"  # not a published key: written if the vocabulary is not the one that the format implies
+DESCRIPTION = "dnadiff.json"  # next to the weights of an exported model; published folders have none
+DESCRIPTION_KEY = "dnadiff_description"  # not a published key: names that file, without which the objective would be unknown
 FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -117,13 +119,18 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
         revision: the commit to take from the Hub, 40 hexadecimal digits; a folder has none.
 
     Raises:
-        FileNotFoundError: if the folder lacks a file.
+        FileNotFoundError: if the folder lacks a file; also the `dnadiff.json` of an exported model.
         ValueError: if a file is damaged, the model is of another type, or tensors are missing or surplus (they are listed).
     """
     path = Path(folder)
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
         path = download(hub["repository"], revision or hub["revision"])
     config = read_config(path / CONFIG, FAMILIES)
+    if DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file():  # it would be taken for a model of the published objective
+        raise FileNotFoundError(
+            f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file says how the model was trained; "
+            "copy the complete folder, or export the model again"
+        )
     family = FAMILIES[config["model_type"]]
 
     def described() -> tuple[Config, Vocab]:
@@ -185,8 +192,20 @@ def described_config(denoiser: BaseDenoiser, layout: PublishedLayout) -> Config:
     return config
 
 
-def export_published(denoiser: BaseDenoiser, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def export_published(
+    denoiser: BaseDenoiser,
+    folder: str | os.PathLike[str],
+    overwrite: bool = False,
+    needs_description: bool = False,
+    duplicate_tied: bool = True,
+) -> Path:
     """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`, each atomically.
+
+    Args:
+        overwrite: replace such files.
+        needs_description: record in `config.json` that the model is not complete without a `dnadiff.json`; published code ignores it.
+        duplicate_tied: write a tied tensor under each of its published names, as published code expects; False writes it once, under the
+            first, as `safetensors.torch.save_model` does. This package loads both.
 
     Raises:
         ValueError: if the network has parts that the format does not support.
@@ -195,10 +214,10 @@ def export_published(denoiser: BaseDenoiser, folder: str | os.PathLike[str], ove
     from safetensors.torch import save
 
     layout, path = published_layout(denoiser.backbone), Path(folder)
-    config = described_config(denoiser, layout)
+    config = described_config(denoiser, layout) | ({DESCRIPTION_KEY: DESCRIPTION} if needs_description else {})
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
-    content = save(layout.tensors(), metadata={"format": "pt"})
+    content = save(layout.tensors(duplicate_tied), metadata={"format": "pt"})
     with atomic_write(path / TENSORS[0], overwrite, len(content)) as file:
         file.write(content)
     write_json(path / CONFIG, config)
@@ -246,7 +265,7 @@ def download(repository: str, revision: str | None) -> Path:
             f"or download {CONFIG} and {TENSORS[0]} and name their folder"
         ) from None
     for name in TENSORS:
-        path = Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, name]))
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, DESCRIPTION, name]))
         if (path / name).is_file():
             break
     return path

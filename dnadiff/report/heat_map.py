@@ -14,6 +14,7 @@ from dnadiff.data.genome.regions import Region
 from dnadiff.report import figures
 from dnadiff.report.html import facts, picture, section, write
 
+Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ROWS = ("A", "C", "G", "T", "-")
 LINE = 60  # positions in a line of a picture
 LARGEST = 1200  # positions in a picture
+MAX_PICTURES = 50
 COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
 _SMALLEST = 0.02  # bits; smaller letters are left out
 
@@ -51,19 +53,15 @@ class Saturated:
         """1-based, as in genome browsers."""
         return f"{self.region.chrom}:{self.region.start + 1}-{self.region.end}"
 
-    def add(self, result: Mapping[str, str | int | float]) -> None:
-        """Put in one allele, as it is in the output."""
-        ref, alt, pos = str(result["ref"]), str(result["alt"]), int(result["pos"])
-        if len(ref) == 1:
-            place, row = pos - 1, ROWS.index(alt)
-        else:  # a deletion has the base before it, or at the first position of the record the base after it
-            place, row = (pos - 1 if ref[1] == alt and pos == 1 else pos), len(ROWS) - 1
-        place -= self.region.start
-        if 0 <= place < len(self.bases) and str(result["chrom"]) == self.region.chrom:
-            self.llr[place, row] = result["LLR"]
-            if len(ref) == 1:
-                self.llr[place, ROWS.index(ref)], self.bases[place] = 0.0, ref
-                self.information[place] = result["information"]
+    def add(self, position: int, result: Result) -> None:
+        """Put in one allele, as it is in the output, at a position of the record (0-based) in the region."""
+        place, ref = position - self.region.start, str(result["ref"])
+        if len(ref) > 1:
+            self.llr[place, -1] = result["LLR"]
+            return
+        self.llr[place, ROWS.index(str(result["alt"]))] = result["LLR"]
+        self.llr[place, ROWS.index(ref)], self.bases[place] = 0.0, ref
+        self.information[place] = result["information"]
 
     def probabilities(self) -> np.ndarray:
         """Shares of A, C, G and T at each position (n, 4), from the ratios; NaN where there is no variant."""
@@ -71,14 +69,33 @@ class Saturated:
         return weight / weight.sum(1, keepdims=True)
 
 
-def collect(results: Iterable[Mapping[str, str | int | float]], regions: Sequence[Region]) -> list[Saturated]:
-    """The effects of each region from the alleles of an output file; regions that are too long for a picture are left out."""
-    found = [Saturated.empty(region) for region in regions if region.end - region.start <= LARGEST]
-    if found:
-        for result in results:
-            for each in found:
-                each.add(result)
+def drawn(regions: Sequence[Region]) -> list[Region]:
+    """The first regions that are not too long for a picture, at most `MAX_PICTURES`."""
+    return [region for region in regions if region.end - region.start <= LARGEST][:MAX_PICTURES]
+
+
+def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Saturated]:
+    """The effects of each region from the alleles of an output file, in time proportional to both."""
+    found = [Saturated.empty(region) for region in regions]
+    at: dict[tuple[str, int], list[Saturated]] = {}
+    for each in found:
+        for position in range(each.region.start, each.region.end):
+            at.setdefault((each.region.chrom, position), []).append(each)
+    for result in results:
+        for position in _positions(result):
+            for each in at.get((str(result["chrom"]), position), ()):
+                each.add(position, result)
     return found
+
+
+def _positions(result: Result) -> Sequence[int]:
+    """Where an allele belongs, 0-based: an SNV to its base, a deletion to the base that is missing."""
+    ref, alt, pos = str(result["ref"]), str(result["alt"]), int(result["pos"])
+    if len(ref) == 1:
+        return (pos - 1,)
+    # A deletion is written with the base before it, or at the first position of the record with the base after it.
+    is_first, is_second = pos == 1 and ref[1] == alt, ref[0] == alt
+    return [pos - 1] * is_first + [pos] * is_second
 
 
 def heat_map(saturated: Saturated) -> Figure:

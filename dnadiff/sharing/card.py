@@ -8,10 +8,12 @@ from pathlib import Path
 import yaml
 
 from dnadiff.config import Config, Json, config_dir
+from dnadiff.sharing.record import bits_text
 
 LIBRARY, UNKNOWN = "dnadiff", "unknown"  # `unknown` is what the Hub calls a license that is not stated
 _SHOWN = 8  # held-out records named in the table
 _GUIDE = "RESPONSIBLE_USE.md"
+_INFO = "python -m dnadiff.info"
 
 
 def model_card(name: str, about: Config) -> str:
@@ -19,7 +21,7 @@ def model_card(name: str, about: Config) -> str:
 
     Args:
         name: of the model, its title.
-        about: as `dnadiff.sharing.record.summary` returns it.
+        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied`, as `export_published` takes it.
     """
     sections = {
         "What it is": what(about),
@@ -29,7 +31,7 @@ def model_card(name: str, about: Config) -> str:
         "License": licenses(about),
         "Intended use": intended(about),
         "Responsible use": responsible(about),
-        "How to load it": loading(name, about),
+        "How to load it": loading(about),
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
     return f"---\n{metadata(about)}---\n\n# {name}\n\n{body}\n"
@@ -81,7 +83,10 @@ def what(about: Config) -> str:
 
 def data(about: Config) -> str:
     """What it was trained on."""
-    return f"Trained on {_cell(about['data'])}." if about["data"] else "The training data are not recorded."
+    if not about["data"]:
+        return "The training data are not recorded."
+    changed = " Its files changed since training: the numbers and names of records that they hold now are left out."
+    return f"Trained on {_cell(about['data'])}." + (changed if about["data_changed"] else "")
 
 
 def split(about: Config) -> str:
@@ -102,7 +107,7 @@ def likelihood(found: Config | None) -> str:
         return "Not measured. `python -m dnadiff.evaluate` measures it and compares it with Markov models of the same training part."
     header = ["tokens counted", "bits per token", "95 % interval", "number"]
     table = [
-        [name, f"{g['bits']:.4f}", f"{g['bits_low']:.4f} to {g['bits_high']:.4f}", f"{g['tokens']:,}"]
+        [name, bits_text(g["bits"]), f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}", f"{g['tokens']:,}"]
         for name, g in found["groups"].items()
     ]
     text = [
@@ -114,9 +119,9 @@ def likelihood(found: Config | None) -> str:
         baselines = [
             [
                 f"Markov order {row['order']}, {name}",
-                f"{g['bits']:.4f}",
-                f"{g['difference_bits']:+.4f}",
-                f"{g['low']:+.4f} to {g['high']:+.4f}",
+                bits_text(g["bits"]),
+                bits_text(g["difference_bits"], "+.4f"),
+                f"{bits_text(g['low'], '+.4f')} to {bits_text(g['high'], '+.4f')}",
             ]
             for row in found["markov"]
             for name, g in row["groups"].items()
@@ -160,16 +165,20 @@ def _deeper(lines: Sequence[str]) -> Iterator[str]:
     return (f"#{line}" if line.startswith("#") else line for line in lines)
 
 
-def loading(name: str, about: Config) -> str:
-    """Python and the command line."""
+def loading(about: Config) -> str:
+    """Python and the command line, for a copy of the folder and for the Hub: the name of the folder is chosen by whoever copies it."""
     sequences = '["ACGTTGACCTGA"]' if is_dna(about) else '["some text"]'
-    command = f"python -m dnadiff.info checkpoint={name}"
     published = ""
     if about["network"].startswith("Caduceus"):
-        published = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code, which loads them too."
+        layout = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code"
+        once = f"{layout}, except that tied projections are stored once. For that code, export them again with `duplicate_tied=true`."
+        published = f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
     return (
-        f"```python\nimport dnadiff\n\nmodel = dnadiff.load({name!r})  # this folder, or hf:ORG/NAME@COMMIT after an upload\n"
-        f"model.nll({sequences})  # nats per token, an upper bound\nmodel.embed({sequences})\n```\n\n```\n{command}\n```{published}"
+        "In a copy of this folder (elsewhere write its path instead of the dot):\n\n"
+        f'```python\nimport dnadiff\n\nmodel = dnadiff.load(".")\nmodel.nll({sequences})  # nats per token, an upper bound\n'
+        f"model.embed({sequences})\n```\n\n```\n{_INFO} checkpoint=.\n```\n\n"
+        "From the Hugging Face Hub, with the name and a commit of this repository:\n\n"
+        f'```python\nmodel = dnadiff.load("hf:ORG/NAME@COMMIT")\n```\n\n```\n{_INFO} checkpoint=hf:ORG/NAME@COMMIT\n```{published}'
     )
 
 

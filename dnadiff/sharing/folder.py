@@ -1,7 +1,11 @@
-"""New folders that appear under their name only when they are complete."""
+"""New folders that appear under their name only when they are complete, and replace another one without a moment at which it is lost.
+
+Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a complete folder that was being replaced.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -15,9 +19,13 @@ from dnadiff.checks import expand_user
 from dnadiff.data.disk import names_file
 from dnadiff.data.files import check_output, sync_folder
 
+_FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+
 
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
     """Refuse an output folder before the work that fills it begins; a folder is replaced only if it holds nothing but files of these names.
+
+    A folder that a killed process was replacing is restored first.
 
     Raises:
         FileExistsError: if it exists and `overwrite` is false.
@@ -27,6 +35,8 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     target = expand_user(path)
     if not target.name or target.name == "..":
         raise ValueError(f"output {str(path)!r} is not the name of a new folder; give one, such as output=my_model")
+    if target.parent.is_dir():
+        _restore(target)
     if target.is_dir() and not target.is_symlink():
         if not overwrite:
             raise FileExistsError(f"{path} exists; set overwrite=true to replace it, or choose another name")
@@ -42,27 +52,62 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
 def new_folder(target: Path) -> Iterator[Path]:
     """A temporary folder next to `target`, which gets its name, and replaces a folder of that name, when the block ends without an error.
 
-    What killed processes left next to it is removed.
+    If the process is killed, `target` is the old folder or the new one, or, where the file system cannot exchange two folders, the next
+    call restores the old one. What killed processes left next to it is removed.
     """
     with names_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        _restore(target)
         _remove_unfinished(target)
         part, lock = _create_locked(target)
     try:
         yield part
         with names_file(target):
             sync_folder(part)
-            if target.exists():
-                aside = _unfinished(target)
-                target.rename(aside)
+            if not target.exists():
                 part.rename(target)
-                shutil.rmtree(aside, ignore_errors=True)
-            else:
-                part.rename(target)
+            elif not _exchange(part, target):
+                _replace(part, target)
             sync_folder(target.parent)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)  # after an exchange, the old folder
         os.close(lock)
+
+
+def _exchange(part: Path, target: Path) -> bool:
+    """Exchange the names of two folders in one step; False where the system or the file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # of Linux alone
+        return False
+    return bool(renameat2(_FROM_HERE, os.fsencode(part), _FROM_HERE, os.fsencode(target), _EXCHANGE) == 0)
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step after a kill."""
+    aside = _unfinished(target).with_suffix(".old")
+    lock = _locked(target)  # no other process restores it meanwhile
+    try:
+        target.rename(aside)
+        try:
+            part.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        part = _unfinished(target)
+        aside.rename(part)  # no longer complete when its removal begins
+        shutil.rmtree(part, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _restore(target: Path) -> None:
+    """Give the folder that a killed process had renamed away its name again, unless the new one has it already."""
+    for left, lock in _left(target, "old"):
+        try:
+            left.rename(_unfinished(target) if target.exists() else target)
+        finally:
+            os.close(lock)
 
 
 def _unfinished(target: Path) -> Path:
@@ -74,21 +119,42 @@ def _create_locked(target: Path) -> tuple[Path, int]:
     while True:
         part = _unfinished(target)
         part.mkdir()
-        lock = os.open(part, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = _locked(part)
         if part.exists():
             return part, lock
         os.close(lock)  # removed before it was locked
 
 
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder, locked while it is open."""
+    lock = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def _remove_unfinished(target: Path) -> None:
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
-    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]:
-        with suppress(OSError):
+    for left, lock in _left(target, "part"):
+        try:
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
+    """The folders of one kind that killed processes left, each locked; the caller closes the descriptors."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written and not listed
+        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]
+    for left in found:
+        try:
             lock = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            finally:
-                os.close(lock)
+        except OSError:  # removed meanwhile
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # of a living process
+            os.close(lock)
+            continue
+        yield left, lock

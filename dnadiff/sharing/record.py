@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dnadiff.checkpoint.exported import portable
-from dnadiff.config import Config
+from dnadiff.checkpoint import ChangedDataError
+from dnadiff.checkpoint.exported import data_name, portable
+from dnadiff.checkpoint.origin import held_out_likelihood
+from dnadiff.config import PACKAGE, Config, build
 from dnadiff.data import bundled
-from dnadiff.data.run_data import run_data
+from dnadiff.data.splits import Split
 from dnadiff.data.structured import read_json
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.published.tensors import fingerprint
@@ -18,8 +20,6 @@ from dnadiff.published.tensors import fingerprint
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded, Origin
 
-_GROUP = ("bits", "bits_low", "bits_high", "nll", "perplexity", "se_total", "tokens")
-_MARKOV = ("bits", "difference_bits", "low", "high")
 # What reading a file that something else wrote or damaged can raise.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 log = logging.getLogger("dnadiff")
@@ -39,6 +39,8 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
             raise ValueError("it was measured on the training part")
         if not content["own_data"] and "data" in loaded.config:
             raise ValueError("it was measured on other data than those of the training")
+        if content["own_data"] and loaded.origin.split_hash not in (None, content["data"]["split_hash"]):
+            raise ValueError("the data changed between the training and the evaluation")
         likelihood_of(content)
     except _DAMAGED as error:
         log.info(f"{path} is ignored: {' '.join(str(error).split())}")
@@ -47,22 +49,10 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
 
 
 def likelihood_of(evaluation: Config) -> Config:
-    """The held-out likelihood and its Markov baselines in an `evaluate.json`: bits per token with intervals, for each group of tokens."""
+    """The held-out likelihood and its Markov baselines in an `evaluate.json`, as a `HeldOutLikelihood`."""
     data = evaluation["data"]
-    return {
-        "part": evaluation["part"],
-        "data": data["name"],
-        "own_data": bool(evaluation["own_data"]),
-        "window": data["window"],
-        "split": data["split"],
-        "split_hash": data["split_hash"],
-        "protocol": evaluation["protocol"],
-        "groups": {name: {key: group[key] for key in _GROUP} for name, group in evaluation["groups"].items()},
-        "markov": [
-            {"order": row["order"], "groups": {name: {key: g[key] for key in _MARKOV} for name, g in row["groups"].items()}}
-            for row in evaluation["markov"]
-        ],
-    }
+    of_data = {"data": data["name"], **{key: data[key] for key in ("window", "split", "split_hash")}}
+    return held_out_likelihood(evaluation | of_data)
 
 
 def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False) -> Origin:
@@ -73,21 +63,31 @@ def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = 
         if origin.data is None and evaluation["own_data"]:
             origin = replace(origin, data=dict(evaluation["data"]))
     if origin.data is None and reads_data:
-        origin = replace(origin, data=described_data(loaded, trust))
+        origin = described(loaded, origin, trust)
     if origin.data_license is None:
         origin = replace(origin, data_license=data_license(loaded.config.get("data")))
     return origin
 
 
-def described_data(loaded: Loaded, trust: Sequence[str]) -> Config | None:
-    """The description of the training data, read again; None, with a log message, if they cannot be read here."""
+def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
+    """The origin with a description of the training data, read again; a log message if they cannot be read here, or changed."""
     try:
-        data = run_data(loaded.config.get("data"), loaded.tokenizer, trust)
-        data.prepare()
-        return data.describe()
+        return replace(origin, data=loaded.training_data(trust).describe())
+    except ChangedDataError as error:
+        log.warning(f"{error}; split and records that the files have now are left out")
+        return replace(origin, data_changed=True)
     except (ValueError, OSError) as error:
         log.info(f"the training data are described by their configuration alone, because they cannot be read here: {error}")
+        return origin
+
+
+def configured_split(data: Config) -> str | None:
+    """How a configuration of data splits them, in words; None if it names no split that can be built."""
+    try:
+        split = build(data["split"], trust=(PACKAGE,))
+    except _DAMAGED:
         return None
+    return split.describe() if isinstance(split, Split) else None
 
 
 def without_paths(description: Config | None) -> Config | None:
@@ -117,9 +117,10 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
         "alphabet": "text" if vocab.complement is None else "DNA",
         "labels": list(loaded.labels),
-        "data": known.get("name") or data.get("name"),
+        "data": known.get("name") or data_name(data),
+        "data_changed": origin.data_changed,
         "training_window": data.get("length"),
-        "split": known.get("split"),
+        "split": known.get("split") or configured_split(data),
         "split_hash": known.get("split_hash") or origin.split_hash,
         "held_out_records": known.get("held_out_records"),
         "split_tokens": known.get("split_tokens"),
@@ -153,6 +154,11 @@ def remark(loaded: Loaded) -> str | None:
         "network that never saw most noise levels: they are loose, and worse than those of the same network trained by diffusion. Samples "
         "start from windows that are almost completely masked, which training never showed: expect unrealistic composition."
     )
+
+
+def bits_text(value: float | None, form: str = ".4f") -> str:
+    """A number of bits in a table; a dash if it is not known, as the interval of few windows."""
+    return "-" if value is None else format(value, form)
 
 
 def shared_evaluation(evaluation: Config, name: str) -> Config:

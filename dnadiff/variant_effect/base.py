@@ -20,12 +20,10 @@ class VariantMethod(ABC):
 
     Attributes:
         causal: whether it needs an autoregressive model; others cannot use one.
-        sees_sites: whether `llr` reads the predictions at single sites.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
     causal: ClassVar[bool] = False
-    sees_sites: ClassVar[bool] = False
 
     @abstractmethod
     def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
@@ -37,7 +35,7 @@ class VariantMethod(ABC):
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
 
-    def fitting(self, causal: bool) -> VariantMethod:
+    def for_model(self, causal: bool) -> VariantMethod:
         """The method for an autoregressive model or for another one; raises ValueError if there is none."""
         if self.causal != causal:
             model, other = ("an autoregressive", "log_prob") if causal else ("a masked diffusion", "masked, block or window")
@@ -69,3 +67,10 @@ class PairMethod(VariantMethod):
     @abstractmethod
     def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
         """log p(alt) - log p(ref) on one strand, and its variance."""
+
+
+def check_method(method: object, causal: bool) -> VariantMethod:
+    """The method for an autoregressive model or for another one; raises ValueError if it is none, or there is none for the model."""
+    if not isinstance(method, VariantMethod):
+        raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
+    return method.for_model(causal)

@@ -42,11 +42,11 @@ class ByKind(VariantMethod):
         return llr, variance
 
     @override
-    def fitting(self, causal: bool) -> VariantMethod:
+    def for_model(self, causal: bool) -> VariantMethod:
         if causal:
-            return self.autoregressive.fitting(causal)
+            return self.autoregressive.for_model(causal)
         for method in (self.snv, self.mnv, self.indel):
-            method.fitting(causal)
+            method.for_model(causal)
         return self
 
     @override

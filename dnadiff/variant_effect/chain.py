@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +46,7 @@ def log_ratio(network: Network, pair: Pair, places: tuple[Places, Places], order
     for number, order in enumerate(orders):
         first = int(np.argmax(differs[order])) if pair.equal else 0
         steps += [_Steps(number, order, 0, first), _Steps(number, order, 1, first + 1 if pair.equal else 0)]
-    masked = np.concatenate([_hidden(each, places[each.allele], len(pair.ref)) for each in steps])
+    masked = chain.from_iterable(_hidden(each, places[each.allele], len(pair.ref)) for each in steps)  # together they can be large
     allele = [each.allele for each in steps for _ in each.chosen]
     asked = [int(places[each.allele][i]) for each in steps for i in each.chosen]
     found = network.at_places((pair.ref, pair.alt), allele, masked, asked)
@@ -59,10 +61,9 @@ def log_ratio(network: Network, pair: Pair, places: tuple[Places, Places], order
     return ratios
 
 
-def _hidden(steps: _Steps, places: Places, length: int) -> Bools:
-    """What is masked at each step: (S, L)."""
-    count = len(steps.order)
-    hidden = np.zeros((count - steps.first, length), bool)
-    for row, step in enumerate(range(steps.first, count)):
-        hidden[row, places[steps.order[step:]]] = True
-    return hidden
+def _hidden(steps: _Steps, places: Places, length: int) -> Iterator[Bools]:
+    """What is masked at each step: (L,)."""
+    for step in range(steps.first, len(steps.order)):
+        hidden = np.zeros(length, bool)
+        hidden[places[steps.order[step:]]] = True
+        yield hidden

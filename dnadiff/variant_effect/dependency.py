@@ -44,6 +44,8 @@ def _of_strand(network: Network, edit: Edit, span: int, reverse: bool) -> dict[i
     both = [np.concatenate(sides) for sides in pair.flanks(span)]
     known = network.process.vocab.is_emitted().numpy()[pair.ref[both[0]]]
     both, found = [each[known] for each in both], []
+    if not known.any():
+        return {}
     for which in (0, 1):
         masked = np.zeros((int(known.sum()), len(pair.ref)), bool)
         masked[np.arange(len(masked)), both[which]] = True

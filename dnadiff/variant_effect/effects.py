@@ -11,10 +11,14 @@ import numpy as np
 
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
+from dnadiff.variant_effect.site_windows import Site, SitePredictions
 from dnadiff.variant_effect.variant import Alleles, Edit, Row, Skipped
 
 CHUNK = 1024  # alleles that are scored together; results may depend on it in the last bits, never on batch_size alone
-AUDITED = 64  # sites that are also predicted with one site per window
+LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18  # alleles whose sites can share windows: per base of a window, and at most
+LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
+AUDITED = 64  # sites that share a window and are also predicted alone
+NO_VALUE = "N at the end of a window"  # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NAN = math.nan
 
 
@@ -45,23 +49,39 @@ COLUMNS = tuple(Effect._fields[:-2])  # of every output; L2 on request
 
 
 class Scored(NamedTuple):
-    """A row with the effect of each alternative allele, None for one that is skipped."""
+    """A row with the effect of each alternative allele, or why it has none."""
 
     row: Row
-    effects: tuple[Effect | None, ...]
+    results: tuple[Effect | Skipped, ...]
+
+    @property
+    def effects(self) -> list[Effect | None]:
+        """The effects, None for an allele that is skipped."""
+        return [None if isinstance(each, Skipped) else each for each in self.results]
 
 
 @dataclass
 class Audit:
-    """The error of several sites per window against one: the root of the mean squared difference of log-probability ratios, in nats."""
+    """The error of several sites per window against one: the root of the mean squared difference of log-probability ratios, in nats.
+
+    Attributes:
+        squared, count: sum of the squared differences, and their number.
+        shared: sites that were predicted in a window with others.
+    """
 
     squared: float = 0.0
     count: int = 0
+    shared: int = 0
 
     @property
     def rms(self) -> float:
         """Root mean square."""
         return math.sqrt(self.squared / max(self.count, 1))
+
+    @property
+    def sites(self) -> int:
+        """Sites that were compared."""
+        return self.count // NUM_BASES
 
     def add(self, several: Floats, single: Floats) -> Self:
         """Compare predictions (K, S, 4): differences to each site's mean over the bases."""
@@ -83,59 +103,74 @@ class Scorer:
         embeddings: also compute L2.
 
     Attributes:
-        audit: of `sites_per_window`, from the first chunk.
+        audit: of `sites_per_window`.
+        num_scored: alleles scored.
+        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
     """
 
     def __init__(self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False) -> None:
         self.network, self.method, self.alleles, self.embeddings = network, method, alleles, embeddings
-        self.audit = Audit()
+        self.audit, self.num_scored, self.num_missing = Audit(), 0, 0
 
-    def chunks(self, rows: Iterable[Row]) -> Iterator[list[Scored]]:
-        """The rows with their effects, in their order, about `CHUNK` alleles at a time."""
-        chunk: list[Row] = []
-        number = 0
-        for row in rows:
-            chunk.append(row)
-            number += len(row.alts)
-            if number >= CHUNK:
-                yield self.score(chunk)
-                chunk, number = [], 0
-        if chunk:
-            yield self.score(chunk)
+    def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
+        """The rows with their effects, in their order, about `CHUNK` alleles at a time.
 
-    def score(self, rows: Sequence[Row]) -> list[Scored]:
+        With several sites per window, sites of many chunks share windows. Which ones depends on all rows from the first on, so that a
+        resumed run makes the network calls of one that was not stopped.
+
+        Args:
+            done: rows at the beginning that have been scored.
+        """
+        several = self.network.sites_per_window > 1 and not self.network.denoiser.causal
+        for block in _divided(rows, max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK):
+            if done < len(block):
+                yield from self._chunks_of(block, done)
+            done = max(done - len(block), 0)
+
+    def _chunks_of(self, block: Sequence[Row], done: int) -> Iterator[list[Scored]]:
+        edits = [self.alleles.edits(row)[0] for row in block]
+        predictions = self._predictions([each for found in edits for each in found if isinstance(each, Edit)])
+        if predictions is not None and not done:
+            self._compare(predictions)
+        for chunk in _divided(block, CHUNK):
+            here, edits = edits[: len(chunk)], edits[len(chunk) :]
+            if done < len(chunk):
+                yield self._score(chunk[done:], here[done:], predictions)
+            done = max(done - len(chunk), 0)
+
+    def _predictions(self, edits: Sequence[Edit]) -> SitePredictions | None:
+        return None if self.network.denoiser.causal else self.network.site_predictions(map(site_of, edits))
+
+    def _compare(self, predictions: SitePredictions) -> None:
+        """Predict some of the sites that share a window alone."""
+        self.audit.shared += len(predictions.shared)
+        if predictions.shared and (number := AUDITED - self.audit.sites) > 0:
+            places = np.unique(np.linspace(0, len(predictions.shared) - 1, number).round().astype(int))
+            sites = [predictions.shared[i] for i in places]
+            self.audit.add(predictions.at(sites), self.network.at_sites(sites, 1))
+
+    def _score(self, rows: Sequence[Row], edits: Sequence[Sequence[Edit | Skipped]], predictions: SitePredictions | None) -> list[Scored]:
         """The effects of some rows."""
-        alleles = [self.alleles.edits(row)[0] for row in rows]
-        edits = [each for found in alleles for each in found if isinstance(each, Edit)]
-        effects = iter(self.effects(edits))
+        effects = iter(self._effects([each for found in edits for each in found if isinstance(each, Edit)], predictions))
         return [
-            Scored(row, tuple(None if isinstance(each, Skipped) else next(effects) for each in found)) for row, found in zip(rows, alleles)
+            Scored(row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)) for row, found in zip(rows, edits)
         ]
 
-    def effects(self, edits: Sequence[Edit]) -> list[Effect]:
+    def _effects(self, edits: Sequence[Edit], predictions: SitePredictions | None) -> list[Effect]:
         """The effect of each edit."""
         if not edits:
             return []
-        network = self.network
-        at_sites = self._at_sites([(edit.record, site_of(edit)) for edit in edits])
-        llr, variance = self.method.llr(network, edits, at_sites)
-        strands = len(network.strands)
+        strands = len(self.network.strands)
+        nothing = np.full((strands, len(edits), NUM_BASES), NAN)
+        at_sites = nothing if predictions is None else predictions.at(list(map(site_of, edits)))
+        llr, variance = self.method.llr(self.network, edits, at_sites)
         se = np.sqrt(variance.sum(0)) / strands
         entropy = entropies(at_sites)
         distance = self._distances(edits) if self.embeddings else np.full(len(edits), NAN)
         reverse = llr[1] if strands > 1 else np.full(len(edits), NAN)
         columns = (llr.mean(0), se, llr[0], reverse, entropy, 2 - entropy / math.log(2), distance)
+        self.num_scored, self.num_missing = self.num_scored + len(edits), self.num_missing + int(np.isnan(columns[0]).sum())
         return [Effect._make([*map(float, values), edit.differs]) for edit, *values in zip(edits, *columns)]
-
-    def _at_sites(self, sites: Sequence[tuple[str, int]]) -> Floats:
-        network = self.network
-        if network.denoiser.causal:
-            return np.full((len(network.strands), len(sites), NUM_BASES), NAN)
-        found = network.at_sites(sites)
-        if network.sites_per_window > 1 and not self.audit.count:
-            chosen = np.unique(np.linspace(0, len(sites) - 1, AUDITED).round().astype(int))
-            self.audit.add(found[:, chosen], network.at_sites([sites[i] for i in chosen], 1))
-        return found
 
     def _distances(self, edits: Sequence[Edit]) -> Floats:
         found = []
@@ -146,9 +181,23 @@ class Scorer:
         return np.mean(found, 0)
 
 
-def site_of(edit: Edit) -> int:
-    """The position whose entropy is reported: the first base of the variant, or the base before an insertion."""
-    return edit.start if edit.ref else max(edit.start - 1, 0)
+def site_of(edit: Edit) -> Site:
+    """The record and position whose entropy is reported: the first base of the variant, or the base before an insertion."""
+    return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
+
+
+def _divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
+    """The rows in parts that end with the row that reaches a number of alleles, or of characters."""
+    part: list[Row] = []
+    number = size = 0
+    for row in rows:
+        part.append(row)
+        number, size = number + len(row.alts), size + len(row.text)
+        if number >= alleles or size >= LARGEST_TEXT:
+            yield part
+            part, number, size = [], 0, 0
+    if part:
+        yield part
 
 
 def entropies(at_sites: Floats) -> Floats:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from dnadiff.checks import boolean
 from dnadiff.data.genome.genome import Genome
-from dnadiff.variant_effect.base import VariantMethod
+from dnadiff.variant_effect.base import check_method
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.by_kind import ByKind
-from dnadiff.variant_effect.census import ON_MISMATCH, SKIP, take_census
-from dnadiff.variant_effect.effects import COLUMNS, Scorer
+from dnadiff.variant_effect.effects import COLUMNS, NAN, NO_VALUE, Effect, Scorer
 from dnadiff.variant_effect.log_prob import LogProb
 from dnadiff.variant_effect.masked import Masked
 from dnadiff.variant_effect.network import Network
 from dnadiff.variant_effect.sources import Rows, VariantSource, open_source
+from dnadiff.variant_effect.summary import ON_MISMATCH, SKIP, summarize
 from dnadiff.variant_effect.training_part import TrainingPart
-from dnadiff.variant_effect.variant import Alleles, Reference, Sequences
+from dnadiff.variant_effect.variant import Alleles, Reference, Sequences, Skipped
 
 if TYPE_CHECKING:
     import pandas
@@ -31,37 +33,48 @@ def default_method() -> ByKind:
 
 
 def source_of(variants: AnyVariants) -> VariantSource:
-    """A file, or rows in memory."""
+    """A file, or rows in memory; raises ValueError for anything else."""
     import pandas
 
     if isinstance(variants, (str, Path)):
         return open_source(variants)
+    if not isinstance(variants, Iterable):
+        raise ValueError(f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows (chrom, pos, ref, alt)")
     return Rows(variants.to_dict("records") if isinstance(variants, pandas.DataFrame) else variants)
 
 
 def reference_of(genome: str | Path | Mapping[str, str] | Reference) -> Reference:
-    """A genome from a file, from letters in memory, or open already."""
+    """A genome from a file, from letters in memory, or open already; raises ValueError for anything else."""
     if isinstance(genome, Mapping):
         return Sequences(dict(genome))
+    if not isinstance(genome, (str, Path, Genome, Sequences)):
+        raise ValueError(f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, or an open Genome")
     return Genome.open(genome) if isinstance(genome, (str, Path)) else genome
 
 
-def frame(network: Network, method: VariantMethod, source: VariantSource, on_mismatch: str, embeddings: bool) -> pandas.DataFrame:
-    """The effects of all alleles that are not skipped, one row each."""
+def frame(network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool) -> pandas.DataFrame:
+    """The effects of all alleles in their order, one row each; `reason` is why an allele has no value, and empty for others."""
     import pandas  # comes with the package datasets
 
     if on_mismatch not in ON_MISMATCH:
         raise ValueError(f"on_mismatch {on_mismatch!r} is not known; choose {', '.join(ON_MISMATCH)}")
-    method = method.fitting(network.denoiser.causal)
+    found = check_method(method, network.denoiser.causal)
     source.check(network.reference)
     alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
-    take_census(source, alleles, method, TrainingPart({}, {}, ""), on_mismatch == ON_MISMATCH[0])
-    columns = (*COLUMNS, *(["L2"] if embeddings else []))
+    summarize(source, alleles, found, TrainingPart({}, {}, ""), on_mismatch == ON_MISMATCH[0])
+    columns = (*COLUMNS, *(["L2"] if boolean("L2", embeddings) else []))
     rows = [
-        (row.chrom, row.pos, row.id, row.ref, alt, *(getattr(effect, name) for name in columns), effect.differs)
-        for chunk in Scorer(network, method, alleles, embeddings).chunks(source)
-        for row, effects in chunk
-        for alt, effect in zip(row.alts, effects)
-        if effect is not None
+        (row.chrom, row.pos, row.id, row.ref, alt, *_cells(result, columns))
+        for chunk in Scorer(network, found, alleles, embeddings).chunks(source)
+        for row, results in chunk
+        for alt, result in zip(row.alts, results)
     ]
-    return pandas.DataFrame(rows, columns=["chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch"])
+    return pandas.DataFrame(rows, columns=["chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason"])
+
+
+def _cells(result: Effect | Skipped, columns: Sequence[str]) -> list[object]:
+    """The values of the columns, whether REF differs from the genome, and why there is no value."""
+    if isinstance(result, Skipped):
+        return [*(NAN for _ in columns), result.differs, result.reason]
+    values = [getattr(result, name) for name in columns]
+    return [*values, result.differs, NO_VALUE if math.isnan(result.LLR) else ""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dnadiff.checks import boolean, integer
 from dnadiff.denoiser import BaseDenoiser, next_nll
 from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.process import AbsorbingProcess
-from dnadiff.variant_effect.pairs import Pair, VariantWindow, pair, site_window
+from dnadiff.variant_effect.pairs import Pair, pair
+from dnadiff.variant_effect.site_windows import Floats, MaskedWindow, Site, SitePredictions, site_windows
 from dnadiff.variant_effect.variant import Edit, Reference
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 NUM_BASES = 4
+_SMALLEST_SPACING = 8  # bases between sites that share a window
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Network:
         window: bases that the network reads; at the ends of short records fewer.
         batch_size: windows in a network call.
         stranded: read the given strand alone.
-        sites_per_window: sites that are masked together where single sites are predicted; 1 is exact.
+        sites_per_window: most sites that are masked together where single sites are predicted; 1 is exact.
         seed: of the random numbers, which depend on it and on each variant, not on the other variants.
     """
 
@@ -43,6 +45,33 @@ class Network:
     stranded: bool = False
     sites_per_window: int = 1
     seed: int = 1
+
+    @classmethod
+    def checked(
+        cls,
+        denoiser: BaseDenoiser,
+        process: AbsorbingProcess,
+        reference: Reference,
+        *,
+        window: int,
+        batch_size: int,
+        stranded: bool,
+        sites_per_window: int,
+        seed: int,
+    ) -> Network:
+        """A network with settings from users; raises ValueError naming the one that is not valid."""
+        window, sites_per_window = integer("window", window), integer("sites_per_window", sites_per_window)
+        if denoiser.max_length is not None and window > denoiser.max_length:
+            raise ValueError(
+                f"window {window} is more than the {denoiser.max_length} tokens that this network takes; set window to that or less"
+            )
+        if sites_per_window > max(window // _SMALLEST_SPACING, 1):
+            raise ValueError(
+                f"sites_per_window {sites_per_window} leaves fewer than {_SMALLEST_SPACING} bases between the sites of a window of {window}; "
+                "set less"
+            )
+        batch_size, stranded = integer("batch_size", batch_size), boolean("stranded", stranded)
+        return cls(denoiser, process, reference, window, batch_size, stranded, sites_per_window, integer("seed", seed, 0))
 
     @property
     def device(self) -> torch.device:
@@ -63,74 +92,69 @@ class Network:
         key = hash64(self.seed, "variants", edit.record, edit.start, edit.ref, edit.alt, "-" if reverse else "+")
         return Draws(key, torch.arange(count))
 
-    @torch.no_grad()
-    def at_sites(self, sites: Sequence[tuple[str, int]], sites_per_window: int | None = None) -> Floats:
-        """Log-probabilities of A, C, G and T at single sites given the bases around them: (K, S, 4) for the K strands that are read.
-
-        All are those of the base on the given strand. NaN where the genome has N.
+    def site_predictions(self, sites: Iterable[Site], sites_per_window: int | None = None) -> SitePredictions:
+        """Predictions at single sites given the bases around them, of the base on the given strand, computed when they are asked for.
 
         Args:
-            sites: record and 0-based position of each.
+            sites: record and 0-based position of each, possibly repeated.
             sites_per_window: instead of that of the network.
         """
-        result = np.full((len(self.strands), len(sites), NUM_BASES), np.nan)
-        groups: dict[VariantWindow, dict[int, list[int]]] = {}
-        each = sites_per_window or self.sites_per_window
-        for number, (record, site) in enumerate(sites):
-            found = site_window(self.reference, record, site, self.window, each)
-            groups.setdefault(found, {}).setdefault(site, []).append(number)
-        for length in sorted({g.end - g.start for g in groups}):
-            chosen = [g for g in groups if g.end - g.start == length]
-            for first in range(0, len(chosen), self.batch_size):
-                self._predict(chosen[first : first + self.batch_size], groups, result)
-        return result
+        windows = site_windows(sites, self.reference.lengths, self.window, sites_per_window or self.sites_per_window)
+        return SitePredictions(windows, self.batch_size, len(self.strands), self._predict)
 
-    def _predict(self, chosen: Sequence[VariantWindow], groups: dict[VariantWindow, dict[int, list[int]]], result: Floats) -> None:
-        ids = np.stack([self.reference.window(g.record, g.start, g.end) for g in chosen]).astype(np.int64)
-        masked = np.zeros(ids.shape, bool)
-        for row, group in enumerate(chosen):
-            masked[row, [site - group.start for site in groups[group]]] = True
-        masked &= self.process.vocab.is_emitted().numpy()[ids]  # N stays as it is
-        if not masked.any():
-            return
-        where = torch.from_numpy(ids).to(self.device), torch.from_numpy(masked).to(self.device)
-        found = site_log_probs(self.denoiser, self.process, *where, stranded=self.stranded)
-        found = found[..., list(self.process.vocab.emitted)].double().cpu().numpy()  # type: ignore[assignment]
-        for number, (row, place) in enumerate(zip(*masked.nonzero())):
-            group = chosen[row]
-            result[:, groups[group][int(place) + group.start]] = found[:, [number]]  # type: ignore[index]
+    def at_sites(self, sites: Sequence[Site], sites_per_window: int | None = None) -> Floats:
+        """Log-probabilities of A, C, G and T at single sites, (K, S, 4) for the K strands that are read; arguments as in `site_predictions`."""
+        return self.site_predictions(sites, sites_per_window).at(sites)
 
     @torch.no_grad()
-    def at_places(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Bools, place: Sequence[int]) -> Floats:
+    def _predict(self, windows: Sequence[MaskedWindow]) -> Floats:
+        ids = np.stack([self.reference.window(w.record, w.start, w.end) for w in windows]).astype(np.int64)
+        row = np.repeat(np.arange(len(windows)), [len(w.sites) for w in windows])
+        place = np.array([site - w.start for w in windows for site in w.sites])
+        known = self.process.vocab.is_emitted().numpy()[ids[row, place]]  # N stays as it is
+        result = np.full((len(self.strands), len(row), NUM_BASES), np.nan)
+        if known.any():
+            masked = np.zeros(ids.shape, bool)
+            masked[row[known], place[known]] = True
+            where = torch.from_numpy(ids).to(self.device), torch.from_numpy(masked).to(self.device)
+            found = site_log_probs(self.denoiser, self.process, *where, stranded=self.stranded)
+            result[:, known] = found[..., list(self.process.vocab.emitted)].double().cpu().numpy()
+        return result
+
+    @torch.no_grad()
+    def at_places(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools], place: Sequence[int]) -> Floats:
         """Log-probabilities of every token id at one masked place of each row: (Q, V).
 
         Args:
             ids: windows, (L,) each.
             allele: (Q,) index of the window that each row is about.
-            masked: (Q, L), including `place (Q,)`.
+            masked: Q masks (L,), including `place (Q,)`; they are read batch by batch.
         """
-        asked = np.zeros(masked.shape, bool)
-        asked[np.arange(len(place)), place] = True
-        return np.concatenate([found.numpy() for _, _, found in self._calls(ids, allele, masked, asked)])
+        asked = (np.arange(len(ids[0])) == each for each in place)
+        return np.concatenate([found.numpy() for _, _, found in self._calls(ids, allele, zip(masked, asked))])
 
     @torch.no_grad()
-    def log_probs(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Bools) -> Floats:
+    def log_probs(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools]) -> Floats:
         """Sum of the log-probabilities of the true bases at all masked places of each row: (Q,); arguments as in `at_places`."""
         sums = []
-        for x, asked, found in self._calls(ids, allele, masked, masked):
+        for x, asked, found in self._calls(ids, allele, ((each, each) for each in masked)):
             values = found.gather(-1, x[asked][:, None])[:, 0]
             sums.append(torch.zeros(len(x), dtype=torch.float64).index_add_(0, asked.nonzero()[:, 0], values).numpy())
         return np.concatenate(sums)
 
     def _calls(
-        self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Bools, asked: Bools
+        self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masks: Iterable[tuple[Bools, Bools]]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Tokens (B, L), where predictions were asked (B, L), and the predictions (M, V) float64 of each network call, on the CPU."""
+        """Tokens (B, L), where predictions were asked (B, L), and the predictions (M, V) float64 of each network call, on the CPU.
+
+        Args:
+            masks: of each row, what is masked and where predictions are asked: (L,) both.
+        """
         x0 = torch.from_numpy(np.stack(ids).astype(np.int64))
-        mask_id = self.process.vocab.mask_id
+        mask_id, rows = self.process.vocab.mask_id, iter(masks)
         for first in range(0, len(allele), self.batch_size):
-            part = slice(first, first + self.batch_size)
-            x, hidden, where = x0[list(allele[part])], torch.from_numpy(masked[part]), torch.from_numpy(asked[part])
+            x = x0[list(allele[first : first + self.batch_size])]
+            hidden, where = (torch.from_numpy(np.stack(each)) for each in zip(*itertools.islice(rows, len(x))))
             t = self.process.time_at(hidden.sum(-1), self.process.maskable(x).sum(-1)).float()
             xt = torch.where(hidden, mask_id, x).to(self.device)
             yield x, where, self.denoiser.log_probs(xt, t.to(self.device), positions=where.to(self.device)).double().cpu()

@@ -99,15 +99,13 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     Raises:
         ValueError: if the record is too short for windows of equal length.
     """
-    found = _interval(reference.lengths[edit.record], edit, window, not reverse)
-    ends_right = not reverse
-    if found is None:
-        found, ends_right = _interval(reference.lengths[edit.record], edit, window, reverse), reverse
-    if found is None:
+    length = reference.lengths[edit.record]
+    if not edit.has_windows(length):
         raise ValueError(f"{edit.name}: {edit.record} is too short for windows of equal length around this variant; remove it")
-    low, high = found
-    surplus = abs(len(edit.ref) - len(edit.alt))
-    extra = (0, surplus) if ends_right else (surplus, 0)
+    has_right, has_left = edit.surplus <= length - edit.end, edit.surplus <= edit.start
+    ends_right = not has_left if reverse else has_right
+    low, high = _interval(length, edit, window, ends_right)
+    extra = (0, edit.surplus) if ends_right else (edit.surplus, 0)
     windows, starts = [], []
     for allele, other in ((edit.ref, edit.alt), (edit.alt, edit.ref)):
         before, after = extra if len(allele) < len(other) else (0, 0)
@@ -118,42 +116,15 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     return forward.reverse_complement() if reverse else forward
 
 
-def _interval(length: int, edit: Edit, window: int, ends_right: bool) -> tuple[int, int] | None:
-    """The interval of the genome in the window of the longer allele; None if the other needs bases beyond the end of the record."""
-    start = edit.start if ends_right else length - edit.end
-    size, surplus = len(edit.ref), abs(len(edit.ref) - len(edit.alt))
-    if start + size + surplus > length:
-        return None
-    bases = min(window + size - edit.longest, length - surplus)  # of the genome
+def _interval(length: int, edit: Edit, window: int, ends_right: bool) -> tuple[int, int]:
+    """The interval of the genome in the window of the longer allele, with room for the further bases of the other on one side."""
+    start, size = edit.start if ends_right else length - edit.end, len(edit.ref)
+    bases = min(window + size - edit.longest, length - edit.surplus)  # of the genome
     # Alleles of equal length are read in the same window on both strands.
-    low = start - (bases - size + (0 if ends_right or surplus else 1)) // 2
-    low = min(max(low, 0, start + size - bases), length - surplus - bases, start)
+    low = start - (bases - size + (0 if ends_right or edit.surplus else 1)) // 2
+    low = min(max(low, 0, start + size - bases), length - edit.surplus - bases, start)
     return (low, low + bases) if ends_right else (length - low - bases, length - low)
 
 
 def _cut(reference: Reference, record: str, start: int, end: int) -> Ids:
     return reference.window(record, start, end) if end > start else np.zeros(0, np.uint8)
-
-
-class VariantWindow(NamedTuple):
-    """A window of the genome; sites of equal `group` in the same window are masked together."""
-
-    record: str
-    start: int
-    end: int
-    group: int
-
-
-def site_window(reference: Reference, record: str, site: int, window: int, sites_per_window: int = 1) -> VariantWindow:
-    """The window in which a site is masked: with the site in its middle, except at the ends of a record.
-
-    With several sites per window, sites that are window / sites_per_window bases apart share one; which they are depends on their positions
-    alone.
-    """
-    length = reference.lengths[record]
-    window = min(window, length)
-    spacing = max(window // sites_per_window, 1)
-    stretch, offset = divmod(site, spacing * sites_per_window)
-    first = stretch * spacing * sites_per_window + offset % spacing
-    start = min(max(first - (spacing - 1) // 2, 0), length - window)  # at the ends of a record several groups have the same window
-    return VariantWindow(record, start, start + window, first)

@@ -97,19 +97,10 @@ class VcfSource(VariantSource):
 
     @override
     def __iter__(self) -> Iterator[Row]:
-        seen: set[str] = set()
-        last, position, columns = "", 0, self.header[-1].count("\t") + 1
+        columns = self.header[-1].count("\t") + 1
         for number, line in _filled(self.name, self._lines()):
-            if line.startswith("#"):
-                continue
-            row = self._row(line.rstrip("\n"), f"{self.name}: line {number}", columns)
-            if row.chrom != last and row.chrom in seen:
-                raise ValueError(f"{row.where}: {row.chrom} comes again after another contig; sort the file, as with bcftools sort")
-            if row.chrom == last and row.pos < position:
-                raise ValueError(f"{row.where}: position {row.pos} comes after {position}; sort the file, as with bcftools sort")
-            seen.add(row.chrom)
-            last, position = row.chrom, row.pos
-            yield row
+            if not line.startswith("#"):
+                yield self._row(line.rstrip("\n"), f"{self.name}: line {number}", columns)
 
     def _row(self, line: str, where: str, columns: int) -> Row:
         cells = line.split("\t")
@@ -207,7 +198,7 @@ class Saturation(VariantSource):
 
 
 class Rows(VariantSource):
-    """Variants in memory: (chrom, pos, ref, alt), with pos counted from 1."""
+    """Variants in memory: (chrom, pos, ref, alt), or mappings with these keys and possibly id, with pos counted from 1."""
 
     def __init__(self, variants: Iterable[Sequence[object] | Mapping[str, object]]) -> None:
         self.name = "variants"
@@ -215,11 +206,14 @@ class Rows(VariantSource):
 
     def _row(self, number: int, variant: Sequence[object] | Mapping[str, object]) -> Row:
         where = f"variant {number}"
-        values = [variant.get(name) for name in _COLUMNS] if isinstance(variant, Mapping) else list(variant)
-        if isinstance(variant, str) or len(values) != len(_COLUMNS) or any(value is None for value in values):
+        rest = list(variant) if isinstance(variant, Iterable) and not isinstance(variant, str) else []
+        values = [variant.get(name) for name in _COLUMNS] if isinstance(variant, Mapping) else rest
+        if len(values) != len(_COLUMNS) or any(value is None for value in values):
             raise ValueError(f"{where} is {variant!r}; expected (chrom, pos, ref, alt)")
         chrom, pos, ref, alt = values
-        return Row(where, str(chrom), position_of(str(pos), where), ".", str(ref), tuple(str(alt).split(",")))
+        name = variant.get("id") if isinstance(variant, Mapping) else None
+        name = name if isinstance(name, str) and name else "."
+        return Row(where, str(chrom), position_of(str(pos), where), name, str(ref), tuple(str(alt).split(",")))
 
     @override
     def __iter__(self) -> Iterator[Row]:

@@ -14,7 +14,8 @@ from dnadiff.data.nucleotides import ids_of
 from dnadiff.data.tokenizer import DNATokenizer
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
-_PLAIN = re.compile("[ACGT]+")
+_BASES = "ACGT"
+_PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
 MITOCHONDRION = ("M", "MT")
 TOKENIZER = DNATokenizer()
@@ -89,6 +90,18 @@ class Edit(NamedTuple):
         return max(len(self.ref), len(self.alt))
 
     @property
+    def surplus(self) -> int:
+        """Bases that the longer allele has more than the other."""
+        return abs(len(self.ref) - len(self.alt))
+
+    def has_windows(self, length: int) -> bool:
+        """Whether a record of this length has windows of equal length for both alleles: the shorter one needs `surplus` more of its bases.
+
+        They are on one side of the variant.
+        """
+        return self.surplus <= max(self.start, length - self.end)
+
+    @property
     def name(self) -> str:
         """For messages."""
         return f"{self.record}:{self.start + 1} {shown(self.ref)}>{shown(self.alt)}"
@@ -98,6 +111,7 @@ class Skipped(NamedTuple):
     """An allele that has no effect to compute, and why."""
 
     reason: str
+    differs: bool = False  # REF is not what the genome has
 
 
 class Mismatch(NamedTuple):
@@ -117,11 +131,11 @@ class Alleles:
     Args:
         reference: the genome.
         window: bases that the network reads.
-        skips_mismatches: leave out rows whose REF differs from the genome, instead of marking their edits.
+        skip_mismatches: leave out rows whose REF differs from the genome, instead of marking their edits.
     """
 
-    def __init__(self, reference: Reference, window: int, skips_mismatches: bool = False) -> None:
-        self.reference, self.window, self.skips_mismatches = reference, window, skips_mismatches
+    def __init__(self, reference: Reference, window: int, skip_mismatches: bool = False) -> None:
+        self.reference, self.window, self.skip_mismatches = reference, window, skip_mismatches
         self.lengths = reference.lengths
         self._record: dict[str, str] = {}
 
@@ -149,30 +163,33 @@ class Alleles:
             raise ValueError(
                 f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); is it another assembly?"
             )
+        here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
         mismatch = None
-        if _PLAIN.fullmatch(ref):
-            here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
-            if here != ref:
-                mismatch = Mismatch(f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}")
-        return [self._edit(row, record, ref, alt, mismatch is not None) for alt in row.alts], mismatch
+        if ref != here and any(a != b for a, b in zip(ref, here) if a in _BASES and b in _BASES):  # N says nothing
+            mismatch = Mismatch(f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}")
+        return [self._edit(row, Edit(record, start, ref, alt.upper(), mismatch is not None), here) for alt in row.alts], mismatch
 
-    def _edit(self, row: Row, record: str, ref: str, alt: str, differs: bool) -> Edit | Skipped:
-        letters = alt.upper()
-        if reason := _reason(alt):
-            return Skipped(reason)
-        self._check_letters(row, "ALT", letters)
-        if not (_PLAIN.fullmatch(ref) and _PLAIN.fullmatch(letters)):
-            return Skipped("an allele with N or another ambiguity code")
-        if letters == ref:
-            return Skipped("ALT equals REF")
-        if differs and self.skips_mismatches:
-            return Skipped("REF differs from the genome")
-        edit = trimmed(Edit(record, row.pos - 1, ref, letters, differs))
+    def _edit(self, row: Row, given: Edit, here: str) -> Edit | Skipped:
+        """The edit of an allele as it is `given`, where the genome has the bases `here`."""
+        if reason := _reason(given.alt):
+            return Skipped(reason, given.differs)
+        self._check_letters(row, "ALT", given.alt)
+        if given.alt == given.ref:
+            return Skipped("ALT equals REF", given.differs)
+        if given.differs and self.skip_mismatches:
+            return Skipped("REF differs from the genome", given.differs)
+        edit = trimmed(given)
+        if not _PLAIN.fullmatch(edit.ref + edit.alt):
+            return Skipped("an allele with N or another ambiguity code", given.differs)
+        if not _PLAIN.fullmatch(here[edit.start - given.start : edit.end - given.start] or edit.alt):
+            return Skipped("N in the genome at REF", given.differs)
         if edit.longest > self.window:
             raise ValueError(
                 f"{row.where}: the variant {edit.name} has {edit.longest} bases, more than the window of {self.window}; "
                 "remove it, or set window to more"
             )
+        if not edit.has_windows(self.lengths[edit.record]):
+            return Skipped("the record is too short for windows of equal length", given.differs)
         return edit
 
     def _check_letters(self, row: Row, column: str, allele: str) -> None:
@@ -211,10 +228,15 @@ def trimmed(edit: Edit) -> Edit:
 
 
 class Sequences:
-    """A genome in memory, for Python: `{name: letters}`."""
+    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter is not a nucleotide."""
 
     def __init__(self, records: dict[str, str]) -> None:
-        self.ids = {name: ids_of(letters) for name, letters in records.items()}
+        self.ids = {}
+        for name, letters in records.items():
+            try:
+                self.ids[name] = TOKENIZER.encode(letters)
+            except ValueError as error:
+                raise ValueError(f"genome: in {name}, {error}") from None
 
     @property
     def lengths(self) -> dict[str, int]:

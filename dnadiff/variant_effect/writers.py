@@ -37,14 +37,15 @@ class Writer(ABC):
 
     Args:
         columns: of the effects.
-        marks: whether alleles whose REF differs from the genome are marked.
+        flag_mismatches: whether alleles whose REF differs from the genome are marked.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     bgzip: ClassVar[bool] = False  # whether `.gz` means bgzip
+    has_index: ClassVar[bool] = False  # whether tabix indexes it if it is sorted
 
-    def __init__(self, columns: Sequence[str], marks: bool) -> None:
-        self.columns, self.marks = tuple(columns), marks
+    def __init__(self, columns: Sequence[str], flag_mismatches: bool) -> None:
+        self.columns, self.flag_mismatches = tuple(columns), flag_mismatches
 
     @abstractmethod
     def header(self, source: VariantSource, reference: Reference) -> bytes:
@@ -73,16 +74,17 @@ class Table(Writer):
 
     @override
     def header(self, source: VariantSource, reference: Reference) -> bytes:
-        return ("\t".join([*PLACE, *self.columns, *([MISMATCH] if self.marks else [])]) + "\n").encode()
+        return ("\t".join([*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]) + "\n").encode()
 
     @override
     def rows(self, scored: Iterable[Scored]) -> bytes:
         lines = []
-        for row, effects in scored:
-            for alt, effect in zip(row.alts, effects):
+        for each in scored:
+            row = each.row
+            for alt, effect in zip(row.alts, each.effects):
                 if effect is not None:
                     place = (row.chrom, str(row.pos), row.id, row.ref, alt)
-                    lines.append("\t".join([*place, *self._values(effect), *([str(int(effect.differs))] if self.marks else [])]))
+                    lines.append("\t".join([*place, *self._values(effect), *([str(int(effect.differs))] if self.flag_mismatches else [])]))
         return "".join(f"{line}\n" for line in lines).encode()
 
     @override
@@ -105,13 +107,13 @@ class ParquetTable(Table):
         import pyarrow.parquet
 
         kinds = {name: pyarrow.string() for name in PLACE} | {"pos": pyarrow.int64(), MISMATCH: pyarrow.bool_()}
-        names = [*PLACE, *self.columns, *([MISMATCH] if self.marks else [])]
+        names = [*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]
         schema = pyarrow.schema([(name, kinds.get(name, pyarrow.float64())) for name in names])
         rows = super().read(part)
         with atomic_write(output, overwrite=True) as file, pyarrow.parquet.ParquetWriter(file, schema) as target:
             while group := list(itertools.islice(rows, _ROW_GROUP)):
                 columns = {name: [row[name] for row in group] for name in names}
-                if self.marks:
+                if self.flag_mismatches:
                     columns[MISMATCH] = [value == "1" for value in columns[MISMATCH]]
                 target.write_table(pyarrow.table(columns, schema=schema))
         return True
@@ -129,11 +131,12 @@ class Vcf(Writer):
 
     suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
     bgzip: ClassVar[bool] = True
+    has_index: ClassVar[bool] = True
 
     @override
     def header(self, source: VariantSource, reference: Reference) -> bytes:
         own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{_DESCRIBED[name]}">' for name in self.columns]
-        if self.marks:
+        if self.flag_mismatches:
             own.append(f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">')
         replaced = tuple(f"##INFO=<ID={name}," for name in (*self.columns, MISMATCH))
         if source.header:
@@ -145,7 +148,7 @@ class Vcf(Writer):
 
     @override
     def rows(self, scored: Iterable[Scored]) -> bytes:
-        return "".join(f"{self._line(*each)}\n" for each in scored).encode()
+        return "".join(f"{self._line(each.row, each.effects)}\n" for each in scored).encode()
 
     def _line(self, row: Row, effects: Sequence[Effect | None]) -> str:
         cells = row.text.split("\t") if row.text else [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
@@ -153,7 +156,7 @@ class Vcf(Writer):
         if any(effect is not None for effect in effects):
             values = [["."] * len(self.columns) if effect is None else self._values(effect) for effect in effects]
             kept += [f"{name}={','.join(each[place] for each in values)}" for place, name in enumerate(self.columns)]
-        if self.marks and any(effect is not None and effect.differs for effect in effects):
+        if self.flag_mismatches and any(effect is not None and effect.differs for effect in effects):
             kept.append(MISMATCH)
         return "\t".join([*cells[:7], ";".join(kept) or ".", *cells[8:]])
 
@@ -174,11 +177,11 @@ class Vcf(Writer):
 FORMATS: tuple[type[Writer], ...] = (Table, ParquetTable, Vcf)
 
 
-def writer_of(output: Path, embeddings: bool, marks: bool) -> Writer:
+def writer_of(output: Path, embeddings: bool, flag_mismatches: bool) -> Writer:
     """The writer for a file of this name; raises ValueError if there is none."""
     for kind in FORMATS:
         if output.name.lower().endswith(kind.suffixes):
-            return kind((*COLUMNS, *(["L2"] if embeddings else [])), marks)
+            return kind((*COLUMNS, *(["L2"] if embeddings else [])), flag_mismatches)
     known = ", ".join(suffix for kind in FORMATS for suffix in kind.suffixes)
     raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
 

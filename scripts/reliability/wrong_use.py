@@ -84,7 +84,6 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("export", "name data_license", ("word", "missing file"), "any words"),
     ("export", "license", ("word",), "an identifier"),
     ("evaluate", "target_se", ("fraction",), "any number above 0"),
-    ("predict", "track", ("word", "missing file"), "a file that does not exist yet"),
     ("compare", "conjoin", ("boolean",), "true or false, or a list of models"),
     ("*", "data.label", ("word", "missing file"), "a label that headers may have"),
     (

@@ -3,11 +3,8 @@
 import gzip
 import hashlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -155,17 +152,16 @@ def test_resampling_draws_by_weight(cli, trained, tmp_path):
     assert content["effective_size"]["least"] == pytest.approx(size, rel=1e-5) and content["proposals"] == 30 and content["resampled"] == 4
 
 
-def test_a_killed_process_resumes_to_the_same_bytes(cli, trained, tmp_path):
+def test_a_killed_process_resumes_to_the_same_bytes(python, cli, trained, tmp_path):
     name = "a.fa.gz"
     args = [f"checkpoint={trained}", "num_samples=12", "batch_size=2", "length=80:100", "sampler=first_hitting", "motif=TATRAT@5"]
     assert cli("sample", *args, f"output=complete_{name}")[0] == 0
-    run = [sys.executable, "-m", "dnadiff.sample", *args, "output=" + name]
-    process = subprocess.Popen(run, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = python("-m", "dnadiff.sample", *args, "output=" + name, cwd=tmp_path)
     journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None and not journal.is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    assert process.wait() == -signal.SIGKILL, process.errors
     assert journal.is_file() and not (tmp_path / name).exists(), "the process ended before it could be killed"
     status, _, err = cli("sample", *args, "output=" + name)
     assert status == 1 and "is unfinished" in err

@@ -215,3 +215,16 @@ def test_the_description_is_plain_json(tmp_path):
     put(tmp_path, classifier())
     content = json.loads((tmp_path / "models" / "seed_1" / "model.json").read_text())
     assert content["metrics"] == {"auroc": None} and content["classes"] == ["a", "b", "c"] and content["seed"] == 1
+
+
+def test_damaged_weights_are_not_copied(tmp_path):
+    weights = write_weights(tmp_path / "w.safetensors", classifier())
+    assert weights.copy_to(tmp_path / "copy.safetensors").is_intact()
+    content = bytearray(weights.path.read_bytes())
+    content[-5] ^= 1  # a bit of a weight: the file still reads
+    weights.path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"w\.safetensors is damaged \(its SHA-256 differs\); fine-tune again"):
+        weights.copy_to(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="is damaged"):
+        saved.save(tmp_path / "models", 1, weights, about())
+    assert sorted(os.listdir(tmp_path)) == ["copy.safetensors", "w.safetensors"]

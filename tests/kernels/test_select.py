@@ -1,7 +1,6 @@
 import errno
 import logging
 import os
-import subprocess
 import sys
 from types import ModuleType
 
@@ -153,7 +152,7 @@ def test_the_mode_of_the_first_call_does_not_affect_the_choice(mode, clear_cache
     assert available_scans()["cpu"] == "" and check_scan("cpu") == "cpu"
 
 
-def test_a_process_that_starts_under_autocast_has_the_cpu_scan():
+def test_a_process_that_starts_under_autocast_has_the_cpu_scan(python):
     script = f"""
 import torch
 from dnadiff.kernels import available_scans, selective_scan
@@ -162,8 +161,8 @@ inputs = [torch.ones(1, 7, 3), torch.zeros(1, 7, 3), -torch.ones(3, 2), torch.on
 assert available_scans()["cpu"] == "", available_scans()["cpu"]
 """
     environment = {key: value for key, value in os.environ.items() if key != "DNADIFF_SCAN"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = python("-c", script, env=environment)
+    assert process.wait() == 0, process.errors[-2000:]
 
 
 def test_the_probe_runs_on_the_gpu_of_the_calling_thread(clear_caches, monkeypatch):

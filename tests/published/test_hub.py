@@ -1,94 +1,215 @@
-"""Models of the Hugging Face Hub: pinned commits, data files alone, and what to do without a network."""
+"""Models of the Hugging Face Hub, fetched with its own package from a server on this machine that stands in for it."""
 
-import shutil
+import hashlib
+import importlib
+import json
+import re
 import sys
-from types import SimpleNamespace
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
 
+import dnadiff
 from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.data.text import hub as text_hub
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
-from dnadiff.published import hub
 from dnadiff.published.model import export_published
 
 COMMIT, NAME = "0123456789abcdef0123456789abcdef01234567", "kuleshov-group/caduceus"
+PINNED = f"hf:{NAME}@{COMMIT}"
+FILES = rf"download config\.json and model\.safetensors \(and dnadiff\.json, .* of https://huggingface\.co/{NAME} into a folder"
+
+
+class Hub(ThreadingHTTPServer):
+    """One repository, with the requests of the Hub's protocol that a download needs.
+
+    Attributes:
+        files: contents by name, all of one commit.
+        sent: names of the files whose contents were requested.
+        is_down: every connection is closed without an answer.
+        drops: name of a file of which the first half is sent; then the server is down.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.files: dict[str, bytes] = {}
+        self.sent: list[str] = []
+        self.is_down, self.drops = False, ""
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that went away is no error."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if self.server.is_down:
+            self.close_connection = True
+            return
+        if re.fullmatch(rf"/api/models/{NAME}(/revision/(main|v1\.0|{COMMIT}))?", path):
+            siblings = [{"rfilename": name} for name in self.server.files]
+            self.answer(json.dumps({"id": NAME, "modelId": NAME, "sha": COMMIT, "siblings": siblings, "private": False}).encode())
+        elif re.fullmatch(rf"/api/models/{NAME}/tree/{COMMIT}", path):
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for name, content in self.server.files.items()
+            ]
+            self.answer(json.dumps(entries).encode())
+        elif (found := re.fullmatch(rf"/{NAME}/resolve/{COMMIT}/(.+)", path)) and found[1] in self.server.files:
+            self.send_file(found[1])
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RevisionNotFound" if NAME in path else "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def send_file(self, name: str) -> None:
+        content = self.server.files[name]
+        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        if self.command == "GET":
+            self.server.sent.append(name)
+        if self.command == "GET" and self.server.drops == name:
+            self.server.is_down = self.close_connection = True
+            self.answer(content, headers, len(content) // 2)
+        else:
+            self.answer(content, headers)
+
+    def answer(self, content: bytes, headers=(), size: int | None = None) -> None:
+        self.send_response(200)
+        for key, value in {"Content-Type": "application/json", **dict(headers), "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[:size])
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A stand-in for the Hub with one repository; `asked` records its calls."""
-    torch.manual_seed(0)
-    folder = export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / COMMIT)
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    asked, online = [], [True]
-
-    def snapshot_download(repository, revision, allow_patterns, local_files_only):
-        asked.append((repository, revision, tuple(allow_patterns), local_files_only))
-        if not folder.is_dir():
-            raise FileNotFoundError("no snapshot of it\nis stored")
-        return str(folder)
-
-    class HfApi:
-        def model_info(self, repository, revision):
-            asked.append((repository, revision))
-            return SimpleNamespace(sha=COMMIT)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download, HfApi=HfApi))
-    monkeypatch.setattr(text_hub, "hub_is_reachable", lambda: online[0])
-    return SimpleNamespace(folder=folder, asked=asked, online=online)
+def server(tmp_path, monkeypatch):
+    """The Hub for this process, with a small Caduceus, and a cache of its own."""
+    pytest.importorskip("huggingface_hub", reason="the package huggingface_hub is not installed (extra hub)")
+    constants = importlib.import_module("huggingface_hub.constants")
+    hub = Hub()
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
+            patch.setenv(key, value)
+        for key in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
+            patch.delenv(key, raising=False)
+        importlib.reload(constants)  # reads them
+        folder = export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "made")
+        hub.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        hub.files |= {"README.md": b"---\nlicense: apache-2.0\n---\n", "pytorch_model.bin": b"pickled", "modeling_caduceus.py": b"code"}
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the package's attempts
+        yield hub
+        hub.shutdown()
+        hub.server_close()
+    importlib.reload(constants)
 
 
-def test_a_model_is_fetched_at_its_commit_without_code(repository):
-    loaded = checkpoint.load(f"hf:{NAME}@{COMMIT}")
-    ((name, revision, patterns, offline),) = repository.asked
-    assert (name, revision, offline) == (NAME, COMMIT, False)
-    assert all(pattern.endswith((".json", ".safetensors", ".md", ".txt", ".bpe")) and "*" not in pattern for pattern in patterns)
-    assert loaded.path == repository.folder / "model.safetensors"
-    assert (loaded.origin.kind, loaded.origin.license) == ("Hugging Face Hub", "apache-2.0")
+def stored(tmp_path):
+    """The names of the files in the Hub's cache that belong to a commit."""
+    return sorted(path.name for path in tmp_path.glob("hf/hub/models--*/snapshots/*/*"))
 
 
-@pytest.mark.parametrize("revision", [None, "main", "v1.0"])
-def test_a_revision_that_is_no_commit_is_resolved_and_logged(revision, repository, caplog):
+def test_a_model_is_fetched_at_its_commit_without_code_or_pickles(server, tmp_path):
+    loaded = checkpoint.load(PINNED)
+    assert sorted(server.sent) == stored(tmp_path) == ["README.md", "config.json", "model.safetensors"]
+    assert (loaded.origin.kind, loaded.origin.license) == ("Hugging Face Hub", "apache-2.0") and loaded.path.parent.name == COMMIT
+    ours, theirs = loaded.denoiser.state_dict(), checkpoint.load(tmp_path / "made").denoiser.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    checkpoint.load(PINNED)
+    assert len(server.sent) == 3  # once
+
+
+@pytest.mark.parametrize("revision", ["", "@main", "@v1.0"])
+def test_a_revision_that_is_no_commit_is_resolved_and_logged(revision, server, caplog):
     with caplog.at_level("INFO", "dnadiff"):
-        checkpoint.load(f"hf:{NAME}" + (f"@{revision}" if revision else ""))
-    assert repository.asked[0] == (NAME, revision) and repository.asked[1][1] == COMMIT
-    assert f"to pin it: hf:{NAME}@{COMMIT}" in caplog.text
+        checkpoint.load(f"hf:{NAME}{revision}")
+        assert f"hf:{NAME}: commit {COMMIT}; to pin it: hf:{NAME}@{COMMIT}" in caplog.messages
+        caplog.clear()
+        server.is_down = True
+        checkpoint.load(f"hf:{NAME}{revision}")
+    assert sum("the files of an earlier download are used" in m and COMMIT in m for m in caplog.messages) == 1
+    assert f"hf:{NAME}: commit {COMMIT}; to pin it: hf:{NAME}@{COMMIT}" in caplog.messages
 
 
-def test_without_a_network_a_stored_copy_is_used_and_its_commit_logged(repository, caplog):
-    repository.online[0] = False
+@pytest.mark.parametrize("without", ["connection", "network"])
+def test_a_pinned_commit_in_the_cache_is_used_without_the_hub_and_one_line_says_so(without, server, caplog, monkeypatch):
+    before = checkpoint.load(PINNED).path
+    if without == "network":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server.is_down = True
     with caplog.at_level("INFO", "dnadiff"):
-        checkpoint.load(f"hf:{NAME}")
-    assert repository.asked == [(NAME, None, repository.asked[0][2], True)] and f"hf:{NAME}@{COMMIT}" in caplog.text
+        assert checkpoint.load(PINNED).path == before
+    said = [m for m in caplog.messages if m.startswith("hf:")]
+    assert len(said) == 1 and said[0].endswith(f"the files of an earlier download are used, commit {COMMIT}")
 
 
-def test_without_a_copy_or_the_package_the_error_says_which_files_to_put_where(repository, monkeypatch):
-    shutil.rmtree(repository.folder)
-    files = rf"download config\.json and model\.safetensors \(and dnadiff\.json, .* of https://huggingface\.co/{NAME} into a folder"
-    with pytest.raises(ValueError, match=rf"could not be fetched .*{files}, and give checkpoint=FOLDER") as caught:
-        checkpoint.load(f"hf:{NAME}")
+@pytest.mark.parametrize("name", [PINNED, f"hf:{NAME}", f"hf:{NAME}@other", f"hf:{NAME}@{COMMIT[::-1]}"])
+def test_without_a_cached_copy_the_error_says_which_files_to_put_where(name, server):
+    server.is_down = name in (PINNED, f"hf:{NAME}")
+    with pytest.raises(ValueError, match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER") as caught:
+        checkpoint.load(name)
     assert "\n" not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=rf"pip install 'dnadiff\[hub\]'\); without it {files}"):
-        checkpoint.load(f"hf:{NAME}")
 
 
-def test_weights_that_are_not_safetensors_are_not_read(repository):
-    (repository.folder / "model.safetensors").rename(repository.folder / "pytorch_model.bin")
+def test_a_dropped_connection_leaves_no_half_written_file_and_is_resumed(server, tmp_path):
+    server.drops = "model.safetensors"
+    with pytest.raises(ValueError, match=rf"could not be fetched .*{FILES}"):
+        checkpoint.load(PINNED)
+    assert "model.safetensors" not in stored(tmp_path) and "model.safetensors" in server.sent
+    with pytest.raises(ValueError, match="could not be fetched"):  # what was fetched of it is no model
+        checkpoint.load(PINNED)
+    server.drops, server.is_down = "", False
+    assert checkpoint.load(PINNED).path.read_bytes() == server.files["model.safetensors"]
+
+
+def test_weights_that_are_not_safetensors_are_not_fetched(server):
+    del server.files["model.safetensors"]
     with pytest.raises(ValueError, match=r"has no model\.safetensors, and only weights in safetensors are read"):
-        checkpoint.load(f"hf:{NAME}@{COMMIT}")
+        checkpoint.load(PINNED)
+    assert "pytorch_model.bin" not in server.sent
+
+
+def test_an_exported_model_needs_its_description_on_the_hub_too(server, exported, tmp_path):
+    server.files = {path.name: path.read_bytes() for path in exported.iterdir()}
+    code = (exported / "README.md").read_text().split("```python\n")[2].split("```")[0]  # of the card
+    found = {"dnadiff": dnadiff}
+    exec(code.replace("ORG/NAME@COMMIT", f"{NAME}@{COMMIT}"), found)
+    assert type(found["model"].loaded.objective).__name__ == "MDLM" and "dnadiff.json" in stored(tmp_path)
+
+
+def test_an_exported_model_on_the_hub_without_its_description_is_refused(server, exported):
+    server.files = {path.name: path.read_bytes() for path in exported.iterdir() if path.name != "dnadiff.json"}
+    with pytest.raises(FileNotFoundError, match=r"dnadiff\.json is missing: this folder was exported by dnadiff"):
+        checkpoint.load(PINNED)
+
+
+def test_without_the_package_the_error_says_which_files_to_put_where(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match=rf"pip install 'dnadiff\[hub\]'\); without it {FILES}"):
+        checkpoint.load(f"hf:{NAME}")
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:caduceus", "hf:a/b/c", "hf:../x y", f"hf:{NAME}@", f"hf:{NAME}@a b"])
 def test_other_names_are_refused(name):
     with pytest.raises(ValueError, match="write hf:ORG/NAME or hf:ORG/NAME@REVISION"):
         checkpoint.load(name)
-
-
-def test_the_package_has_what_is_used_of_it():
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    assert callable(huggingface_hub.HfApi.model_info) and callable(huggingface_hub.snapshot_download) and hub.PREFIX == "hf:"

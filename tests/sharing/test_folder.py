@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import sys
 
 import pytest
 
+from dnadiff.sharing import folder as folders
 from dnadiff.sharing.folder import check_folder, new_folder
 
 OWN = ("a.txt",)
@@ -60,3 +62,53 @@ def test_what_an_export_would_destroy_is_refused(tmp_path):
     for name in ("", ".", ".."):
         with pytest.raises(ValueError, match="is not the name of a new folder"):
             check_folder(name, True, OWN)
+
+
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym")  # audit events before each step of a replacement
+
+
+def replaced_and_killed(target, step, exchanges):
+    """Replace `target` in a process that dies without any cleaning just before its change number `step`; whether it died."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def die(event, args):
+            nonlocal count
+            count += event in CHANGES
+            if count == step:
+                os._exit(9)
+
+        if not exchanges:
+            folders._exchange = lambda part, target: False
+        sys.addaudithook(die)
+        with new_folder(target) as part:
+            (part / "a.txt").write_text("new")
+            (part / "b.txt").write_text("new")
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_one(exchanges, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "sync_folder", lambda folder: None)  # slow, and no kill undoes what was not synchronized
+    contents, step = {"old": ["old", "old"], "new": ["new", "new"]}, 1
+    target, found = tmp_path / "model", []
+    while True:
+        with new_folder(target) as part:
+            (part / "a.txt").write_text("old")
+            (part / "b.txt").write_text("old")
+        if not replaced_and_killed(target, step, exchanges):
+            break
+        if exchanges:  # there is no moment without a complete folder
+            assert [path.read_text() for path in sorted(target.iterdir())] in contents.values()
+        with pytest.raises(FileExistsError):  # the next start restores what was renamed away
+            check_folder(target, False, ("a.txt", "b.txt"))
+        found.append([path.read_text() for path in sorted(target.iterdir())])
+        with pytest.raises(RuntimeError), new_folder(target):
+            raise RuntimeError
+        assert os.listdir(tmp_path) == ["model"]  # and removes the rest
+        step += 1
+    kinds = [next(kind for kind, content in contents.items() if content == one) for one in found]
+    assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"old", "new"} and len(kinds) > 5
+    assert [path.read_text() for path in sorted(target.iterdir())] == contents["new"] and os.listdir(tmp_path) == ["model"]

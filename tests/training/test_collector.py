@@ -1,12 +1,29 @@
 import gc
 
 import pytest
+import torch
 
 from dnadiff.training.collector import frozen_objects
 
 
-def test_objects_are_frozen_inside_and_ordinary_again_after_an_error():
+@pytest.fixture
+def unfrozen():
+    """The suite runs with frozen modules."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_objects_are_frozen_inside_and_ordinary_again_after_an_error(unfrozen):
     with pytest.raises(ValueError, match="stop"), frozen_objects():
         assert gc.get_freeze_count() > 1000
         raise ValueError("stop")
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == 0 and any(x is torch.nn.Module for x in gc.get_objects())
+
+
+def test_objects_that_the_caller_has_frozen_stay_frozen():
+    gc.freeze()
+    before, kept = gc.get_freeze_count(), []
+    with frozen_objects():
+        kept.append([])
+    assert gc.get_freeze_count() == before > 10_000 and any(x is kept for x in gc.get_objects())

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.genome.regions import Region
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.likelihood import exact_nelbo
 from dnadiff.variant_effect.block import Block
+from dnadiff.variant_effect.effects import Scorer
 from dnadiff.variant_effect.frame import default_method
 from dnadiff.variant_effect.log_prob import LogProb
 from dnadiff.variant_effect.masked import Masked
 from dnadiff.variant_effect.network import NUM_BASES
-from dnadiff.variant_effect.variant import Edit
+from dnadiff.variant_effect.sources import Rows, Saturation
+from dnadiff.variant_effect.variant import Alleles, Edit, Skipped
 from dnadiff.variant_effect.window import PairedWindow
 
 SUBSTITUTIONS = [Edit("one", 2, "G", "T"), Edit("one", 0, "A", "C"), Edit("one", 1, "CG", "TT"), Edit("one", 1, "CGT", "GGA")]
@@ -122,13 +125,12 @@ def test_several_alternatives_and_neighbors_cost_one_call_each(inconsistent, mak
 @pytest.mark.parametrize("sites", [2, 4])
 def test_distant_sites_of_a_local_network_can_share_a_window(sites, inconsistent, make_network):
     letters = "".join(np.random.default_rng(0).choice(list("ACGT"), 60))
-    network = make_network(inconsistent(16, local=True), letters, window=16, sites_per_window=sites)
+    network = make_network(inconsistent(16, local=True), letters, window=16, sites_per_window=sites, batch_size=1)
     everywhere = [("one", site) for site in range(60)]
     network.denoiser.calls = 0
     several = network.at_sites(everywhere)
-    calls = network.denoiser.calls
-    np.testing.assert_allclose(several[:, 4:-4], network.at_sites(everywhere, 1)[:, 4:-4], atol=1e-12)
-    assert calls <= math.ceil((60 / sites + 16) / network.batch_size) * 2
+    assert network.denoiser.calls == 2 * {2: 32, 4: 16}[sites]  # both strands; the last 60 - 48 sites fill windows in part
+    np.testing.assert_allclose(several, network.at_sites(everywhere, 1), atol=1e-12)
 
 
 def test_effects_do_not_depend_on_batches_or_other_variants(inconsistent, make_network):
@@ -160,14 +162,33 @@ def test_windows_at_the_ends_of_a_record(start, inconsistent, make_network):
             assert DNATokenizer().decode(pair.ref) in (complemented(GENOME) if reverse else GENOME)
 
 
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 7])
+def test_every_method_scores_every_variant_of_a_short_record(length, inconsistent, make_network):
+    letters, draw = GENOME[:length], np.random.default_rng(length)
+    network = make_network(inconsistent(8, local=True), letters, sites_per_window=2)
+    alleles = Alleles(network.reference, network.window)
+    rows = list(Saturation([Region("one", 0, length)], network.reference, deletions=True))
+    for _ in range(20):
+        start, end = sorted(draw.integers(0, length + 1, 2).tolist())
+        if start < end and (alt := "".join(draw.choice(list("ACGT"), draw.integers(1, 6)))) != letters[start:end]:
+            rows += Rows([("one", start + 1, letters[start:end], alt)])
+    rows = [row for row in rows if max(len(row.ref), *map(len, row.alts)) <= 5]
+    for method in (default_method(), Block(2, 2), PairedWindow(2)):
+        scored = [each for chunk in Scorer(network, method, alleles, False).chunks(rows) for each in chunk]
+        values = [result.LLR for each in scored for result in each.results if not isinstance(result, Skipped)]
+        assert len(scored) == len(rows) and values and np.isfinite(values).all()
+        skipped = {result.reason for each in scored for result in each.results if isinstance(result, Skipped)}
+        assert skipped <= {"the record is too short for windows of equal length", "ALT equals REF"}
+
+
 def test_masked_refuses_indels_and_each_method_the_other_kind_of_model():
     with pytest.raises(ValueError, match="alleles of equal length, and one:4 TA>- is none"):
         Masked().check(INDELS[1])
     with pytest.raises(ValueError, match="cannot use an autoregressive model; set variant_method to log_prob"):
-        Masked().fitting(causal=True)
+        Masked().for_model(causal=True)
     with pytest.raises(ValueError, match="cannot use a masked diffusion model"):
-        LogProb().fitting(causal=False)
-    assert isinstance(default_method().fitting(causal=True), LogProb)
+        LogProb().for_model(causal=False)
+    assert isinstance(default_method().for_model(causal=True), LogProb)
 
 
 def test_an_autoregressive_model_has_the_difference_of_log_p(make_network):

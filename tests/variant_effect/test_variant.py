@@ -47,9 +47,42 @@ def test_chr_prefixes_do_not_matter(name):
 def test_another_ref_is_a_mismatch_that_can_be_skipped_or_kept():
     found, mismatch = Alleles(GENOME, 8).edits(row(ref="A"))
     assert found[0].differs and "has REF A, the genome C" in mismatch.message
-    found, mismatch = Alleles(GENOME, 8, skips_mismatches=True).edits(row(ref="A"))
-    assert found == [Skipped("REF differs from the genome")] and mismatch is not None
-    assert "the genome N" in Alleles(GENOME, 8).edits(row(pos=5, ref="A"))[1].message
+    found, mismatch = Alleles(GENOME, 8, skip_mismatches=True).edits(row(ref="A"))
+    assert found == [Skipped("REF differs from the genome", differs=True)] and mismatch is not None
+
+
+@pytest.mark.parametrize(
+    ("pos", "ref", "alt", "expected"),
+    [
+        (5, "A", "C", Skipped("N in the genome at REF")),
+        (4, "TAA", "T", Skipped("N in the genome at REF")),
+        (4, "TNA", "T", Skipped("an allele with N or another ambiguity code")),
+        (5, "NA", "N", Edit("chr1", 5, "A", "")),  # a deletion written with an N before it
+        (5, "AA", "A", Edit("chr1", 4, "A", "")),
+        (5, "A", "AG", Edit("chr1", 5, "", "G")),
+        (5, "N", "NG", Edit("chr1", 5, "", "G")),
+        (5, "N", "G", Skipped("an allele with N or another ambiguity code")),
+    ],
+)
+@pytest.mark.parametrize("skip_mismatches", [False, True])
+def test_n_in_the_genome_is_no_mismatch_and_has_no_value(pos, ref, alt, expected, skip_mismatches):
+    found, mismatch = Alleles(GENOME, 8, skip_mismatches).edits(row(pos=pos, ref=ref, alts=(alt,)))
+    if (pos, ref, alt) == (5, "AA", "A"):  # the base on the right is removed first, so that the N is replaced
+        expected = Skipped("N in the genome at REF")
+    assert found == [expected] and mismatch is None
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_indels_without_windows_of_equal_length_are_skipped(size):
+    genome = Sequences({"chr1": "ACGTAC"})
+    for pos in range(1, 7 - size):
+        (deletion,), _ = Alleles(genome, 8).edits(row(pos=pos, ref="ACGTAC"[pos - 1 : pos + size], alts=("ACGTAC"[pos - 1],)))
+        (insertion,), _ = Alleles(genome, 8).edits(
+            row(pos=pos, ref="ACGTAC"[pos - 1], alts=("ACGTAC"[pos - 1] + "ACGTAC"[pos - 1] * size,))
+        )
+        for edit, removed in ((deletion, size), (insertion, 0)):
+            fits = size <= max(pos, 6 - pos - removed)
+            assert isinstance(edit, Edit) if fits else edit == Skipped("the record is too short for windows of equal length")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pandas
@@ -62,8 +63,10 @@ def test_a_vcf_file_gets_a_table(cli, trained, inputs, tmp_path):
 
 
 def test_every_format_has_the_same_numbers(cli, trained, inputs):
-    for name in ("y.tsv", "y.parquet", "y.vcf", "y.vcf.gz"):
+    for name in ("y.tsv", "y.parquet", "y.vcf", "y.vcf.gz", "Y.VCF.GZ"):
         assert cli("variants", f"checkpoint={trained}", *inputs, f"output={name}")[0] == 0
+    with open("y.vcf.gz", "rb") as file, open("Y.VCF.GZ", "rb") as upper:
+        assert file.read() == upper.read()
     table = read("y.tsv")
     pandas.testing.assert_frame_equal(pandas.read_parquet("y.parquet"), table, check_dtype=False)
     with open_text("y.vcf.gz") as file, open("y.vcf") as plain:
@@ -79,10 +82,10 @@ def test_every_format_has_the_same_numbers(cli, trained, inputs):
         assert [record.pos for record in file] == [8, 15, 22, 29, 36, 1, 90, 300]
 
 
-@pytest.mark.parametrize("name", ["y.tsv", "y.tsv.gz", "y.vcf.gz", "y.parquet"])
+@pytest.mark.parametrize("name", ["y.tsv", "y.TSV.gz", "y.vcf.gz", "y.parquet"])
 def test_a_stopped_run_resumes_to_the_same_bytes(name, cli, trained, inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(effects, "CHUNK", 3)
-    args = [f"checkpoint={trained}", *inputs]
+    args = [f"checkpoint={trained}", *inputs, *(["sites_per_window=4"] if name == "y.tsv" else [])]
     assert cli("variants", *args, f"output=whole_{name}")[0] == 0
     append, calls = ResumableOutput.append, []
 
@@ -107,13 +110,13 @@ def test_a_stopped_run_resumes_to_the_same_bytes(name, cli, trained, inputs, tmp
 def test_regions_are_saturated_and_drawn(cli, trained, inputs, tmp_path):
     (tmp_path / "r.bed").write_text("chr1\t30\t42\tr\n")
     args = [f"checkpoint={trained}", "saturate=r.bed", "genome=g.fa", "deletions=true", "block=2", "num_orders=2"]
-    status, out, err = cli("variants", *args, "output=y.tsv", "report=pages/report.html", "sites_per_window=2")
+    status, out, err = cli("variants", *args, "output=y.tsv", "report=pages/report.html", "sites_per_window=8")
     assert status == 0, err
     found = read("y.tsv")
     assert len(found) == 12 * 4 and (found["ref"].str.len() == 2).sum() == 12
     page = (tmp_path / "pages" / "report.html").read_text()
     assert "chr1:31-42" in page and (tmp_path / "pages" / "heat_map_1.png").read_bytes()[1:4] == b"PNG"
-    assert "error of several sites per window" in out
+    assert "error of several sites per window" in out and "8 of 8 sites that share one" in out
     # The alternatives of a site and the base itself add up to 1: LLR and entropy belong to one distribution if one strand is read.
     args[-3:] = ["stranded=true"]
     assert cli("variants", *args, "output=one.tsv")[0] == 0
@@ -130,8 +133,54 @@ def test_a_dependency_matrix_of_one_variant(cli, trained, inputs, tmp_path):
     found = read("d.tsv")
     assert found["pos"].tolist() == [*range(45, 50), *range(51, 56)] and "".join(found["base"]) == "GTTGACGTTG"
     assert (found[["A", "C", "G", "T"]].abs().sum(axis=1) > 0).any()
-    status, _, err = cli("variants", "vcf=x.vcf", "output=z.tsv", *args)
-    assert status == 1 and "dependency writes the matrix of a single variant" in err and not (tmp_path / "z.tsv").exists()
+    for vcf, matrix, message in (
+        ("x.vcf", "z.tsv", "dependency writes the matrix of a single variant, and there are 8 alleles"),
+        ("one.tsv", "z.txt", "dependency z.txt has another format; its name must end in .tsv"),
+        ("one.tsv", "y2.tsv", "dependency y2.tsv is the output as well"),
+        ("one.tsv", "one.tsv/d.tsv", "one.tsv is a file; choose another folder"),
+        ("one.tsv", "d.tsv", "d.tsv exists; set overwrite=true"),
+    ):
+        status, _, err = cli("variants", f"vcf={vcf}", "output=y2.tsv", *args[:-2], args[-1], f"dependency={matrix}")
+        assert status == 1 and message in err and len(err.splitlines()) == 1  # before anything is scored
+    assert not list(tmp_path.glob("*y2*"))
+
+
+def test_a_file_that_is_missing_is_written_to_complete_scores(cli, trained, inputs, tmp_path):
+    (tmp_path / "r.bed").write_text("chr1\t30\t34\n")
+    (tmp_path / "one.tsv").write_text("chrom\tpos\tref\talt\n1\t50\tA\tC\n")
+    for name, variants, key in (("one", "vcf=one.tsv", "dependency=d.tsv"), ("all", "saturate=r.bed", "report=page.html")):
+        args = [f"checkpoint={trained}", variants, "genome=g.fa", f"output={name}_y.tsv", key, "resume=true"]
+        made = tmp_path / key.partition("=")[2]
+        assert cli("variants", *args)[0] == 0
+        content = made.read_bytes()
+        made.write_bytes(b"kept")
+        assert "complete already" in cli("variants", *args)[1] and made.read_bytes() == b"kept"
+        made.unlink()
+        assert "complete already" in cli("variants", *args)[1] and made.read_bytes() == content
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(cli, trained, inputs, tmp_path):
+    (tmp_path / "r.bed").write_text("chr1\t30\t34\n")
+    args = [f"checkpoint={trained}", "saturate=r.bed", "genome=g.fa", "output=y.tsv"]
+    status, _, err = cli("variants", *args, "report=r.bed/page.html")
+    assert status == 1 and "r.bed is a file; choose another folder" in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.glob("*y.tsv*"))
+
+
+def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
+    lines = (tmp_path / "x.vcf").read_text().splitlines(keepends=True)
+    head = [line for line in lines if line[0] == "#"]
+    (tmp_path / "z.vcf").write_text("".join([*head, *reversed(lines[len(head) :])]))
+    args = [f"checkpoint={trained}", *inputs]
+    assert cli("variants", *args, "output=x.tsv")[0] == 0
+    status, _, err = cli("variants", *args, "vcf=z.vcf", "output=z.vcf.gz")
+    assert status == 0 and "z.vcf is not sorted by position" in err
+    with open_text("z.vcf.gz") as file:
+        rows = [line.split("\t") for line in file if line[0] != "#"]
+    sorted_llr = read("x.tsv").groupby(["chrom", "pos"], sort=False)["LLR"].first()
+    found = {(r[0], int(r[1])): float(r[7].partition("LLR=")[2].split(";")[0].split(",")[0]) for r in rows if "LLR=" in r[7]}
+    assert [row[1] for row in rows] == ["300", "90", "1", "36", "29", "22", "15", "8"]
+    np.testing.assert_allclose([found[key] for key in sorted_llr.index], sorted_llr, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +216,7 @@ def test_a_genome_without_the_contig_and_other_wrong_use(cli, trained, inputs, t
         (["num_draws=7"], "num_draws 7 must be even"),
         (["sites_per_window=30"], "sites_per_window 30 leaves fewer than 8 bases"),
         (["resume=true"], "resume=true needs output="),
+        (["dependency=d.txt"], "dependency d.txt has another format; its name must end in .tsv"),
     ):
         status, _, err = cli("variants", f"checkpoint={trained}", *inputs, *more)
         assert status == 1 and message in err, err
@@ -190,14 +240,58 @@ def test_variants_from_python(trained, inputs, tmp_path, monkeypatch):
     rows = [("1", 8, "A", "C,T"), ("chr1", 15, "AC", "TT")]
     genome = {"chr1": "ACGTTGA" * 60}
     found = model.variants(rows, genome)
-    assert list(found) == [*COLUMNS, "REF_mismatch"] and found["alt"].tolist() == ["C", "T", "TT"]
+    assert list(found) == [*COLUMNS, "REF_mismatch", "reason"] and found["alt"].tolist() == ["C", "T", "TT"]
+    assert (found["reason"] == "").all() and found["LLR"].notna().all()
     frame = pandas.DataFrame(rows, columns=["chrom", "pos", "ref", "alt"])
     pandas.testing.assert_frame_equal(model.variants(frame, "g.fa"), found)
-    assert len(model.variants("x.vcf", "g.fa", L2=True)) == 8
+    whole = model.variants("x.vcf", "g.fa", L2=True)
+    assert len(whole) == 10 and (whole["L2"].isna() == (whole["reason"] != "")).all()
     with pytest.raises(ValueError, match="REF differs"):
         model.variants([("1", 8, "C", "A")], genome)
-    with pytest.raises(ValueError, match="on_mismatch 'no' is not known"):
-        model.variants(rows, genome, on_mismatch="no")
+
+
+def test_skipped_alleles_are_rows_without_values_in_their_order(trained):
+    genome = {"chr1": "ACGTTGA" * 60, "n": "ACGTN" + "ACGTTGCA" * 20 + "N" * 64, "short": "ACGTTGACCA"}
+    variants = [
+        {"chrom": "chr1", "pos": 8, "ref": "A", "alt": "<DEL>,C,*", "id": "rs1"},
+        {"chrom": "n", "pos": 5, "ref": "A", "alt": "C"},
+        {"chrom": "n", "pos": 165, "ref": "A", "alt": "AGG"},
+        {"chrom": "short", "pos": 2, "ref": "CGTTGAC", "alt": "C"},
+        {"chrom": "chr1", "pos": 8, "ref": "C", "alt": "T"},
+    ]
+    found = dnadiff.load(trained, "cpu").variants(variants, genome, on_mismatch="skip", stranded=True)
+    assert found["reason"].tolist() == [
+        "a symbolic allele",
+        "",
+        "* (a deletion in another row)",
+        "N in the genome at REF",
+        "N at the end of a window",
+        "the record is too short for windows of equal length",
+        "REF differs from the genome",
+    ]
+    assert found["LLR"].notna().tolist() == [False, True] + [False] * 5 and found["id"].tolist()[:4] == ["rs1"] * 3 + ["."]
+    assert found["alt"].tolist()[:3] == ["<DEL>", "C", "*"] and found["REF_mismatch"].tolist() == [False] * 6 + [True]
+
+
+def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
+    model, rows, genome = dnadiff.load(trained, "cpu"), [("chr1", 8, "A", "C")], {"chr1": "ACGTTGA" * 60}
+    for arguments, message in (
+        ({"on_mismatch": "no"}, "on_mismatch 'no' is not known; choose error, skip, flag"),
+        ({"sites_per_window": 9}, "sites_per_window 9 leaves fewer than 8 bases between the sites of a window of 64; set less"),
+        ({"sites_per_window": 0}, "sites_per_window 0 must be an integer of at least 1"),
+        ({"window": 2.5}, "window 2.5 must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size 0 must be an integer of at least 1"),
+        ({"seed": -1}, "seed -1 must be an integer of at least 0"),
+        ({"stranded": "no"}, "stranded 'no' must be true or false"),
+        ({"L2": 1}, "L2 1 must be true or false"),
+        ({"method": "masked"}, "variant_method is a str, not a method; choose by_kind, masked"),
+        ({"genome": 5}, "genome is of type int; give a sequence file"),
+        ({"genome": {"chr1": "ACGT!"}}, "genome: in chr1, letter '!' at position 5 is not a nucleotide"),
+        ({"variants": 5}, "variants is of type int; give a file"),
+        ({"variants": [5]}, "variant 0 is 5; expected (chrom, pos, ref, alt)"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model.variants(**{"variants": rows, "genome": genome, **arguments})
 
 
 def test_variants_of_the_training_part_are_counted(trained, tmp_path):

@@ -9,7 +9,7 @@ from dnadiff.config import Json
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.training_part import TrainingPart
-from dnadiff.variant_effect.variant import Alleles, Edit, kinds
+from dnadiff.variant_effect.variant import Alleles, Edit, Row, kinds
 
 _SHOWN = 3  # rows in a message
 SKIP, FLAG = "skip", "flag"
@@ -17,7 +17,7 @@ ON_MISMATCH = ("error", SKIP, FLAG)
 
 
 @dataclass
-class Census:
+class InputSummary:
     """Counts of the rows and alleles of a source.
 
     Attributes:
@@ -25,7 +25,9 @@ class Census:
         skipped: reason to number of alleles.
         mismatches: rows whose REF differs from the genome.
         in_training: alleles in the training part of the model.
-        edits: the first two edits.
+        is_sorted: whether the rows of each contig are together and ascending.
+        first: the first edit.
+        messages: of the first rows whose REF differs.
     """
 
     rows: int = 0
@@ -33,15 +35,16 @@ class Census:
     skipped: Counter[str] = field(default_factory=Counter)
     mismatches: int = 0
     in_training: int = 0
-    edits: list[Edit] = field(default_factory=list)
-    first: list[str] = field(default_factory=list)
+    is_sorted: bool = True
+    first: Edit | None = None
+    messages: list[str] = field(default_factory=list)
 
     @property
     def alleles(self) -> int:
         """Alleles that are scored."""
         return sum(self.kinds.values())
 
-    def summary(self) -> dict[str, Json]:
+    def counts(self) -> dict[str, Json]:
         """The counts, for the JSON file."""
         return {
             "rows": self.rows,
@@ -51,34 +54,54 @@ class Census:
         }
 
 
-def take_census(source: VariantSource, alleles: Alleles, method: VariantMethod, training: TrainingPart, refuses: bool) -> Census:
-    """Read all variants once, in constant memory.
+class _Order:
+    """Whether rows are sorted as a VCF file should be."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.last = ("", 0)
+
+    def follows(self, row: Row) -> bool:
+        """Whether the next row keeps the order."""
+        (chrom, pos), self.last = self.last, (row.chrom, row.pos)
+        if row.chrom == chrom:
+            return row.pos >= pos
+        is_new = row.chrom not in self.seen
+        self.seen.add(row.chrom)
+        return is_new
+
+
+def summarize(
+    source: VariantSource, alleles: Alleles, method: VariantMethod, training: TrainingPart, mismatch_is_error: bool
+) -> InputSummary:
+    """Read all variants once, in constant memory, and check each of them.
 
     Args:
-        refuses: raise an error if REF differs from the genome in any row.
+        mismatch_is_error: raise an error if REF differs from the genome in any row.
 
     Raises:
         ValueError: naming the file and line of the first row that is not valid, or the first rows whose REF differs.
     """
-    census = Census()
+    summary, order = InputSummary(), _Order()
     for row in source:
         found, mismatch = alleles.edits(row)
         edits = [each for each in found if isinstance(each, Edit)]
-        census.rows += 1
-        census.kinds.update(kinds(edits))
-        census.skipped.update(each.reason for each in found if not isinstance(each, Edit))
-        census.in_training += sum(map(training.contains, edits))
-        census.edits += edits[: max(2 - len(census.edits), 0)]
+        summary.rows += 1
+        summary.kinds.update(kinds(edits))
+        summary.skipped.update(each.reason for each in found if not isinstance(each, Edit))
+        summary.in_training += sum(map(training.contains, edits))
+        summary.is_sorted &= order.follows(row)
+        summary.first = summary.first or next(iter(edits), None)
         if mismatch is not None:
-            census.mismatches += 1
-            census.first += [mismatch.message] if len(census.first) < _SHOWN else []
+            summary.mismatches += 1
+            summary.messages += [mismatch.message] if len(summary.messages) < _SHOWN else []
         for edit in edits:
             method.check(edit)
-    if refuses and census.mismatches:
+    if mismatch_is_error and summary.mismatches:
         raise ValueError(
-            f"REF differs from the genome in {census.mismatches:,} of {census.rows:,} rows: {'; '.join(census.first)}; is the genome the "
+            f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: {'; '.join(summary.messages)}; is the genome the "
             "assembly of the variants? on_mismatch=skip leaves such rows out, on_mismatch=flag marks them"
         )
-    if not census.rows:
+    if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")
-    return census
+    return summary

@@ -1,0 +1,60 @@
+"""What is written next to the scores: the dependency matrix of a single variant, and the page with heat maps of saturated regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dnadiff.data.files import atomic_write, check_output
+from dnadiff.variant_effect.dependency import as_table, dependency
+from dnadiff.variant_effect.network import Network
+from dnadiff.variant_effect.summary import InputSummary
+
+
+@dataclass(frozen=True)
+class ExtraOutputs:
+    """The files that are written when all variants have been scored.
+
+    Attributes:
+        matrix: the dependency matrix, a .tsv file; None for none.
+        span: bases on each side of the variant in it.
+        page: an .html file with heat maps, and pictures next to it; None for none.
+    """
+
+    network: Network
+    summary: InputSummary
+    matrix: Path | None
+    span: int
+    page: Path | None
+
+    def check(self, output: Path, overwrite: bool) -> None:
+        """Refuse, before anything is scored, what cannot be written; raises ValueError or OSError naming the key."""
+        if self.page is not None:
+            check_output(self.page, overwrite)
+        if self.matrix is None:
+            return
+        if self.summary.alleles != 1:
+            raise ValueError(
+                f"dependency writes the matrix of a single variant, and there are {self.summary.alleles:,} alleles; give one variant"
+            )
+        if self.network.denoiser.causal:
+            raise ValueError("dependency masks bases around the variant, which an autoregressive model cannot do; leave dependency out")
+        if self.matrix.resolve() == output.resolve():
+            raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
+        check_output(self.matrix, overwrite)
+
+    def missing(self) -> ExtraOutputs:
+        """Those whose files do not exist."""
+        matrix, page = (None if path is not None and path.exists() else path for path in (self.matrix, self.page))
+        return ExtraOutputs(self.network, self.summary, matrix, self.span, page)
+
+    def write(self, draw: Callable[[Path], object]) -> None:
+        """Write them; `draw` writes the page with its pictures."""
+        if self.page is not None:
+            draw(self.page)
+        if self.matrix is not None and self.summary.first is not None:
+            edit = self.summary.first
+            with atomic_write(self.matrix, overwrite=True) as file:  # `check` has refused a file that must be kept
+                file.write(as_table(dependency(self.network, edit, self.span), edit.record))
+            print(f"the dependency matrix is in {self.matrix}")
