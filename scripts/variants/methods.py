@@ -30,6 +30,7 @@ from dnadiff.data.genome.regions import region_of
 from dnadiff.data.tokenizer import DNATokenizer
 
 BLOCK = 16  # the default of variant_method=block
+SMALL_BLOCKS = 4, 8  # others, of which the variance is measured too
 FULL = {
     "calibration": {"snvs": 3, "indels": 1, "repetitions": 200, "window": 256, "orders": 4, "draws": 16},
     "variance": {"snvs": 60, "orders": 4, "draws": 64},
@@ -74,15 +75,16 @@ class Study:
             for name in ("block", "window")
             for number, variant in enumerate([*self.calibrated[0], *self.calibrated[1]])
         }
+        self.pieces |= {f"variance_{block}": lambda block=block: self.variance(block) for block in SMALL_BLOCKS}
         self.pieces |= {"variance": self.variance, "indels": self.indels, "sites_1": lambda: self.all_snvs(1)}
         self.pieces |= {f"sites_{number}": lambda n=number: self.sites(n) for number in self.size["sites"]["numbers"]}
         self.tables = [name for name in self.pieces if name != "sites_1"]
 
-    def methods(self, name: str) -> dict[str, list[str]]:
+    def methods(self, name: str, block: int = BLOCK) -> dict[str, list[str]]:
         """The settings of `block` and `window` in a piece."""
         size = self.size[name]
         return {
-            "block": ["variant_method=block", f"block={BLOCK}", f"num_orders={size['orders']}"],
+            "block": ["variant_method=block", f"block={block}", f"num_orders={size['orders']}"],
             "window": ["variant_method=window", f"num_draws={size['draws']}"],
         }
 
@@ -94,14 +96,14 @@ class Study:
         llr, se = (np.array([float(frame[column].iloc[0]) for frame in frames]) for column in ("LLR", "SE"))
         return {"variant": f"{variant.ref}>{variant.alt}", "method": name, "mean": float(llr.mean()), **ratio(llr, se)}
 
-    def variance(self) -> dict:
+    def variance(self, block: int = BLOCK) -> dict:
         """Variance times calls of both methods, and their ratio with an interval over SNVs."""
         size = self.size["variance"]
         rows = random_variants(self.subject.genome, self.region, size["snvs"], indels=False)
         # One order: its steps from the variant on for REF, and for ALT all of them but the first, which both share: on average one for each base.
-        factors = {"block": size["orders"] * (BLOCK + 1), "window": 2 * size["draws"]}
+        factors = {"block": size["orders"] * (block + 1), "window": 2 * size["draws"]}
         costs = {}
-        for name, overrides in self.methods("variance").items():
+        for name, overrides in self.methods("variance", block).items():
             found = self.subject.scores(self.kept, f"variance_{name}", rows, *overrides, "stranded=true")
             costs[name] = found["SE"].to_numpy() ** 2 * factors[name]
         over_snvs = lambda cost, weight: float((cost * weight).sum() / weight.sum())  # noqa: E731
@@ -204,8 +206,11 @@ def quantities_table(rows: dict) -> str:
     lines = []
     if "variance" in rows:
         row = rows["variance"]
-        lines += [[f"variance x calls of `{name}`, {row['snvs']} SNVs, nats^2", measures.shown(row[name])] for name in ("block", "window")]
-        lines.append(["`window` over `block`", measures.shown(row["window_over_block"], 0)])
+        lines.append([f"variance x calls of `window`, {row['snvs']} SNVs, nats^2", measures.shown(row["window"])])
+    for name, block in {**{f"variance_{block}": block for block in SMALL_BLOCKS}, "variance": BLOCK}.items():
+        if name in rows:
+            lines.append([f"variance x calls of `block={block}`", measures.shown(rows[name]["block"])])
+            lines.append([f"`window` over `block={block}`", measures.shown(rows[name]["window_over_block"], 0)])
     if "indels" in rows:
         row = rows["indels"]
         lines += [[f"`block` minus `window`, {row['indels']} indels, nats", measures.shown(row["difference"], sign=True)]]
