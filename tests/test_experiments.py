@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dnadiff import checkpoint
-from dnadiff.config import compose, config_dir
+from dnadiff.config import build, compose, config_dir
 from dnadiff.train import run
 
 EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
@@ -30,6 +30,8 @@ def stand_in(name, shared_data, tmp_path):
         return [f"data.path={tmp_path / 'book.txt'}", "tokenizer=characters", "trainer.precision=32-true", *cut]
     if data.get("download"):
         return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}", "data.keep=null", "data/split=chr20", "data.num_workers=0"]
+    if data["path"] == "???":
+        return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}"]
     return []
 
 
@@ -63,6 +65,15 @@ def test_the_recipe_for_dna_is_the_published_one():
         size = (row["backbone"]["d_model"], row["backbone"]["n_layers"])
         assert size == ((128, 4) if name == "hg38_ar_mamba" else (118, 4))
         assert data["split"]["valid"] == ["chr10"] and data["split"]["test"] == ["chr8", "chr20"]
+
+
+@pytest.mark.parametrize(("choices", "part"), [(["experiment=human_chr20"], "test"), (["data=fasta", "data/split=chr20"], "train")])
+def test_the_hnf4a_promoter_is_held_out_of_its_experiment_alone(choices, part):
+    split = build(compose("train", [*choices, "data.path=x"], resolve=False)["data"]["split"])
+    parts, (low, high) = split(["20"], [63_025_520]), (42_984_159 - 1024, 42_984_444 + 1024)
+    assert [name for name, intervals in parts.items() for each in intervals if each.start <= low and each.end >= high] == [part]
+    if part == "test":
+        assert all(each.end <= 42_000_000 - 2048 or each.start >= 43_000_000 + 2048 for each in parts["train"])
 
 
 def test_the_recipe_for_text_is_the_published_one():

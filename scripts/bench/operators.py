@@ -152,8 +152,12 @@ def set_gradients(step: Step, gradients: list[Tensor | None]) -> None:
         parameter.grad = gradient
 
 
-def mixer_operators(width: int, layers: int, batch: int, length: int, threads: int) -> list[Operator]:
-    """Those of a mixer: calls of the library with the arrays of one layer."""
+def mixer_operators(width: int, layers: int, batch: int, length: int, threads: int, keep: bool = True) -> list[Operator]:
+    """Those of a mixer: calls of the library with the arrays of one layer.
+
+    Args:
+        keep: the scan stores states for the backward pass; False is inference, which calls the first four alone.
+    """
     D, E, R, rows, lib = width, 2 * width, math.ceil(width / 16), batch * length, library()
     P, wide, narrow = R + 2 * N, 4.0 * rows * E, 4.0 * rows * D
     hidden, dout, dhidden = (torch.randn(batch, length, D) for _ in range(3))
@@ -184,7 +188,7 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
         Operator("two convolutions, x_proj, dt", layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
-        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, True, *PLAIN), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + wide / 2),
+        Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, keep, *PLAIN), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + keep * wide / 2),
         Operator("gate, output projection", layers, lambda: lib.dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads), f["in"] + silu, 3 * wide + narrow, 1.0 * rows * E),
         Operator("gate, output projection and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_output_backward(*pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums), *sizes, S, threads), 4 * f["in"] + 3 * silu, 4 * wide + 3 * narrow, 1.0 * rows * E),
         Operator("scan of one direction, backward", 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False, *PLAIN[:3], None, None), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
@@ -228,6 +232,16 @@ def measure(calls: dict[str, Callable[[], object]], seconds: float, threads: int
     return best
 
 
+def compared(op: Operator, seconds: float, rates: dict[str, float]) -> dict[str, object]:
+    """A call of an operator, and the part of its time that the longer of arithmetic and bytes takes at the rates of the machine."""
+    level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
+    product = max(rate for name, rate in rates.items() if name.startswith("product"))
+    limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / rates[f"copy {level}"]}
+    by = max(limits, key=lambda name: limits[name])
+    amounts = {"MB": op.bytes / 1e6, "MFLOP": op.flops / 1e6, "Mexp": op.exps / 1e6}
+    return {"name": op.name, "calls": op.calls, "ms": seconds * 1e3, **amounts, "limit": limits[by] / seconds, "by": by}
+
+
 def table(options: argparse.Namespace) -> dict[str, object]:
     """All operators of one size with their limits, and the rates of the machine."""
     torch.set_num_threads(options.threads)
@@ -241,21 +255,7 @@ def table(options: argparse.Namespace) -> dict[str, object]:
     best = measure(calls, options.seconds, options.threads)
     rates = {name: amount / best[name] for name, (_, amount) in probes.items()}
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    copies = {level: rates[f"copy {level}"] for level in LEVELS}
-    rows = []
-    for op in operators:
-        level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
-        limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / copies[level]}
-        by = max(limits, key=lambda name: limits[name])
-        row = {
-            "name": op.name,
-            "calls": op.calls,
-            "ms": best[op.name] * 1e3,
-            "MB": op.bytes / 1e6,
-            "MFLOP": op.flops / 1e6,
-            "Mexp": op.exps / 1e6,
-        }
-        rows.append(row | {"limit": limits[by] / best[op.name], "by": by, "share": op.calls * best[op.name] / best["step"]})
+    rows = [compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / best["step"]} for op in operators]
     rest = 1 - sum(float(str(row["share"])) for row in rows)
     flops = 3 * layers * (2 * width * 4 * width + 2 * 2 * width * width + 2 * 2 * 2 * width * (2 * N + 2 * math.ceil(width / 16)))
     tokens = options.batch * options.length

@@ -34,17 +34,18 @@ class Kept:
     Args:
         folder: created with the first piece.
         settings: settings of the study, saved with each piece to detect pieces that were made with other settings.
+        strict: a piece that was made with other settings, or without any, counts as not finished: it is never read, and is run again.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.settings = folder, json.loads(json.dumps(settings or {}, default=str))
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None, strict: bool = False) -> None:
+        self.folder, self.settings, self.strict = folder, json.loads(json.dumps(settings or {}, default=str)), strict
 
     def path(self, name: str) -> Path:
         """The file of a piece."""
         return self.folder / f"{name}.json"
 
     def __contains__(self, name: str) -> bool:
-        return self.path(name).is_file()
+        return self.path(name).is_file() and not (self.strict and self.changed(name))
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name not in self:
@@ -78,8 +79,11 @@ class Kept:
         write_json(self.path(name), {**row, "of_study": self.settings})
 
     def changed(self, name: str) -> str:
-        """Settings that changed since a piece was made, such as `epochs 10, now 8`; empty if none did, or the piece has no settings."""
-        before = self._read(name).get("of_study", self.settings)
+        """Settings that changed since a piece was made, such as `epochs 10, now 8`; empty if none did.
+
+        A piece without settings, of an earlier version, has not changed unless `strict`.
+        """
+        before = self._read(name).get("of_study", {} if self.strict else self.settings)
         keys = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
         return "; ".join(f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys)
 
@@ -98,12 +102,14 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
     return parser
 
 
-def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -> None:
+def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace, collected: Iterable[str] | None = None) -> None:
     """Run the chosen pieces that are not finished, in the order of `--only`.
 
-    Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables.
+    Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables, unless `kept` is
+    strict.
 
-    With `--collect FILE` all finished pieces are written to one JSON file at the end; add `--table` to collect without running any.
+    With `--collect FILE` all finished pieces, or those named in `collected`, are written to one JSON file at the end; add `--table` to
+    collect without running any.
 
     Several processes can work in one folder: a piece that another process runs is skipped, and waited for at the end, because others may
     depend on it.
@@ -115,7 +121,7 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
     chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
         raise ValueError(f"--only {' '.join(options.only)} matches no piece; there are {', '.join(pieces)}")
-    found = {name: kept.changed(name) for name in pieces if name in kept}
+    found = {name: kept.changed(name) for name in pieces if kept.path(name).is_file()}
     for change in dict.fromkeys(filter(None, found.values())):
         print(f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}", flush=True)
     if options.list:
@@ -124,7 +130,7 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace) -
     if not (options.list or options.table):
         _run_all(chosen, pieces, kept)
     if options.collect:
-        kept.collect(pieces, options.collect)
+        kept.collect(pieces if collected is None else collected, options.collect)
 
 
 def _run_all(chosen: Sequence[str], pieces: Mapping[str, Piece], kept: Kept) -> None:

@@ -1,11 +1,12 @@
 """Synonymous against nonsense and missense SNVs in the held-out genes of E. coli K-12.
 
-    python scripts/variants/coding.py --checkpoint RUN [--output DIR] [--genes N] [--per-class N] [--list] [--table]
+    python scripts/variants/coding.py --checkpoint RUN [--output DIR] [--genes N] [--per-class N] [--list] [--table] [--collect FILE]
 
-Only genes that are inside the held-out 80-90 % of the genome. All SNVs of the codons between start and stop are classified by the genetic
-code, and of each gene and class at most `--per-class` are drawn. Scores: the network (`masked`), Markov models of orders 6 and 12 fitted
-on the training part, and codon usage of the training genes, which is given the reading frame. AUROC is the probability that a
-synonymous SNV has the higher score; intervals are over genes. Each piece is one gene set and one scorer.
+Only genes that are inside the test part of the network's own split, read once. All SNVs of the codons between start and stop are classified
+by the genetic code, and of each gene and class at most `--per-class` are drawn. Left out: genes of several parts (joined, or with alternative
+products), those that are not one open reading frame, and SNVs where coding sequences overlap. Scores: the network (`masked`), Markov models
+of orders 6 and 12 of the training part, and codon usage of the training genes, which is given the reading frame. AUROC is the probability
+that a synonymous SNV has the higher score; intervals are over genes. Novel bases are in no 24-mer of the training part.
 """
 
 from __future__ import annotations
@@ -14,24 +15,55 @@ import gzip
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-sys.path += [str(Path(__file__).parents[1] / "experiments"), str(Path(__file__).parent)]
+sys.path += [str(Path(__file__).parent)]
 import measures
+import scoring
 import study
 
-import dnadiff
 from dnadiff.data import bundled
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.kmers import KmerSet
 
-FASTA, CDS = "bundled:ecoli_K12_MG1655.fa.gz", "ecoli_K12_MG1655.CDS.bed.gz"
+CDS = "ecoli_K12_MG1655.CDS.bed.gz"
 CLASSES = ("synonymous", "missense", "nonsense")
+MARKOV = ("order 6", "order 12")
+NAMES = ("network", *MARKOV, "codon usage")
 BASES = "ACGT"
 COMPLEMENT = dict(zip(BASES, "TGCA"))
+
+
+class Gene(NamedTuple):
+    """A coding sequence in one part."""
+
+    name: str
+    record: str
+    start: int
+    end: int
+    strand: str
+
+
+class SNV(NamedTuple):
+    """A single-nucleotide variant of a gene.
+
+    Attributes:
+        position: 0-based.
+        ref, alt: bases of the + strand.
+        codons: as in CTG>CTA.
+    """
+
+    gene: str
+    record: str
+    position: int
+    ref: str
+    alt: str
+    kind: str
+    codons: str
 
 
 def genetic_code() -> dict[str, str]:
@@ -42,10 +74,14 @@ def genetic_code() -> dict[str, str]:
     return {**table.forward_table, **dict.fromkeys(table.stop_codons, "*")}
 
 
-def snvs_of_gene(letters: str, start: int, end: int, strand: str) -> list[tuple[int, str, str, str, str]]:
-    """(0-based position, base of the + strand, alternative there, class, codons as in CTG>CTA) of a gene without its first and last codon."""
+def snvs_of_gene(letters: str, gene: Gene) -> list[SNV]:
+    """All SNVs of a gene without those in its first and last codon and in stops.
+
+    Args:
+        letters: of the + strand.
+    """
     code, found = genetic_code(), []
-    body = letters if strand == "+" else str(reverse_complement(letters))
+    body = letters if gene.strand == "+" else str(reverse_complement(letters))
     for place in range(3, len(body) - 3):
         codon_start = place - place % 3
         codon = body[codon_start : codon_start + 3]
@@ -54,63 +90,153 @@ def snvs_of_gene(letters: str, start: int, end: int, strand: str) -> list[tuple[
                 continue
             new = codon[: place % 3] + alt + codon[place % 3 + 1 :]
             kind = "nonsense" if code[new] == "*" else "synonymous" if code[new] == code[codon] else "missense"
-            position = start + place if strand == "+" else end - 1 - place
-            ref, there = (body[place], alt) if strand == "+" else (COMPLEMENT[body[place]], COMPLEMENT[alt])
-            found.append((position, ref, there, kind, f"{codon}>{new}"))
+            position = gene.start + place if gene.strand == "+" else gene.end - 1 - place
+            ref, there = (body[place], alt) if gene.strand == "+" else (COMPLEMENT[body[place]], COMPLEMENT[alt])
+            found.append(SNV(gene.name, gene.record, position, ref, there, kind, f"{codon}>{new}"))
     return found
 
 
-def genes() -> list[tuple[str, int, int, str, str]]:
-    """Record, start, end, name and strand of each coding sequence."""
-    with gzip.open(bundled.path(CDS), "rt") as file:
+def read_parts(path: Path) -> list[Gene]:
+    """The rows of a BED file of coding sequences; a gene of several parts has several."""
+    with gzip.open(path, "rt") as file:
         rows = [line.rstrip("\n").split("\t") for line in file if line.strip()]
-    return [(r[0], int(r[1]), int(r[2]), r[3], r[5]) for r in rows if (int(r[2]) - int(r[1])) % 3 == 0]
+    return [Gene(r[3], r[0], int(r[1]), int(r[2]), r[5]) for r in rows]
 
 
-def chosen_snvs(genome: Genome, number: int | None, per_class: int) -> list[tuple]:
-    """(gene, record, position, ref, alt, class, codons) of the held-out genes."""
-    (record, length), draw, rows = next(iter(genome.lengths.items())), np.random.default_rng(0), []
-    low, high = round(0.8 * length), round(0.9 * length)
-    held_out = [g for g in genes() if low <= g[1] and g[2] <= high][:number]
-    for _, start, end, name, strand in held_out:
-        found = snvs_of_gene(DNATokenizer().decode(genome.window(record, start, end)), start, end, strand)
+class Genes:
+    """The coding sequences of a genome that can be read codon by codon.
+
+    Attributes:
+        frames: genes in one part whose length is a multiple of 3, with at most one stop inside (a selenocysteine).
+        left_out: the other rows by reason.
+        overlaps: for each record (L,) bool, whether several coding sequences share a base.
+    """
+
+    def __init__(self, parts: list[Gene], genome: Genome) -> None:
+        self.genome, rows = genome, Counter(part.name for part in parts)
+        self.frames: list[Gene] = []
+        self.left_out: dict[str, list[Gene]] = {"several parts": [], "no open reading frame": []}
+        depth = {record: np.zeros(length, np.uint8) for record, length in genome.lengths.items()}
+        for part in parts:
+            depth[part.record][part.start : part.end] += 1
+            if rows[part.name] > 1:
+                self.left_out["several parts"].append(part)
+            elif not self._is_open(part):
+                self.left_out["no open reading frame"].append(part)
+            else:
+                self.frames.append(part)
+        self.overlaps = {record: each > 1 for record, each in depth.items()}
+
+    def letters(self, gene: Gene, strand: str = "+") -> str:
+        """The bases of a gene."""
+        return DNATokenizer().decode(self.genome.window(gene.record, gene.start, gene.end, strand))
+
+    def codons(self, gene: Gene) -> list[str]:
+        """The codons of a gene in reading direction."""
+        letters = self.letters(gene, gene.strand)
+        return [letters[i : i + 3] for i in range(0, len(letters), 3)]
+
+    def _is_open(self, gene: Gene) -> bool:
+        code, codons = genetic_code(), self.codons(gene)
+        return (gene.end - gene.start) % 3 == 0 and sum(code.get(codon) == "*" for codon in codons[:-1]) <= 1
+
+
+def inside(gene: Gene, interval: tuple[str, int, int]) -> bool:
+    """Whether a gene is inside (record, start, end)."""
+    record, low, high = interval
+    return gene.record == record and low <= gene.start and gene.end <= high
+
+
+def chosen_snvs(genes: Genes, held_out: tuple[str, int, int], number: int | None, per_class: int) -> tuple[list[SNV], dict]:
+    """SNVs of the first genes of the held-out part, and how many genes and SNVs were left out."""
+    draw, rows, overlapping = np.random.default_rng(0), [], 0
+    chosen = [gene for gene in genes.frames if inside(gene, held_out)][:number]
+    for gene in chosen:
+        found = snvs_of_gene(genes.letters(gene), gene)
+        alone = [each for each in found if not genes.overlaps[each.record][each.position]]
+        overlapping += len(found) - len(alone)
         for kind in CLASSES:
-            of_kind = [each for each in found if each[3] == kind]
-            for i in sorted(draw.permutation(len(of_kind))[:per_class].tolist()):
-                rows.append((name, record, *of_kind[i]))
-    return rows
+            of_kind = [each for each in alone if each.kind == kind]
+            rows += [of_kind[i] for i in sorted(draw.permutation(len(of_kind))[:per_class].tolist())]
+    left_out = {reason: len({part.name for part in parts if inside(part, held_out)}) for reason, parts in genes.left_out.items()}
+    kinds = Counter(row.kind for row in rows)
+    return rows, {"genes": len(chosen), **{kind: kinds[kind] for kind in CLASSES}, **left_out, "SNVs in overlaps": overlapping}
 
 
-def codon_usage(genome: Genome, rows: list[tuple]) -> np.ndarray:
+def codon_usage(genes: Genes, training: tuple[str, int, int], rows: list[SNV]) -> np.ndarray:
     """log frequency of the new codon minus that of the old one in the genes of the training part."""
-    (record, length), counts = next(iter(genome.lengths.items())), Counter()
-    for _, start, end, _, strand in genes():
-        if end <= round(0.8 * length):
-            letters = DNATokenizer().decode(genome.window(record, start, end, strand))
-            counts.update(letters[i : i + 3] for i in range(0, len(letters) - 3, 3))  # without the stop
+    counts = Counter(codon for gene in genes.frames if inside(gene, training) for codon in genes.codons(gene)[:-1])
     logs = {codon: np.log(counts[codon] + 0.5) for codon in genetic_code()}
-    return np.array([logs[r[6].partition(">")[2]] - logs[r[6].partition(">")[0]] for r in rows])
+    return np.array([logs[new] - logs[old] for old, _, new in (row.codons.partition(">") for row in rows)])
 
 
-def markov_scores(genome: Genome, rows: list[tuple], order: int) -> np.ndarray:
-    """LLR by a Markov model of the training part."""
-    (record, length) = next(iter(genome.lengths.items()))
-    bases = DNATokenizer().bases(genome.window(record, 0, length))
-    model = BackoffMarkov.fit([bases[: round(0.8 * length)]], order).tuned([bases[round(0.9 * length) :]])
-    positions, alts = np.array([r[2] for r in rows]), np.array([BASES.index(r[4]) for r in rows])
-    return measures.markov_llr(model, order, genome, record, positions, alts)
+class Study:
+    """The pieces of the study; scores of SNVs are kept in files of their own, and tables need `snvs` and `auroc` alone."""
+
+    tables = "snvs", "auroc", "auroc_novel"
+
+    def __init__(self, subject: scoring.Subject, options) -> None:
+        self.subject, self.genes = subject, Genes(read_parts(bundled.path(CDS)), subject.genome)
+        number, per_class = (4, 3) if options.quick else (options.genes, options.per_class)
+        self.rows, self.counts = chosen_snvs(self.genes, subject.part("test"), number, per_class)
+        self.kept = subject.kept(options, options.output, snvs=scoring.digest(self.rows), split=subject.split)
+        self.pieces = {
+            "snvs": lambda: self.counts | {"novel": int(self.novel().sum()), "weights": subject.hashes["weights"]},
+            "network": self.network,
+            "markov": self.markov,
+            "codon_usage": lambda: {"codon usage": codon_usage(self.genes, subject.part("train"), self.rows).tolist()},
+            "auroc": lambda: self.auroc(np.ones(len(self.rows), bool)),
+            "auroc_novel": lambda: self.auroc(self.novel()),
+        }
+
+    def network(self) -> dict:
+        """LLR by `masked`, the default for SNVs, on both strands."""
+        rows = [scoring.Variant(r.record, r.position + 1, r.ref, r.alt) for r in self.rows]
+        return {"network": self.subject.scores(self.kept, "network", rows)["LLR"].tolist()}
+
+    def markov(self) -> dict:
+        """LLR by Markov models of the training part."""
+        positions, alts = np.array([r.position for r in self.rows]), np.array([BASES.index(r.alt) for r in self.rows])
+        where = self.subject.genome, self.subject.part("test")[0], positions, alts
+        return {f"order {order}": measures.markov_llr(model, order, *where).tolist() for order, model in self.subject.markov.items()}
+
+    def novel(self) -> np.ndarray:
+        """Whether no 24-mer of the training part covers the site: (n,)."""
+        to_bases, (record, low, high) = DNATokenizer().bases, self.subject.part("test")
+        seen = KmerSet([to_bases(ids) for ids in self.subject.data.sequences("train")])
+        covered = seen.covered(to_bases(self.subject.genome.window(record, low, high)))
+        return ~covered[[row.position - low for row in self.rows]]
+
+    def auroc(self, chosen: np.ndarray) -> dict:
+        """AUROC of synonymous against each other class, of the chosen SNVs."""
+        pieces = {**self.kept["network"], **self.kept["markov"], **self.kept["codon_usage"]}
+        scores, kinds = {name: np.array(pieces[name]) for name in NAMES}, np.array([row.kind for row in self.rows])
+        gene, found = np.array([row.gene for row in self.rows]), {}
+        for other in CLASSES[1:]:
+            used = np.isin(kinds, ("synonymous", other)) & chosen
+            positive = kinds[used] == "synonymous"
+            measure = lambda score, weight, positive=positive: measures.auroc(score, positive, weight)  # noqa: E731
+            found[other] = measures.bootstrap(measure, {n: s[used] for n, s in scores.items()}, gene[used], MARKOV)
+        return found
 
 
-def result(rows: list[tuple], scores: dict[str, np.ndarray], reference: str) -> dict:
-    """AUROC of synonymous against each other class."""
-    kinds, group = np.array([r[5] for r in rows]), np.array([r[0] for r in rows])
-    found = {}
-    for other in CLASSES[1:]:
-        used = np.isin(kinds, ("synonymous", other))
-        positive = kinds[used] == "synonymous"
-        measure = lambda score, weight, positive=positive: measures.auroc(score, positive, weight)  # noqa: E731
-        found[other] = measures.bootstrap(measure, {n: s[used] for n, s in scores.items()}, group[used], reference)
-    return found
+def table(rows: dict) -> str:
+    """The numbers of SNVs and AUROC with intervals, from the file that `--collect` writes."""
+    if not {"snvs", "auroc"} <= rows.keys():
+        return ""
+    counts, lines = rows["snvs"], []
+    for other in reversed(CLASSES[1:]):
+        for name, each in rows["auroc"][other].items():
+            minus = [measures.shown(each["minus"][order], sign=True) if order in each["minus"] else "" for order in MARKOV]
+            novel = measures.shown(rows["auroc_novel"][other][name]) if "auroc_novel" in rows else ""
+            lines.append([name, other, measures.shown(each), *minus, novel])
+    header = ["score", "synonymous against", "AUROC (95 %)", "minus order 6", "minus order 12", "AUROC, novel bases"]
+    said = (
+        f"{counts['genes']} genes; {counts['synonymous']:,} synonymous, {counts['missense']:,} missense and {counts['nonsense']:,} nonsense SNVs, "
+        f"{counts['novel']:,} of all at novel bases. Left out in the test part: {counts['several parts']} genes of several parts, "
+        f"{counts['no open reading frame']} that are no open reading frame, and {counts['SNVs in overlaps']:,} SNVs where coding sequences overlap."
+    )
+    return f"{said}\n\n{study.markdown(header, lines)}"
 
 
 def main() -> None:
@@ -118,44 +244,9 @@ def main() -> None:
     parser = study.arguments(__doc__, "runs/variants/coding")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--genes", type=int, help="only the first of them")
-    parser.add_argument("--per-class", type=int, default=50, help="SNVs of each gene and class")
+    parser.add_argument("--per-class", type=int, default=15, help="SNVs of each gene and class (default: %(default)s)")
     options = parser.parse_args()
-    genome = Genome.open(FASTA)
-    rows = chosen_snvs(genome, 4 if options.quick else options.genes, 3 if options.quick else options.per_class)
-    settings = {"checkpoint": options.checkpoint, "snvs": len(rows)}
-    kept = study.Kept(options.output / "quick" if options.quick else options.output, settings)
-
-    def network() -> dict:
-        frame = dnadiff.load(options.checkpoint).variants([(r[1], r[2] + 1, r[3], r[4]) for r in rows], genome)
-        return {"scores": frame["LLR"].tolist()}
-
-    def compared() -> dict:
-        names = ("network", "order 6", "order 12", "codon usage")
-        scores = {name: np.array(kept[name.replace(" ", "_")]["scores"]) for name in names}
-        return {kind: result(rows, scores, reference) for kind, reference in (("minus order 6", "order 6"), ("minus order 12", "order 12"))}
-
-    pieces = {
-        "network": network,
-        "order_6": lambda: {"scores": markov_scores(genome, rows, 6).tolist()},
-        "order_12": lambda: {"scores": markov_scores(genome, rows, 12).tolist()},
-        "codon_usage": lambda: {"scores": codon_usage(genome, rows).tolist()},
-        "auroc": compared,
-    }
-    study.work(pieces, kept, options)
-    if "auroc" in kept and not options.list:
-        print("\n" + table(kept))
-
-
-def table(kept: study.Kept) -> str:
-    """AUROC with intervals."""
-    lines = ["| score | against | AUROC | 95 % | minus order 6 | minus order 12 |", "|---|---|---|---|---|---|"]
-    found = kept["auroc"]
-    for other in CLASSES[1:]:
-        for name, six in found["minus order 6"][other].items():
-            twelve = found["minus order 12"][other][name]
-            cells = [f"{v['difference']:+.3f} [{v['difference_low']:+.3f}, {v['difference_high']:+.3f}]" for v in (six, twelve)]
-            lines.append(f"| {name} | {other} | {six['value']:.3f} | {six['low']:.3f} to {six['high']:.3f} | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines)
+    scoring.run(lambda: Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options), options, table)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""What the studies of variants share: AUROC and Spearman's correlation with paired bootstrap intervals, and Markov models as scorers."""
+"""AUROC and Spearman's correlation with paired bootstrap intervals, and the scores of variants by Markov models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from dnadiff.bootstrap import student_t
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, reverse_complement
 from dnadiff.markov.model import BackoffMarkov
 
 Scores = Mapping[str, np.ndarray]
-_RESAMPLES = 400
+Measure = Callable[[np.ndarray, np.ndarray], float]
+Interval = dict[str, float | None]  # value, low, high
+RESAMPLES = 1000
 
 
 def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
@@ -31,26 +34,45 @@ def spearman(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
 
 
 def bootstrap(
-    measure: Callable[[np.ndarray, np.ndarray], float], scores: Scores, group: np.ndarray, reference: str, seed: int = 0
-) -> dict[str, dict[str, float]]:
-    """`measure(score, weight)` of each score with its 95 % interval over groups, and its difference to a reference score.
+    measure: Measure, scores: Scores, group: np.ndarray, references: Sequence[str] = (), num_resamples: int | None = None, seed: int = 0
+) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
+    """`measure(score, weight)` of each score with its 95 % interval over groups, and `minus` each reference score.
 
     All scores share the resamples, so that differences are paired.
     """
     names, index = np.unique(group, return_inverse=True)
     draw = np.random.default_rng(seed)
-    counts = [np.ones(len(names)), *draw.multinomial(len(names), np.full(len(names), 1 / len(names)), _RESAMPLES)]
+    counts = [np.ones(len(names)), *draw.multinomial(len(names), np.full(len(names), 1 / len(names)), num_resamples or RESAMPLES)]
     values = {name: np.array([measure(score, count[index]) for count in counts]) for name, score in scores.items()}
-    found = {}
-    for name, value in values.items():
-        minus = value - values[reference]
-        found[name] = {"value": value[0], **_interval(value[1:], ""), "difference": minus[0], **_interval(minus[1:], "difference_")}
-    return found
+    return {
+        name: {**_quantiles(value), "minus": {other: _quantiles(value - values[other]) for other in references if other != name}}
+        for name, value in values.items()
+    }
 
 
-def _interval(values: np.ndarray, prefix: str) -> dict[str, float]:
-    low, high = np.quantile(values, (0.025, 0.975))
-    return {f"{prefix}low": float(low), f"{prefix}high": float(high)}
+def _quantiles(values: np.ndarray) -> Interval:
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return {"value": float(values[0]), "low": float(low), "high": float(high)}
+
+
+def over_sets(values: Scores, references: Sequence[str]) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
+    """The mean of values that several sets gave, (n,) per name, with the 95 % interval of Student's t over the sets, and `minus` each reference."""
+    return {
+        name: {**_mean(value), "minus": {other: _mean(value - values[other]) for other in references if other != name}}
+        for name, value in values.items()
+    }
+
+
+def _mean(values: np.ndarray) -> Interval:
+    half = student_t(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    mean = float(values.mean())
+    return {"value": mean, "low": float(mean - half), "high": float(mean + half)}
+
+
+def shown(found: Interval, digits: int = 3, sign: bool = False) -> str:
+    """`value (low to high)`; a dash for what is not defined."""
+    cells = ["-" if (x := found[key]) is None else f"{x:{'+' if sign else ''}.{digits}f}" for key in ("value", "low", "high")]
+    return f"{cells[0]} ({cells[1]} to {cells[2]})"
 
 
 def markov_llr(model: BackoffMarkov, order: int, genome: Genome, record: str, positions: np.ndarray, alts: np.ndarray) -> np.ndarray:

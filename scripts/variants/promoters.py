@@ -1,11 +1,16 @@
 """Designed sigma-70 promoters and the saturated HNF4A promoter: does the likelihood follow the measured expression?
 
-    python scripts/variants/promoters.py --checkpoint RUN --csv FILE [--output DIR] [--list] [--table]
-    python scripts/variants/promoters.py --checkpoint RUN --mpra FILE --genome FILE [--output DIR]
+    python scripts/variants/promoters.py --csv FILE --checkpoint RUN [--output DIR] [--list] [--table] [--collect FILE]
+    python scripts/variants/promoters.py --mpra FILE --genome FILE [--checkpoint RUN] [--train] [--output DIR] ...
 
-Sigma-70: Spearman's correlation within each background between log expression and the likelihood of the inner 150 bases (NELBO of the
-strand given), compared with a weight matrix of -35 and -10 (TTGACA, 16 to 18 bases, TATAAT) and Markov models of the training part. Controls
-are left out. HNF4A: Spearman's correlation of the measured effect and the LLR of the SNVs, with an interval over positions.
+Sigma-70: Spearman's correlation between log expression and log-likelihood within each background, where it orders promoters as the
+likelihood ratio to any one of them does, and the mean over backgrounds with an interval over them. Only the inner 150 bases are read, on the
+strand given; controls are left out. The network's NELBO uses the same masks for all promoters. Compared with the best pair of -35 and -10
+(TTGACA, 16 to 18 bases, TATAAT; a weight matrix) and with Markov models of the training part.
+
+HNF4A: Spearman's correlation of the measured effect and the LLR of all SNVs, with an interval over blocks of 10 positions, compared with Markov
+models on the same SNVs. Without --checkpoint a network is trained first (`experiment=human_chr20`, 15 minutes on two cores); it resumes. The
+promoter must be in the test part of the network.
 """
 
 from __future__ import annotations
@@ -17,19 +22,26 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import torch
 
-sys.path += [str(Path(__file__).parents[1] / "experiments"), str(Path(__file__).parent)]
+sys.path += [str(Path(__file__).parent)]
 import measures
+import scoring
 import study
 
-import dnadiff
-from dnadiff.data.genome.genome import Genome
+from dnadiff import likelihood
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.kmers import KmerSet
+from dnadiff.likelihood.monte_carlo import WindowBatch
+from dnadiff.model import Model
 
 MINUS_35, MINUS_10, SPACERS = "TTGACA", "TATAAT", (16, 17, 18)
 INNER = slice(24, 174)
-FASTA = "bundled:ecoli_K12_MG1655.fa.gz"
+MARKOV = ("order 6", "order 12")
+MATRIX = "weight matrix"
+EXPERIMENT = "human_chr20"
+BLOCK, CONTEXT = 10, 512  # positions that are resampled together; bases on each side whose 24-mers are compared with the training part
+FULL, QUICK = {"draws": 8, "repeats": 2, "batch": 64}, {"draws": 2, "repeats": 2, "batch": 64}
 _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of another one
 
 
@@ -57,93 +69,194 @@ def read_promoters(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def within(scores: dict[str, np.ndarray], rows: list[dict[str, str]]) -> dict:
-    """Spearman's correlation with log expression in each background, and its mean over backgrounds."""
-    groups = defaultdict(list)
-    for number, row in enumerate(rows):
-        groups[row["background"]].append(number)
-    expression, found = np.log([float(row["expression"]) for row in rows]), {}
-    for name, used in groups.items():
-        measure = lambda score, weight, used=used: measures.spearman(score, expression[used], weight)  # noqa: E731
-        found[name] = measures.bootstrap(measure, {n: s[used] for n, s in scores.items()}, np.arange(len(used)), "weight matrix")
-    return found
+def log_likelihoods(model: Model, letters: list[str], num_draws: int, seed: int, batch_size: int) -> np.ndarray:
+    """Minus the NELBO of sequences of one length in nats, with the same masks for all: (S,).
+
+    Common masks cancel in differences where the sequences agree.
+    """
+    ids = torch.stack([torch.from_numpy(model.tokenizer.encode(each).astype(np.int64)) for each in letters])
+    batches = [
+        WindowBatch(x, {"all": torch.ones_like(x, dtype=torch.bool)}, rows=torch.zeros(len(x), dtype=torch.int64))
+        for x in ids.split(batch_size)
+    ]
+    return -likelihood.estimate(model.denoiser, model.process, batches, num_draws, seed).per_sequence()
 
 
-def sigma70(options, kept: study.Kept) -> dict:
+class Sigma70:
     """The pieces of the designed promoters."""
-    rows = read_promoters(options.csv)
-    rows = rows[:: max(len(rows) // 400, 1)] if options.quick else rows
 
-    def markov(order: int) -> dict:
-        genome = Genome.open(FASTA)
-        (record, length), to_bases = next(iter(genome.lengths.items())), DNATokenizer().bases
-        bases = to_bases(genome.window(record, 0, length))
-        model = BackoffMarkov.fit([bases[: round(0.8 * length)]], order).tuned([bases[round(0.9 * length) :]])
-        return {"scores": [float(model.log_probs(to_bases(DNATokenizer().encode(row["inner"])), order).sum()) for row in rows]}
+    tables = "promoters", "spearman"
 
-    def network() -> dict:
-        nll = dnadiff.load(options.checkpoint).nll([row["inner"] for row in rows], num_draws=8 if options.quick else 64)
-        return {"scores": (-nll * len(rows[0]["inner"])).tolist()}
+    def __init__(self, options) -> None:
+        self.size = QUICK if options.quick else FULL
+        rows = read_promoters(options.csv)
+        self.rows = rows[:: max(len(rows) // 400, 1)] if options.quick else rows
+        self.letters = [row["inner"] for row in self.rows]
+        self.subject = scoring.Subject(options.checkpoint, scoring.ECOLI)
+        self.kept = self.subject.kept(
+            options, options.output / "sigma70", **self.size, promoters=scoring.file_digest(options.csv), split=self.subject.split
+        )
+        self.networks = [f"network_{repeat + 1}" for repeat in range(self.size["repeats"])]
+        self.pieces = {
+            "promoters": lambda: {"promoters": len(self.rows), "weights": self.subject.hashes["weights"], **self.size},
+            **{name: lambda seed=seed: self.network(seed) for seed, name in enumerate(self.networks)},
+            "weight_matrix": lambda: {MATRIX: [sigma70_score(each) for each in self.letters]},
+            "markov": self.markov,
+            "spearman": self.spearman,
+        }
 
-    def compared() -> dict:
-        names = {"network": "network", "weight_matrix": "weight matrix", "order_6": "order 6", "order_12": "order 12"}
-        return {"backgrounds": within({label: np.array(kept[name]["scores"]) for name, label in names.items()}, rows)}
+    def network(self, seed: int) -> dict:
+        """Log-likelihoods with a set of masks of their own."""
+        found = log_likelihoods(self.subject.model, self.letters, self.size["draws"], seed, self.size["batch"])
+        return {"network": found.tolist()}
 
-    return {
-        "network": network,
-        "weight_matrix": lambda: {"scores": [sigma70_score(row["inner"]) for row in rows]},
-        "order_6": lambda: markov(6),
-        "order_12": lambda: markov(12),
-        "spearman": compared,
-    }
+    def markov(self) -> dict:
+        """Log-likelihoods by Markov models."""
+        bases = [DNATokenizer().bases(DNATokenizer().encode(each)) for each in self.letters]
+        models = self.subject.markov.items()
+        return {f"order {order}": [float(model.log_probs(each, order).sum()) for each in bases] for order, model in models}
 
-
-def hnf4a(options, kept: study.Kept) -> dict:
-    """The pieces of the saturated promoter: all its SNVs."""
-    with gzip.open(options.mpra, "rt") as file:
-        rows = [row for row in csv.DictReader(file, delimiter="\t") if row["Ref"] in "ACGT" and row["Alt"] in "ACGT"]
-    rows = rows[:60] if options.quick else rows
-
-    def network() -> dict:
-        variants = [(row["Chrom"], int(row["Pos"]), row["Ref"], row["Alt"]) for row in rows]
-        return {"scores": dnadiff.load(options.checkpoint).variants(variants, options.genome)["LLR"].tolist()}
-
-    def compared() -> dict:
-        effect, position = np.array([float(r["Coefficient"]) for r in rows]), np.array([int(r["Pos"]) for r in rows])
-        measure = lambda score, weight: measures.spearman(score, effect, weight)  # noqa: E731
-        scores = {"network": np.array(kept["network"]["scores"]), "nothing": np.random.default_rng(0).random(len(rows))}
-        return {"HNF4A": measures.bootstrap(measure, scores, position, "nothing")}
-
-    return {"network": network, "spearman": compared}
+    def spearman(self) -> dict:
+        """Spearman's correlation with log expression in each background, its mean over backgrounds, and the noise of the network's score."""
+        repeats = [np.array(self.kept[name]["network"]) for name in self.networks]
+        scores = {"network": np.mean(repeats, 0), MATRIX: np.array(self.kept["weight_matrix"][MATRIX])}
+        scores |= {name: np.array(self.kept["markov"][name]) for name in MARKOV}
+        groups = defaultdict(list)
+        for number, row in enumerate(self.rows):
+            groups[row["background"]].append(number)
+        expression, found, reliability = np.log([float(row["expression"]) for row in self.rows]), {}, []
+        for name, used in groups.items():
+            measure = lambda score, weight, used=used: measures.spearman(score, expression[used], weight)  # noqa: E731
+            here = {n: s[used] for n, s in scores.items()}
+            found[name] = {"promoters": len(used), **measures.bootstrap(measure, here, np.arange(len(used)), num_resamples=400)}
+            reliability.append(measures.spearman(repeats[0][used], repeats[1][used], np.ones(len(used))))
+        values = {name: np.array([each[name]["value"] for each in found.values()]) for name in scores}
+        mean = measures.over_sets(values, (MATRIX, *MARKOV))
+        return {"backgrounds": found, "mean": mean, "between_masks": float(np.mean(reliability))}
 
 
-def signed(value: float | None) -> str:
-    """A correlation with its sign; a dash where too few promoters leave it undefined."""
-    return "-" if value is None else f"{value:+.3f}"
+class HNF4A:
+    """The pieces of the saturated promoter."""
+
+    tables = "snvs", "spearman"
+
+    def __init__(self, options) -> None:
+        self.rows = read_snvs(options.mpra, options.release)
+        self.rows = self.rows[:60] if options.quick else self.rows
+        self.positions = np.array([int(row["Pos"]) for row in self.rows])
+        self.subject = scoring.Subject(options.checkpoint, options.genome)
+        record, low, high = self.rows[0]["Chrom"], self.positions.min() - 1, self.positions.max()
+        self.region = record, int(low), int(high)
+        self.check_held_out()
+        self.kept = self.subject.kept(
+            options, options.output / "hnf4a", snvs=scoring.file_digest(options.mpra), region=self.region, split=self.subject.split
+        )
+        self.pieces = {"snvs": self.snvs, "network": self.network, "markov": self.markov, "spearman": self.spearman}
+
+    def check_held_out(self) -> None:
+        """Raise ValueError unless the promoter is in the test part of the network."""
+        (record, low, high), data = self.region, self.subject.data
+        if not any(data.names[i.record] == record and i.start <= low and high <= i.end for i in data.intervals["test"]):
+            raise ValueError(
+                f"{record}:{low + 1}-{high} is not in the test part of {self.subject.checkpoint}; train it with experiment={EXPERIMENT}"
+            )
+
+    def snvs(self) -> dict:
+        """How many SNVs there are, and how much of the promoter and its flanks occurs in the training part."""
+        (record, low, high), to_bases = self.region, DNATokenizer().bases
+        around = to_bases(self.subject.genome.window(record, low - CONTEXT, high + CONTEXT))
+        covered = KmerSet([to_bases(ids) for ids in self.subject.data.sequences("train")]).covered(around)
+        counts = {"snvs": len(self.rows), "positions": len(set(self.positions.tolist())), "weights": self.subject.hashes["weights"]}
+        promoter, flanks = covered[CONTEXT:-CONTEXT], np.concatenate([covered[:CONTEXT], covered[-CONTEXT:]])
+        return counts | {
+            "repeated": float(promoter.mean()),
+            "repeated_flanks": float(flanks.mean()),
+            "split": self.subject.data.split.describe(),
+        }
+
+    def network(self) -> dict:
+        """LLR by `masked`, the default for SNVs, on both strands."""
+        rows = [scoring.Variant(row["Chrom"], int(row["Pos"]), row["Ref"], row["Alt"]) for row in self.rows]
+        return {"network": self.subject.scores(self.kept, "network", rows)["LLR"].tolist()}
+
+    def markov(self) -> dict:
+        """LLR by Markov models of the training part."""
+        where = self.subject.genome, self.region[0], self.positions - 1, np.array(["ACGT".index(row["Alt"]) for row in self.rows])
+        return {f"order {order}": measures.markov_llr(model, order, *where).tolist() for order, model in self.subject.markov.items()}
+
+    def spearman(self) -> dict:
+        """Spearman's correlation of each score with the measured effect."""
+        pieces = {**self.kept["network"], **self.kept["markov"]}
+        scores, effect = (
+            {name: np.array(pieces[name]) for name in ("network", *MARKOV)},
+            np.array([float(r["Coefficient"]) for r in self.rows]),
+        )
+        return measures.bootstrap(lambda score, weight: measures.spearman(score, effect, weight), scores, self.positions // BLOCK, MARKOV)
+
+
+def read_snvs(path: Path, release: str) -> list[dict[str, str]]:
+    """The SNVs of the table in one release of the genome; its deletions are left out."""
+    with gzip.open(path, "rt") as file:
+        rows = [row for row in csv.DictReader(file, delimiter="\t") if row["Release"] == release]
+    if not rows:
+        raise ValueError(f"{path} has no row of release {release}; set --release")
+    return [row for row in rows if row["Ref"] in "ACGT" and row["Alt"] in "ACGT"]
+
+
+def train(options) -> Path:
+    """The network of human chr20, trained in the output folder; an interrupted run resumes."""
+    folder = options.output / EXPERIMENT
+    small = ["trainer.max_steps=4", "trainer.val_check_interval=2", "backbone.d_model=16", "backbone.n_layers=1"] if options.quick else []
+    folder = folder / "quick" if options.quick else folder
+    study.train(folder, [f"experiment={EXPERIMENT}", f"data.path={options.genome}", *small])
+    return folder
+
+
+def table(rows: dict) -> str:
+    """Correlations with intervals, from the file that `--collect` writes."""
+    if "spearman" not in rows:
+        return ""
+    found, lines = rows["spearman"], []
+    if "mean" not in found:
+        for name, each in found.items():
+            if isinstance(each, dict):
+                lines.append(
+                    [
+                        name,
+                        measures.shown(each),
+                        *(measures.shown(each["minus"][o], sign=True) if o in each["minus"] else "" for o in MARKOV),
+                    ]
+                )
+        return study.markdown(["score", "Spearman (95 %)", *(f"minus {o}" for o in MARKOV)], lines)
+    references = (MATRIX, *MARKOV)
+    for name, each in found["mean"].items():
+        minus = [measures.shown(each["minus"][other], sign=True) if other in each["minus"] else "" for other in references]
+        lines.append([name, measures.shown(each), *minus])
+    mean = study.markdown(["score", "mean Spearman (95 %)", *(f"minus {other}" for other in references)], lines)
+    sets = [
+        [name, f"{each['promoters']:,}", *(measures.shown(each[score]) for score in found["mean"])]
+        for name, each in found["backgrounds"].items()
+    ]
+    return f"{mean}\n\n{study.markdown(['background', 'promoters', *found['mean']], sets)}"
 
 
 def main() -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/variants/promoters")
-    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--checkpoint", help="with --mpra: a network of chr20 instead of the one that is trained")
     parser.add_argument("--csv", type=Path, help="ecoli_sigma70_minimal.csv.gz")
     parser.add_argument("--mpra", type=Path, help="kircher2019_HNF4A_chr20.tsv.gz, with --genome")
-    parser.add_argument("--genome", type=Path, help="of the release of the table")
+    parser.add_argument("--genome", type=Path, help="chr20 in the release of the table")
+    parser.add_argument("--release", default="GRCh37", help="of the rows of the table (default: %(default)s)")
+    parser.add_argument("--train", action="store_true", help="with --mpra: train the network of chr20 and stop")
     options = parser.parse_args()
-    if (options.csv is None) == (options.mpra is None or options.genome is None):
-        parser.error("give --csv, or --mpra and --genome")
-    folder = options.output / ("sigma70" if options.csv else "hnf4a") / ("quick" if options.quick else "")
-    kept = study.Kept(folder, {"checkpoint": options.checkpoint})
-    study.work((sigma70 if options.csv else hnf4a)(options, kept), kept, options)
-    if "spearman" in kept and not options.list:
-        found = kept["spearman"]
-        lines = [
-            [name, score, signed(v["value"]), f"{signed(v['low'])} to {signed(v['high'])}"]
-            for name, each in found.get("backgrounds", found).items()
-            if isinstance(each, dict)
-            for score, v in each.items()
-        ]
-        print("\n" + study.markdown(["set", "score", "Spearman", "95 %"], lines))
+    if (options.csv is None) == (options.mpra is None or options.genome is None) or (options.csv and not options.checkpoint):
+        parser.error("give --csv and --checkpoint, or --mpra and --genome")
+    if options.mpra and not options.checkpoint:
+        options.checkpoint = train(options)
+    if options.train:
+        return
+    scoring.run(lambda: Sigma70(options) if options.csv else HNF4A(options), options, table)
 
 
 if __name__ == "__main__":
