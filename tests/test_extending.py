@@ -52,7 +52,7 @@ def test_its_command_lines_run(done, project):
 
 
 def test_a_checkpoint_with_foreign_classes_needs_trust(done, run):
-    status, errors = run("python -m dnadiff.evaluate checkpoint=run part=valid")
+    status, errors = run("python -m dnadiff.evaluate checkpoint=run part=valid output=untrusted.json")
     assert status == 1 and "trust=[my_models]" in errors and len(errors.strip().splitlines()) == 1
 
 

@@ -97,7 +97,7 @@ def _steps(x: Tensor, valid: Tensor | None, ways: list[MixerWay], keep: bool) ->
     steps = []
     for number, (way, (u, p, delta)) in enumerate(zip(ways, made, strict=True)):
         A = -torch.exp(way.A_log)
-        y, states = scan_forward(u, delta, A, p[..., R : R + N], p[..., R + N :], way.D, way.dt_bias, number == 1, keep, *PLAIN)
+        y, states, _ = scan_forward(u, delta, A, p[..., R : R + N], p[..., R + N :], way.D, way.dt_bias, number == 1, keep, *PLAIN)
         steps.append(_Steps(u, p, delta, A, y, states))
     return steps
 

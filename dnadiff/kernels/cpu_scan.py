@@ -63,8 +63,8 @@ def _kept_shape(batch: int, L: int, E: int, N: int, block: int) -> tuple[int, ..
 def scan_forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool,
     initial: Tensor | None, block: int, restart: bool, last: bool,
-) -> list[Tensor]:  # fmt: skip
-    """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless `keep`); if `last`, the last state.
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless `keep`); the last state (empty unless `last`).
 
     `block` is the number of positions of a block, 0 for the whole sequence. `initial` is (Bt, N, E), or (Bt, blocks, N, E) if `restart`.
     """
@@ -74,11 +74,11 @@ def scan_forward(
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     y = u.new_empty(Bt, L, E)
     kept = u.new_empty(_kept_shape(Bt, L, E, N, block) if keep else (0,))
-    end = [u.new_empty(Bt, N, E)] if last else []
-    arrays = pointers(u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end[0] if last else None)
+    end = u.new_empty((Bt, N, E) if last else (0,))
+    arrays = pointers(u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end if last else None)
     sizes = (Bt, L, E, N, block or L, u_row, delta_row, B_row, C_row)
     library().dnadiff_scan_forward(*arrays, *sizes, reverse, restart, _groups(Bt, E, threads), threads)
-    return [y, kept, *end]
+    return y, kept, end
 
 
 scan_operator = torch.library.custom_op("dnadiff::selective_scan", scan_forward, mutates_args=(), device_types="cpu")
@@ -87,7 +87,7 @@ scan_operator = torch.library.custom_op("dnadiff::selective_scan", scan_forward,
 @scan_operator.register_fake
 def _(u, delta, A, B, C, D, delta_bias, reverse, keep, initial, block, restart, last):
     kept = u.new_empty(_kept_shape(*u.shape, A.shape[1], block) if keep else (0,))
-    return [u.new_empty(u.shape), kept, *([u.new_empty(u.shape[0], A.shape[1], u.shape[2])] if last else [])]
+    return u.new_empty(u.shape), kept, u.new_empty((u.shape[0], A.shape[1], u.shape[2]) if last else (0,))
 
 
 def scan_backward(
@@ -122,20 +122,19 @@ def _(dy, u, delta, A, B, C, D, bias, kept, reverse, initial, block, restart, dk
 
 
 def _scan_save(ctx, inputs, output):
-    *tensors, ctx.reverse, keep, initial, ctx.block, ctx.restart, _ = inputs
+    *tensors, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = inputs
     if keep or (ctx.restart and ctx.block <= _CHUNK):
         ctx.save_for_backward(*tensors, initial, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _scan_grad(ctx, grads):
-    dy, dkept, *dlast = grads
-    if all(x is None for x in grads):
+def _scan_grad(ctx, dy, dkept, dlast):
+    if dy is None and dkept is None and dlast is None:
         return (None,) * 13
     *tensors, initial, kept = ctx.saved_tensors
     dy = torch.zeros_like(tensors[0]) if dy is None else dy
     out = _scan_backward(
-        dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept if kept.numel() else None, dlast[0] if dlast else None
+        dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept if kept.numel() else None, dlast if ctx.last else None
     )
     *found, dbias = out[:7]
     return (*found, None if tensors[6] is None else dbias, None, None, None if initial is None else out[7], None, None, None)

@@ -182,8 +182,8 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     def conv(backward: bool) -> Callable[[], object]:
         row = (batch, length, E, K)
         if backward:
-            return lambda: lib.dnadiff_conv_backward(*pointers(dy, x, taps, bias, du, sums), *row, E, E, 0, threads)
-        return lambda: lib.dnadiff_conv_forward(*pointers(x, taps, bias, u), *row, E, 0, threads)
+            return lambda: lib.dnadiff_conv_backward(*pointers(dy, x, taps, bias, None, du, None, sums), *row, 0, E, E, 0, threads)
+        return lambda: lib.dnadiff_conv_forward(*pointers(x, taps, bias, None, u), *row, 0, E, 0, threads)
 
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),

@@ -276,7 +276,7 @@ def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch, folder_of)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
     assert isinstance(checkpoint.load_published(f"{name}@{COMMIT}").backbone, DiT)
-    assert asked == [(name, COMMIT, "config.json", "model.safetensors"), (name, COMMIT, "config.json", "pytorch_model.bin")]
+    assert asked == [(name, COMMIT, "config.json", "dnadiff.json", file) for file in ("model.safetensors", "pytorch_model.bin")]
 
 
 def test_published_models_are_recognized(tmp_path, trained, folder_of):
