@@ -48,6 +48,16 @@ def python(request, tmp_path_factory):
     return starter.start
 
 
+@pytest.fixture(scope="session")
+def without():
+    """Code that lets the rest of a `python("-c", ...)` import this package anew, and none of the packages with these names."""
+    return lambda *absent: (
+        f"import sys\nfor name in [*sys.modules]:\n    root = name.partition('.')[0]\n"
+        f"    if root == 'dnadiff': del sys.modules[name]\n    elif root in {absent}: sys.modules[name] = None\n"
+        f"sys.modules.update(dict.fromkeys({absent}))\n"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory) -> Path:
     """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start.

@@ -95,25 +95,28 @@ def test_help_does_not_wait_for_torch_or_lightning(module):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-def test_kernels_and_backbones_need_torch_alone():
+def test_kernels_and_backbones_need_torch_alone(python, without):
     # A machine with a GPU may have no Lightning and no Hydra; scripts/bench/gpu.py runs there.
     absent = ("lightning", "pytorch_lightning", "hydra", "omegaconf", "safetensors", "Bio", "pyfaidx", "sklearn", "matplotlib", "triton")
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys({absent}))
-import dnadiff.kernels, dnadiff.vocab
-from dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code = "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer\n"
+    process = python("-c", f"{without(*absent)}{code}print('dnadiff.kernels' in sys.modules)")
+    assert process.wait() == 0 and process.output == "True\n", process.errors
 
 
-def test_a_broken_mamba_ssm_is_ignored(tmp_path):
+def test_an_absent_package_is_noticed(python, without):
+    process = python(
+        "-c", f"{without('sklearn', 'yaml')}import torch\ntry: import sklearn.linear_model\nexcept ImportError: import dnadiff.checks, yaml"
+    )
+    assert process.wait() == 1 and "import of yaml halted" in process.errors
+
+
+def test_a_broken_mamba_ssm_is_ignored(python, without, tmp_path):
     # Installed without its compiled scan: importing it raises.
     (tmp_path / "mamba_ssm").mkdir()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.kernels, dnadiff.backbone.caduceus, dnadiff.model"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).returncode == 0
+    code = f"sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.kernels, dnadiff.backbone.caduceus, dnadiff.model"
+    process = python("-c", without() + code)
+    assert process.wait() == 0, process.errors
 
 
 def test_no_utils_and_no_init_in_genomic_benchmarks():

@@ -1,7 +1,5 @@
 """A few kills of the harness in scripts/reliability, and a proof that it notices what it looks for."""
 
-import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -86,8 +84,7 @@ def test_kills_show_what_a_command_does_wrong(command, expected, tmp_path, inter
     assert any(expected in problem for problem in row.failures) if expected else not row.failures
 
 
-def test_commands_survive_kills():
-    run = [sys.executable, str(FOLDER / "crash_points.py"), "--case=genome", "--points=20:7"]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| all |" in done.stdout or "skipped" in done.stdout
+def test_commands_survive_kills(python):
+    process = python(FOLDER / "crash_points.py", "--case=genome", "--points=20:7")
+    assert process.wait() == 0, process.output + process.errors
+    assert "| all |" in process.output or "skipped" in process.output

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import fuzz
@@ -136,13 +134,12 @@ def test_every_command_has_readers_and_every_input_too():
     assert readers.unread_inputs() == []
 
 
-def test_some_hundred_inputs_pass(tmp_path):
+def test_some_hundred_inputs_pass(python, tmp_path):
     """One reader of each format; all readers and 10,000 inputs take a quarter of an hour."""
     formats = ("fasta", "genome bgzip", "genome 2bit", "genome genbank", "bed", "gff3.gz", "labels csv", "labels parquet", "text jsonl")
     names = [*formats, "tokenizer.json", "genome cache", "token cache", "sample journal", "predictions", "results.csv"]
-    command = [sys.executable, fuzz.__file__, "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
-    run = [*command, *(f"--reader={name}" for name in names)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [fuzz.__file__, "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
+    process = python(*command, *(f"--reader={name}" for name in names))
+    assert process.wait() == 0, process.output + process.errors
     found = json.loads((tmp_path / "found.json").read_text())["readers"]
     assert [row["reader"] for row in found] == names and sum(sum(row["counts"].values()) for row in found) > 250
