@@ -216,28 +216,38 @@ def table(rows: dict) -> str:
     """Correlations with intervals, from the file that `--collect` writes."""
     if "spearman" not in rows:
         return ""
-    found, lines = rows["spearman"], []
-    if "mean" not in found:
-        for name, each in found.items():
-            if isinstance(each, dict):
-                lines.append(
-                    [
-                        name,
-                        measures.shown(each),
-                        *(measures.shown(each["minus"][o], sign=True) if o in each["minus"] else "" for o in MARKOV),
-                    ]
-                )
-        return study.markdown(["score", "Spearman (95 %)", *(f"minus {o}" for o in MARKOV)], lines)
-    references = (MATRIX, *MARKOV)
-    for name, each in found["mean"].items():
-        minus = [measures.shown(each["minus"][other], sign=True) if other in each["minus"] else "" for other in references]
-        lines.append([name, measures.shown(each), *minus])
-    mean = study.markdown(["score", "mean Spearman (95 %)", *(f"minus {other}" for other in references)], lines)
+    return sigma70_table(rows["spearman"]) if "mean" in rows["spearman"] else hnf4a_table(rows)
+
+
+def compared(found: dict, references: tuple[str, ...], title: str) -> str:
+    """A row for each score with its differences to the references."""
+    scores = {name: each for name, each in found.items() if isinstance(each, dict)}
+    minus = {name: [each["minus"].get(other) for other in references] for name, each in scores.items()}
+    lines = [
+        [name, measures.shown(each), *(measures.shown(m, sign=True) if m else "" for m in minus[name])] for name, each in scores.items()
+    ]
+    return study.markdown(["score", title, *(f"minus {other}" for other in references)], lines)
+
+
+def sigma70_table(found: dict) -> str:
+    """The means over backgrounds, and each background."""
+    means = compared(found["mean"], (MATRIX, *MARKOV), "mean Spearman (95 %)")
+    said = f"Spearman's correlation of the network's scores by two sets of masks: {found['between_masks']:.2f} (mean over backgrounds)."
     sets = [
         [name, f"{each['promoters']:,}", *(measures.shown(each[score]) for score in found["mean"])]
         for name, each in found["backgrounds"].items()
     ]
-    return f"{mean}\n\n{study.markdown(['background', 'promoters', *found['mean']], sets)}"
+    return f"{means}\n\n{said}\n\n{study.markdown(['background', 'promoters', *found['mean']], sets)}"
+
+
+def hnf4a_table(rows: dict) -> str:
+    """The correlation of each score, and how much of the promoter occurs in the training part."""
+    means, counts = compared(rows["spearman"], MARKOV, "Spearman (95 %)"), rows["snvs"]
+    said = (
+        f"{counts['snvs']} SNVs at {counts['positions']} positions. Bases in a 24-mer of the training part: {counts['repeated']:.0%} of the promoter, "
+        f"{counts['repeated_flanks']:.0%} of the {CONTEXT} bases on each side."
+    )
+    return f"{means}\n\n{said}"
 
 
 def main() -> None:
