@@ -67,26 +67,36 @@ def test_what_an_export_would_destroy_is_refused(tmp_path):
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym")  # audit events before each step of a replacement
 
 
+def replace_until(target, step, exchanges):
+    """Replace `target`, and exit with status 9 just before change number `step`."""
+    count = 0
+
+    def die(event, args):
+        nonlocal count
+        count += event in CHANGES
+        if count == step:
+            os._exit(9)
+
+    if not exchanges:
+        folders._exchange = lambda part, target: False
+    sys.addaudithook(die)
+    with new_folder(target) as part:
+        (part / "a.txt").write_text("new")
+        (part / "b.txt").write_text("new")
+
+
 def replaced_and_killed(target, step, exchanges):
     """Replace `target` in a process that dies without any cleaning just before its change number `step`; whether it died."""
     child = os.fork()
     if child == 0:
-        count = 0
-
-        def die(event, args):
-            nonlocal count
-            count += event in CHANGES
-            if count == step:
-                os._exit(9)
-
-        if not exchanges:
-            folders._exchange = lambda part, target: False
-        sys.addaudithook(die)
-        with new_folder(target) as part:
-            (part / "a.txt").write_text("new")
-            (part / "b.txt").write_text("new")
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        try:
+            replace_until(target, step, exchanges)
+            os._exit(0)
+        finally:  # whatever happens, this process must not run the other tests
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9)
+    return status == 9
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
