@@ -180,7 +180,7 @@ def test_the_study_of_methods_runs_and_resumes(trained, tmp_path, monkeypatch, c
     monkeypatch.setattr(scoring, "configure_process", lambda: None)  # it chooses threads for the whole process
     methods.main()
     first = capsys.readouterr().out
-    assert "`window` over `block`" in first and "| 8 | 8 |" in first
+    assert "`window` over `block=16`" in first and "`block=4`" in first and "| 8 | 8 |" in first
     files = {path: path.read_bytes() for path in (tmp_path / "quick").glob("*.json")}
     methods.main()
     assert {path: path.read_bytes() for path in files} == files
