@@ -50,7 +50,7 @@ def python(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def without():
-    """Code that lets the rest of a `python("-c", ...)` import this package anew, and none of the packages with these names."""
+    """Code that lets the rest of a `python("-c", ...)` import this package again, and none of the packages with these names."""
     return lambda *absent: (
         f"import sys\nfor name in [*sys.modules]:\n    root = name.partition('.')[0]\n"
         f"    if root == 'dnadiff': del sys.modules[name]\n    elif root in {absent}: sys.modules[name] = None\n"
