@@ -38,7 +38,7 @@ KEYS: Keys = {
     "on_mismatch": Literal["error", "skip", "flag"],
     "stranded": bool,
     "sites_per_window": PositiveInt,
-    "block": PositiveInt,
+    "block": PositiveInt | None,
     "num_orders": PositiveInt,
     "L2": bool,
     "dependency": str | None,

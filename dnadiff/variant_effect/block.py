@@ -7,13 +7,15 @@ from typing import Annotated
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import PositiveInt, Range, integer
+from dnadiff.checks import PositiveInt, Range, integer, optional_integer
 from dnadiff.draws import Draws
 from dnadiff.variant_effect.base import PairMethod
 from dnadiff.variant_effect.chain import Orders, log_ratio
 from dnadiff.variant_effect.network import Network
 from dnadiff.variant_effect.pairs import Pair
 from dnadiff.variant_effect.variant import Edit
+
+_AROUND_SUBSTITUTIONS, _AROUND_INDELS = 4, 16  # bases
 
 
 class Block(PairMethod):
@@ -25,16 +27,18 @@ class Block(PairMethod):
     the mean over the orders.
 
     Args:
-        block: bases around the alleles, half on each side.
+        block: bases around the alleles, half on each side. None is 4 around alleles of equal length, because more of them only add variance,
+            and 16 around others.
         num_orders: orders per variant and strand; about `block` network calls each for a single base, twice as many for an indel.
     """
 
-    def __init__(self, block: PositiveInt = 16, num_orders: Annotated[int, Range(2)] = 4) -> None:
-        self.block, self.num_orders = integer("block", block), integer("num_orders", num_orders, 2)
+    def __init__(self, block: PositiveInt | None = None, num_orders: Annotated[int, Range(2)] = 4) -> None:
+        self.block, self.num_orders = optional_integer("block", block), integer("num_orders", num_orders, 2)
 
     @override
     def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
-        places = pair.aligned(-(-self.block // 2))
+        size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
+        places = pair.aligned(-(-size // 2))
         if places is None:
             return np.nan, np.nan
         orders = self.orders(len(places[0]), network.draws(edit, reverse, self.num_orders))

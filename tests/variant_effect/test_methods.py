@@ -115,6 +115,14 @@ def test_a_block_shares_what_is_equal(inconsistent, make_network):
     assert network.denoiser.calls == (1 + 2 * 2) + (1 + 2 * 4)
 
 
+def test_blocks_are_smaller_around_substitutions(inconsistent, make_network):
+    network = make_network(inconsistent(), GENOME, stranded=True)
+    for edit, size in [(SUBSTITUTIONS[0], 4), (INDELS[1], 16)]:
+        given, default = (llr(network, Block(block, 2), [edit]) for block in (size, None))
+        np.testing.assert_array_equal(given, default)
+    assert not np.array_equal(llr(network, Block(2, 2), [SUBSTITUTIONS[0]]), llr(network, Block(None, 2), [SUBSTITUTIONS[0]]))
+
+
 def test_several_alternatives_and_neighbors_cost_one_call_each(inconsistent, make_network):
     network = make_network(inconsistent(), GENOME, stranded=True, batch_size=1)
     network.denoiser.calls = 0
