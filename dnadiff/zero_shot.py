@@ -39,7 +39,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=...")
     device = commands.pick_device(config["accelerator"])
-    protocols = {"exact": "count"} if model.denoiser.causal else {name: name for name in config["protocols"]}
+    protocols = {"exact": "count"} if model.denoiser.autoregressive else {name: name for name in config["protocols"]}
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
     for one in chosen.values():  # errors come before the first evaluation

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
+from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.backbone.conditioning import SigmaMap, modulate
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32
 from dnadiff.checks import PositiveInt
@@ -67,7 +68,7 @@ class FinalNorm(nn.Module):
         return modulate(self.norm_final(x), shift[:, None], scale[:, None])
 
 
-class DiT(AttentionBackbone):
+class DiT(AttentionBackbone, BidirectionalBackbone):
     """The published DiT. Its modules have the published names, so that published weights load unchanged.
 
     Args:

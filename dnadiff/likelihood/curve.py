@@ -46,7 +46,8 @@ class CurveSamples:
 
     @classmethod
     def from_estimates(cls, result: Likelihood, start: Likelihood) -> CurveSamples:
-        """From estimates in count form and from `likelihood.all_masked` of the same sequences."""
+        """From estimates in count form and from `likelihood.all_masked` of the same sequences; of their blocks, if a model reads blocks."""
+        result, start = result.by_block or result, start.by_block or start
         used = result.available > 0
         available = result.available[used]
         visible = 1 - result.counts[used] / available[:, None]

@@ -12,7 +12,8 @@ from dnadiff import likelihood
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
-from dnadiff.likelihood.monte_carlo import Batches, check_one_draw
+from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.one_draw import check_one_draw
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -60,6 +61,8 @@ class Estimator(ABC):
 
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
+        if denoiser.left_to_right:  # other blocks, so other masks
+            return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab), same_draws_as=result)
         return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
 
     @abstractmethod
@@ -94,7 +97,8 @@ class CountForm(Estimator):
 
     @override
     def describe(self, result: Likelihood, bootstrap: str) -> str:
-        return f"NELBO, count form, {result.num_draws} stratified draws per window; {bootstrap}"
+        blocks = "" if result.by_block is None else " of each block"
+        return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window; {bootstrap}"
 
 
 class OneDraw(Estimator):
@@ -126,12 +130,13 @@ class ChainRule(Estimator):
         return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self._progress)
 
     @override
-    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
-        return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab))
-
-    @override
     def describe(self, result: Likelihood, bootstrap: str) -> str:
         return f"-log p by the chain rule, exact; {bootstrap}"
 
 
 PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
+
+
+def estimator_for(denoiser: BaseDenoiser, protocol: str) -> type[Estimator]:
+    """How the likelihood of a model is estimated with `protocol`; exactly, if it is autoregressive."""
+    return ChainRule if denoiser.autoregressive else PROTOCOLS[protocol]

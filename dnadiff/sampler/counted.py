@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, State
+from dnadiff.backbone.base import State
+from dnadiff.denoiser import BaseDenoiser, InBlock
 
 
 class CountedDenoiser:
@@ -46,6 +47,18 @@ class CountedDenoiser:
     def for_columns(self, columns: slice) -> CountedDenoiser:
         """A counter for some positions of the batch; add its counts with `add`."""
         return CountedDenoiser(self.denoiser.for_rows(None, columns), self.cond, None if self.valid is None else self.valid[:, columns])
+
+    def for_block(self, columns: slice, state: State | None) -> CountedDenoiser:
+        """A counter for one block of the batch, after the blocks in `state`; see `for_columns`."""
+        part = self.for_columns(columns)
+        part.denoiser = InBlock(part.denoiser, state)
+        return part
+
+    def advance(self, x0: Tensor, state: State | None, columns: slice) -> State:
+        """`BlockDenoiser.advance` over a finished block (B, n), the `columns` of the batch."""
+        self.nfe += 1
+        self.rows += len(x0) * self.denoiser.rows_per_sequence
+        return self.denoiser.advance(x0, state, self.cond, None if self.valid is None else self.valid[:, columns])
 
     def add(self, other: CountedDenoiser) -> None:
         """Add the counts of another one."""
