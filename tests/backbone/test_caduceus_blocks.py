@@ -51,7 +51,9 @@ def test_two_streams_equal_every_block_after_its_prefix(dna, options, size):
     weight = torch.randn(2, L, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     together, separate = net.block_features(xt, x0, size, cond)[0], block_by_block(net, xt, x0, size, cond)
     torch.testing.assert_close(together, separate, rtol=0, atol=1e-12)
-    for got, expected in zip(*(torch.autograd.grad((f * weight).sum(), list(net.parameters()), allow_unused=True) for f in (together, separate))):
+    for got, expected in zip(
+        *(torch.autograd.grad((f * weight).sum(), list(net.parameters()), allow_unused=True) for f in (together, separate))
+    ):
         if expected is not None:
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 

@@ -51,7 +51,11 @@ def gradients(loss, net):
 def test_one_block_is_mdlm(process, net, x0, masking, weighting):
     draws, weight = Draws.for_batch(3, 4), torch.ones(4, L)
     results = []
-    for objective in (MDLM(process, masking, weighting), BlockMDLM(process, L, masking, weighting), BlockMDLM(process, 99, masking, weighting)):
+    for objective in (
+        MDLM(process, masking, weighting),
+        BlockMDLM(process, L, masking, weighting),
+        BlockMDLM(process, 99, masking, weighting),
+    ):
         results.append(objective(objective.denoiser(net), x0, weight, draws))
     for other in results[1:]:
         torch.testing.assert_close(other.loss, results[0].loss, rtol=0, atol=1e-12)
@@ -155,7 +159,7 @@ def test_blocks_of_a_batch_have_independent_masks_of_all_counts(process, x0):
     x0 = x0.repeat(1, 8)  # 16 blocks of 5 in each of 4 rows
     masked = objective.corrupt(x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(1, 4))
     counts = (masked.xt == 3).view(4, 16, 5).sum(-1)
-    assert sorted(counts.flatten().tolist()) == sorted(list(range(1, 6)) * 13)[: 64] or counts.flatten().bincount()[1:].min() >= 12
+    assert sorted(counts.flatten().tolist()) == sorted(list(range(1, 6)) * 13)[:64] or counts.flatten().bincount()[1:].min() >= 12
     assert all(set(row.tolist()) == {1, 2, 3, 4, 5} for row in counts)
     torch.testing.assert_close(masked.weight.view(4, 16, 5)[..., 0], 5 / counts.double())
 

@@ -183,7 +183,9 @@ def test_memory_and_time_do_not_grow_with_what_was_read():
 
 def test_models_and_samplers_that_do_not_fit_are_refused():
     model, x_init = denoiser(4), torch.full((1, 8), 3)
-    with pytest.raises(ValueError, match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks"):
+    with pytest.raises(
+        ValueError, match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks"
+    ):
         sample(model, Grouped(2), x_init)
     with pytest.raises(ValueError, match=r"Block samples from a model that was trained in blocks, .* set sampler=grouped"):
         sample(Denoiser(model.backbone), Block(Grouped(2)), x_init)
