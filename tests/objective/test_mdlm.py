@@ -123,10 +123,9 @@ def test_a_counted_token_that_is_never_emitted_is_refused():
 
 
 def test_misfits_are_refused():
-    backbone = DiT(DNA, 16, 1, 2, 8)
-    backbone.causal = True
-    with pytest.raises(ValueError, match="objective MDLM does not fit backbone DiT"):
-        check_fit(MDLM, backbone)
+    message = "objective MDLM does not fit backbone Transformer: it needs a bidirectional network, such as caduceus or dit"
+    with pytest.raises(ValueError, match=message):
+        check_fit(MDLM, Transformer(DNA, 16, 1, 2))
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
 
