@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.transformer import Transformer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear

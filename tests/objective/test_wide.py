@@ -32,8 +32,8 @@ OBJECTIVES = {
 
 def network(reads=BidirectionalBackbone):
     torch.manual_seed(1)
-    kind = next(kind for kind in (DiT, Transformer) if issubclass(kind, reads))
-    net = kind(VOCAB, 16, 2, 2, dropout=0.0)
+    both_sides = issubclass(DiT, reads)
+    net = DiT(VOCAB, 16, 2, 2, 8, dropout=0.0) if both_sides else Transformer(VOCAB, 16, 2, 2, dropout=0.0)
     for p in net.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.3)  # a head of zeros would show nothing
     return net
