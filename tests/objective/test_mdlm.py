@@ -4,6 +4,7 @@ import numpy
 import pytest
 import torch
 
+from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
@@ -127,6 +128,8 @@ def test_misfits_are_refused():
     message = "objective MDLM does not fit backbone Transformer: it needs a bidirectional network, such as caduceus or dit"
     with pytest.raises(ValueError, match=message):
         check_fit(MDLM, Transformer(DNA, 16, 1, 2))
+    with pytest.raises(ValueError, match="derive Backbone from BidirectionalBackbone if it reads sequences in that way"):
+        check_fit(MDLM, Backbone)
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
 

@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dnadiff import denoiser as module
+from dnadiff.denoiser import base as module
 from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
