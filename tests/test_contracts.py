@@ -195,7 +195,9 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
     network, calls = build(small(backbone), vocab=vocab).eval(), []
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    denoiser = {CausalBackbone: CausalDenoiser, BlockBackbone: lambda network: BlockDenoiser(network, 5)}.get(sampler.reads, Denoiser)(network)
+    denoiser = {CausalBackbone: CausalDenoiser, BlockBackbone: lambda network: BlockDenoiser(network, 5)}.get(sampler.reads, Denoiser)(
+        network
+    )
     for method in {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(sampler.reads, ["features"]):
         original = getattr(network, method)
         setattr(network, method, lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k))

@@ -94,7 +94,9 @@ def test_a_sequence_is_read_to_its_last_mask():
 
 
 def test_misfits_are_refused():
-    with pytest.raises(ValueError, match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order"):
+    with pytest.raises(
+        ValueError, match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order"
+    ):
         Autoregressive().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
     with pytest.raises(ValueError, match=r"Grouped samples from a model that unmasks in any order.* set sampler=ar"):
         Grouped().sample(network("mamba"), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
