@@ -81,13 +81,7 @@ class BaseDenoiser(nn.Module):
         return self.reads is not BidirectionalBackbone
 
     def nll(
-        self,
-        x0: Tensor,
-        xt: Tensor,
-        t: OptTensor = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
+        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in row-major order.
 

@@ -63,13 +63,7 @@ class BlockDenoiser(NetworkDenoiser):
 
     @override
     def nll(
-        self,
-        x0: Tensor,
-        xt: Tensor,
-        t: OptTensor = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
+        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
         return self._nll_of(self._both(xt, x0, cond, valid)[0][positions], x0[positions])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone
+from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.denoiser import BaseDenoiser, Denoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
@@ -194,5 +194,7 @@ def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -
         return
     why = ""
     if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:
-        why = ". It reads both strands, and blocks on the second one run from right to left: a block would see those that follow it"
+        why = ". This one reads both strands, and blocks on the second one run from right to left: a block would see those that follow it"
+    elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):
+        why = f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in that way"
     raise ValueError(f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs {objective.reads.described}{why}")

@@ -79,15 +79,19 @@ class Block(Sampler):
     @override
     def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         size, state = self.size_for(x.shape[1]), None
-        ends = masked.any(0).nonzero()[:, 0]
-        last = int(ends[-1]) if len(ends) else -1
-        for number, start in enumerate(range(0, last + 1, size)):
+        active = masked.any(-1).nonzero()[:, 0]  # sequences with a mask in this block or a later one
+        for number, start in enumerate(range(0, x.shape[1], size)):
+            if not len(active):
+                break
             part = slice(start, min(start + size, x.shape[1]))
-            if masked[:, part].any():
-                noise = draws if number == 0 else replace(draws, seed=hash64(draws.seed, "block", number))
-                inner = calls.for_block(part, state)
-                x[:, part] = self.sampler.fill(x[:, part].clone(), masked[:, part], inner, process, noise)
+            if masked[active, part].any():
+                seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
+                noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
+                inner = calls.for_block(active, part, state)
+                x[active, part] = self.sampler.fill(x[active, part], masked[active, part], inner, process, noise)
                 calls.add(inner)
-            if part.stop <= last:
-                state = calls.advance(x[:, part], state, part)
+            unfinished = masked[active, part.stop :].any(-1)
+            active, state = active[unfinished], None if state is None else state.select(unfinished)
+            if len(active):
+                state = calls.advance(x[active, part], state, active, part)
         return x
