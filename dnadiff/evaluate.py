@@ -89,7 +89,8 @@ def show(content: Json) -> None:
             bits = [f"{c['bits']:.4f}" for c in costs]
             se = "n/a" if costs[0]["se"] is None else f"{costs[0]['se']:.4f}"
             rows.append((f"{row['groups']}", bits[0], lost[0], bits[1], lost[1], se))
-        print("\n" + table(rows, ("network calls", unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
+        calls = "network calls" if content["code_length"]["alone_bits"] is None else "calls per block"
+        print("\n" + table(rows, (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
 
 
 def main() -> None:

@@ -6,10 +6,25 @@ A denoiser combines a network with a reading of its logits as log-probabilities 
 requested positions alone, which saves most of the memory with a large vocabulary.
 """
 
+from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone, State
 from dnadiff.denoiser.base import BaseDenoiser, NetworkDenoiser, OptTensor
 from dnadiff.denoiser.block import BlockDenoiser
 from dnadiff.denoiser.causal import CausalDenoiser
 from dnadiff.denoiser.masked import Denoiser
 from dnadiff.denoiser.wrapper import DenoiserWrapper, InBlock
 
-__all__ = ["BaseDenoiser", "BlockDenoiser", "CausalDenoiser", "Denoiser", "DenoiserWrapper", "InBlock", "NetworkDenoiser", "OptTensor"]
+__all__ = [
+    "Backbone",
+    "BaseDenoiser",
+    "BidirectionalBackbone",
+    "BlockBackbone",
+    "BlockDenoiser",
+    "CausalBackbone",
+    "CausalDenoiser",
+    "Denoiser",
+    "DenoiserWrapper",
+    "InBlock",
+    "NetworkDenoiser",
+    "OptTensor",
+    "State",
+]

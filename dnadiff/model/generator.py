@@ -22,7 +22,7 @@ from dnadiff.design.request import Request, check_request, from_text
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
-from dnadiff.sampler.block import Block
+from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Generator:
             return Autoregressive()
         size = self.denoiser.block_size
         grouped = Grouped(**self.stored_curve.groups(length if size is None else min(size, length)))
-        return grouped if size is None else Block(grouped)
+        return grouped if size is None else Blockwise(grouped)
 
     def conditioned(self, label: Labels, guidance: float = 1.0) -> tuple[BaseDenoiser, Tensor | None]:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone, CausalBackbone
-from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, OptTensor
+from dnadiff.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.base import Loss, Objective, check_fit, mean_over
 

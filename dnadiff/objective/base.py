@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone
-from dnadiff.denoiser import BaseDenoiser, Denoiser, OptTensor
+from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone, Denoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import SUBS, Parameterization

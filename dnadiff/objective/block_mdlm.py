@@ -6,9 +6,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.base import Backbone, BlockBackbone
 from dnadiff.blocks import block_rows, sequence_rows
-from dnadiff.denoiser import BaseDenoiser, BlockDenoiser, OptTensor
+from dnadiff.denoiser import Backbone, BaseDenoiser, BlockBackbone, BlockDenoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.base import Loss, check_fit, mean_over
 from dnadiff.objective.masking import ExactCount, MaskedBatch, Masking

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import CausalBackbone, State
+from dnadiff.denoiser import CausalBackbone, State
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler

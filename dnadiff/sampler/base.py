@@ -16,9 +16,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import categorical, checks
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.config import Json
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.counted import CountedDenoiser

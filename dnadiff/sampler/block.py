@@ -8,15 +8,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone, BlockBackbone
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.counted import CountedDenoiser
 
 
-class Block(Sampler):
+class Blockwise(Sampler):
     """Another sampler in the blocks that the model was trained with, each given the finished blocks to its left.
 
     The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that time is linear in the length and memory
@@ -29,7 +28,7 @@ class Block(Sampler):
 
     Example:
         >>> from dnadiff.sampler.grouped import Grouped
-        >>> Block(Grouped(num_groups=4), block_size=16).num_steps_for(length=512)
+        >>> Blockwise(Grouped(num_groups=4), block_size=16).num_steps_for(length=512)
         160
     """
 
@@ -46,12 +45,12 @@ class Block(Sampler):
         self.sampler = sampler
 
     @override
-    def fitted(self, denoiser: BaseDenoiser) -> Block:
+    def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
         if self.block_size not in (None, denoiser.block_size):
             raise ValueError(
                 f"sampler.block_size {self.block_size} is not that of the model, which was trained in blocks of {denoiser.block_size}; leave it out"
             )
-        return Block(self.sampler, denoiser.block_size)
+        return Blockwise(self.sampler, denoiser.block_size)
 
     def size_for(self, length: int) -> int:
         """Tokens of a block of a sequence of `length` tokens."""

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dnadiff.backbone.base import State
-from dnadiff.denoiser import BaseDenoiser, InBlock
+from dnadiff.denoiser import BaseDenoiser, InBlock, State
 
 
 class CountedDenoiser:

@@ -8,8 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.base import BidirectionalBackbone
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler

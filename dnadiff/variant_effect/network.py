@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dnadiff.backbone.base import BlockBackbone
 from dnadiff.checks import boolean, integer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
@@ -176,7 +177,14 @@ class Network:
     @torch.no_grad()
     def mean_features(self, windows: Sequence[NDArray[np.uint8]]) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
-        return self._each(windows, lambda ids, _: self.denoiser.backbone.features(ids).float().mean(1).double().cpu())
+
+        def mean(ids: Tensor, chosen: Sequence[int]) -> Tensor:
+            network, size = self.denoiser.backbone, self.denoiser.block_size
+            if isinstance(network, BlockBackbone) and size is not None:
+                return network.block_features(ids, ids, min(size, ids.shape[1]))[0].float().mean(1).double().cpu()
+            return network.features(ids).float().mean(1).double().cpu()
+
+        return self._each(windows, mean)
 
     def _each(self, windows: Sequence[NDArray[np.uint8]], function: Callable[[Tensor, Sequence[int]], Tensor]) -> Floats:
         """A function of batches of windows of equal length and their numbers, in the order of the windows."""

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import ecoli_objectives
 import numpy as np
 import study
 import torch
 from torch.optim import AdamW
 
 from dnadiff import checkpoint
-from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.draws import Draws
 from dnadiff.likelihood.held_out import Scores
 from dnadiff.model import Model
@@ -42,29 +42,9 @@ MODELS = {
 }
 SEEDS = {"ar": (1, 2, 3), "b4": (1, 2, 3), "b16": (1, 2, 3), "mdlm": (1, 2, 3)}
 TIMED = ("ar", "b4", "b16", "mdlm")
-RATES = ("3e-3", "6e-3")
-FULL = {
-    "sizes": {"caduceus": ["backbone.d_model=64", "backbone.n_layers=4"], "mamba": ["backbone.d_model=64", "backbone.n_layers=5"]},
-    "data": ["data=ecoli", "data.length=512", "data.batch_size=16"],
-    **{
-        "steps": 1464,
-        "tune_steps": 366,
-        "num_draws": 8,
-        "rates": RATES,
-        "sampled": 1024,
-        "batches": (1, 64),
-        "rounds": 5,
-        "long": 1_000_000,
-    },
-}
-QUICK = {
-    "sizes": {name: ["backbone.d_model=16", "backbone.n_layers=1"] for name in ("caduceus", "mamba")},
-    "data": [
-        *("data=ecoli", "data.length=128", "data.batch_size=4", "data.max_valid_windows=8"),
-        *("data.split.valid=[0.9,0.91]", "data.split.test=[0.8,0.81]"),
-    ],
-    **{"steps": 4, "tune_steps": 2, "num_draws": 2, "rates": RATES[:1], "sampled": 64, "batches": (1, 2), "rounds": 1, "long": 2_000},
-}
+SAME = ("sizes", "data", "steps", "tune_steps", "num_draws", "rates")  # as in the comparison of objectives
+FULL = {key: ecoli_objectives.FULL[key] for key in SAME} | {"sampled": 1024, "batches": (1, 64), "rounds": 5, "long": 1_000_000}
+QUICK = {key: ecoli_objectives.QUICK[key] for key in SAME} | {"sampled": 64, "batches": (1, 2), "rounds": 1, "long": 2_000}
 
 
 class Study:
@@ -188,7 +168,10 @@ class Study:
                 continue
             finals = [self.kept[f"final-{model}-{seed}"] for seed in SEEDS.get(model, (1,)) if f"final-{model}-{seed}" in self.kept]
             seeds = ", ".join(f"{self.kept[n]['test']['groups']['all']['bits']:.4f}" for n in self.tests(model))
-            against = [interval(own.minus(other)) if other is not None and name != model else "" for name, other in reference.items()]
+            against = [
+                ecoli_objectives.interval(own.minus(other)) if other is not None and name != model else ""
+                for name, other in reference.items()
+            ]
             fast = [""] * 3
             if timed:
                 sampled = speeds["sampling"][model]
@@ -242,12 +225,6 @@ def elapsed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def interval(difference: ConfidenceInterval) -> str:
-    """A difference in bits per base with its 95 % interval."""
-    value, low, high = (x / math.log(2) for x in (difference.value, difference.low, difference.high))
-    return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
-from dnadiff.sampler.block import Block
+from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.confidence import Confidence
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
@@ -60,24 +60,24 @@ def test_the_cached_sampler_equals_the_uncached_one(inner, size):
     inner = Grouped(1) if size == 1 and isinstance(inner, (Grouped, Confidence)) else inner
     model, x_init = denoiser(size), torch.full((3, 22), 3)
     x_init[1, 7:9], x_init[2, :4] = 8, 10  # given tokens, also to the right of masks
-    cached = sample(model, Block(inner), x_init)
-    uncached = sample(Uncached(model.backbone, size), Block(inner), x_init)
+    cached = sample(model, Blockwise(inner), x_init)
+    uncached = sample(Uncached(model.backbone, size), Blockwise(inner), x_init)
     assert torch.equal(cached.tokens, uncached.tokens)
     assert (cached.tokens != 3).all() and (cached.tokens[1, 7:9] == 8).all() and (cached.tokens[2, :4] == 10).all()
 
 
 def test_rows_do_not_depend_on_the_batch():
     model, x_init = denoiser(4), torch.full((4, 18), 3)
-    whole = sample(model, Block(Grouped(2)), x_init).tokens
+    whole = sample(model, Blockwise(Grouped(2)), x_init).tokens
     process = AbsorbingProcess(DNA, LogLinear())
-    one = Block(Grouped(2)).sample(model, process, x_init[:1], Draws(0, torch.tensor([2]))).tokens
+    one = Blockwise(Grouped(2)).sample(model, process, x_init[:1], Draws(0, torch.tensor([2]))).tokens
     assert torch.equal(one[0], whole[2])
 
 
 def test_network_calls_are_counted_and_bounded():
     model, x_init = denoiser(4), torch.full((2, 18), 3)
-    fitted = Block(Grouped(2)).fitted(model)
-    found = sample(model, Block(Grouped(2)), x_init)
+    fitted = Blockwise(Grouped(2)).fitted(model)
+    found = sample(model, Blockwise(Grouped(2)), x_init)
     assert found.nfe == 5 * 2 + 4  # five blocks of two calls, and four that are read
     assert found.nfe <= fitted.num_steps_for(18) == 5 * 3
     assert found.rows == 2 * found.nfe - 1  # nothing distinguishes the rows in the first call
@@ -110,7 +110,7 @@ def test_samples_have_the_distribution_of_the_model(size):
     model, count = denoiser(size, SMALL), 20_000
     p = enumerated(model, 4, size)
     assert float(p.sum()) == pytest.approx(1)
-    tokens = sample(model, Block(FirstHitting()), torch.full((count, 4), 3)).tokens
+    tokens = sample(model, Blockwise(FirstHitting()), torch.full((count, 4), 3)).tokens
     found = torch.bincount(tokens @ torch.tensor([27, 9, 3, 1]), minlength=81) / count
     assert float((found - p).abs().sum() / 2) < 0.01  # total variation; about 0.003 is expected
 
@@ -122,7 +122,7 @@ def test_weights_correct_for_tokens_fixed_to_the_right(size):
     x_init = torch.tensor([3, 3, 1, 2]).expand(count, 4)
     kind, allowed = torch.zeros(count, 4, dtype=torch.int64), torch.tensor([[True, True, True, False]])
     constrained = Constrained(model, kind, allowed)
-    tokens = sample(constrained, Block(FirstHitting()), x_init, frozen=x_init != 3).tokens
+    tokens = sample(constrained, Blockwise(FirstHitting()), x_init, frozen=x_init != 3).tokens
     weight = constrained.log_weight(x_init, tokens).exp()
     # The model's distribution of the first two given the last two, where those of a block are drawn after its given tokens.
     sequences = torch.tensor([[a, b, 1, 2] for a in range(3) for b in range(3)])
@@ -148,12 +148,12 @@ def test_weights_correct_for_tokens_fixed_to_the_right(size):
 def test_labels_and_guidance():
     model, x_init = denoiser(4, num_labels=2), torch.full((3, 10), 3)
     cond = torch.tensor([[1.0, 0.0]]).expand(3, 2)
-    plain = sample(model, Block(Grouped(2)), x_init, cond=cond)
-    assert torch.equal(sample(Guided(model, 1.0), Block(Grouped(2)), x_init, cond=cond).tokens, plain.tokens)
-    assert not torch.equal(sample(model, Block(Grouped(2)), x_init).tokens, plain.tokens)
+    plain = sample(model, Blockwise(Grouped(2)), x_init, cond=cond)
+    assert torch.equal(sample(Guided(model, 1.0), Blockwise(Grouped(2)), x_init, cond=cond).tokens, plain.tokens)
+    assert not torch.equal(sample(model, Blockwise(Grouped(2)), x_init).tokens, plain.tokens)
     guided, uncached = (Guided(m, 2.5) for m in (model, Uncached(model.backbone, 4)))
-    found = sample(guided, Block(Grouped(2)), x_init, cond=cond)
-    assert torch.equal(found.tokens, sample(uncached, Block(Grouped(2)), x_init, cond=cond).tokens)
+    found = sample(guided, Blockwise(Grouped(2)), x_init, cond=cond)
+    assert torch.equal(found.tokens, sample(uncached, Blockwise(Grouped(2)), x_init, cond=cond).tokens)
     # By hand: the distribution in the second block.
     x0 = found.tokens[:, :8]
     state = guided.advance(x0[:, :4], None, cond)
@@ -166,9 +166,9 @@ def test_padding_is_not_filled_and_changes_nothing():
     model, x_init = denoiser(4), torch.full((2, 15), 3)
     valid = torch.arange(15) < torch.tensor([[9], [15]])
     x_init[~valid] = 4
-    found = sample(model, Block(Grouped(2)), x_init, frozen=~valid, valid=valid).tokens
+    found = sample(model, Blockwise(Grouped(2)), x_init, frozen=~valid, valid=valid).tokens
     assert (found[~valid] == 4).all()
-    alone = sample(model, Block(Grouped(2)), x_init[:1, :9]).tokens
+    alone = sample(model, Blockwise(Grouped(2)), x_init[:1, :9]).tokens
     assert torch.equal(found[0, :9], alone[0]) or found[0, :9].shape == alone[0].shape  # groups of the last block depend on its masks
 
 
@@ -187,16 +187,16 @@ def test_models_and_samplers_that_do_not_fit_are_refused():
         ValueError, match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks"
     ):
         sample(model, Grouped(2), x_init)
-    with pytest.raises(ValueError, match=r"Block samples from a model that was trained in blocks, .* set sampler=grouped"):
-        sample(Denoiser(model.backbone), Block(Grouped(2)), x_init)
+    with pytest.raises(ValueError, match=r"Blockwise samples from a model that was trained in blocks, .* set sampler=grouped"):
+        sample(Denoiser(model.backbone), Blockwise(Grouped(2)), x_init)
     with pytest.raises(ValueError, match=r"sampler\.block_size 5 is not that of the model, which was trained in blocks of 4"):
-        sample(model, Block(Grouped(2), block_size=5), x_init)
+        sample(model, Blockwise(Grouped(2), block_size=5), x_init)
     with pytest.raises(ValueError, match="Autoregressive does not"):
-        Block(Autoregressive())
+        Blockwise(Autoregressive())
     with pytest.raises(ValueError, match="semi_ar is for samplers that unmask in any order"):
-        SemiAR(Block(Grouped()))
+        SemiAR(Blockwise(Grouped()))
     with pytest.raises(ValueError, match="num_groups 5 is larger than the length 4"):
-        sample(model, Block(Grouped(5)), x_init)
+        sample(model, Blockwise(Grouped(5)), x_init)
 
 
 def test_a_block_is_a_masked_diffusion_model():
