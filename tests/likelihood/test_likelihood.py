@@ -201,7 +201,7 @@ def test_uniform_predictor_has_no_monte_carlo_error(process, many):
 def test_mdlm_protocol_refuses_a_model_from_left_to_right_before_data_is_read(process):
     denoiser = Uniform()
     denoiser.reads = BlockBackbone
-    with pytest.raises(ValueError, match="protocol=mdlm is for models that unmask in any order.* set protocol=count"):
+    with pytest.raises(ValueError, match=r"protocol=mdlm is for models that unmask in any order.* set protocol=count"):
         OneDraw.check_model(denoiser, process.noise)
 
 
