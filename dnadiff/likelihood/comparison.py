@@ -101,7 +101,7 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
     """How the likelihood of a model is estimated; a ValueError that begins with its name if the options do not fit it."""
     protocol = estimator_for(model.denoiser, options["protocol"])
     try:
-        protocol.check_noise(model.process.noise)
+        protocol.check_model(model.denoiser, model.process.noise)
         evaluation.check_strands(options, model.denoiser.left_to_right, model.tokenizer.vocab.complement is not None)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

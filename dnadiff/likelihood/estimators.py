@@ -42,8 +42,8 @@ class Estimator(ABC):
         self.config, self.process, self.windows = config, process, windows
 
     @classmethod
-    def check_noise(cls, noise: NoiseSchedule) -> None:
-        """Raises ValueError if the estimate is not valid for this schedule."""
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        """Raises ValueError if the estimate is not valid for this model or its schedule."""
 
     def run(self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None) -> Likelihood:
         """The likelihood of the windows, or of `batches`; `same_draws_as` is an earlier result whose number of draws replaces `target_se`."""
@@ -108,8 +108,8 @@ class OneDraw(Estimator):
 
     @classmethod
     @override
-    def check_noise(cls, noise: NoiseSchedule) -> None:
-        check_one_draw(noise)
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        check_one_draw(denoiser, noise)
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:

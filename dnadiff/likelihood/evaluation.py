@@ -78,7 +78,8 @@ def check_strands(config: Config, left_to_right: bool, is_dna: bool) -> None:
         raise ValueError("with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out")
     if config["conjoin"] and left_to_right:
         raise ValueError(
-            "conjoin=true needs a model that unmasks in any order: one from left to right reads each strand in another; set both_strands=true"
+            "conjoin=true needs a model that unmasks in any order; one that goes from left to right predicts the bases of the other strand "
+            "in the opposite order: set both_strands=true"
         )
 
 
@@ -101,7 +102,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     """
     is_dna = model.tokenizer.vocab.complement is not None
     protocol = estimator_for(model.denoiser, config["protocol"])
-    protocol.check_noise(model.process.noise)
+    protocol.check_model(model.denoiser, model.process.noise)
     check_strands(config, model.denoiser.left_to_right, is_dna)
     data, own = data_of(model, config)
     model = model.with_tokenizer(data.tokenizer)

@@ -35,9 +35,7 @@ def one_draw(
     Raises:
         ValueError: as `check_one_draw`.
     """
-    check_one_draw(process.noise)
-    if denoiser.left_to_right:
-        raise ValueError("protocol=mdlm is for models that unmask in any order, and this one goes from left to right; set protocol=count")
+    check_one_draw(denoiser, process.noise)
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, counted = batch.ids, batch.groups["all"]
@@ -54,6 +52,11 @@ def one_draw(
     return collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
 
 
-def check_one_draw(noise: NoiseSchedule) -> None:
-    """Raise ValueError unless MDLM's protocol gives a bound: the schedule masks little before t = 1e-3, and everything at t = 1."""
+def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+    """Raise ValueError unless MDLM's protocol gives a bound.
+
+    It does for models that unmask in any order, with a schedule that masks little before t = 1e-3 and everything at t = 1.
+    """
+    if denoiser.left_to_right:
+        raise ValueError("protocol=mdlm is for models that unmask in any order, and this one goes from left to right; set protocol=count")
     refuse_cut(noise, noise.mask_probability(T_MIN), noise.mask_probability(1.0), f"t_min {T_MIN} of protocol=mdlm", "set protocol=count")
