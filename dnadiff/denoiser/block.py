@@ -75,14 +75,11 @@ class BlockDenoiser(NetworkDenoiser):
 
         Both come from one pass. The first token has no token before it, and is not predicted here.
 
+        It is for networks with `BlockBackbone.clean_is_causal`: another clean stream would copy the next token.
+
         Raises:
-            ValueError: if position 0 is requested, or the clean stream sees more than the tokens before a position.
+            ValueError: if position 0 is requested.
         """
-        if not self.backbone.clean_is_causal:
-            raise ValueError(
-                f"objective.next_token_weight: the clean stream of {type(self.backbone).__name__} sees whole blocks, and would copy the next "
-                "token; set it to 0, or use backbone=caduceus"
-            )
         if next_positions[:, 0].any():
             raise ValueError("next_positions includes position 0, which has no token before it")
         noised, clean = self._both(xt, x0, cond, valid, clean=True)

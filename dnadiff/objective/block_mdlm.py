@@ -57,7 +57,13 @@ class BlockMDLM(MDLM):
             raise ValueError(
                 f"objective.block_size {self.block_size} is more than the {backbone.max_length} tokens that this network takes; lower it"
             )
-        return BlockDenoiser(backbone, self.block_size)
+        denoiser = BlockDenoiser(backbone, self.block_size)
+        if self.next_token_weight and not denoiser.backbone.clean_is_causal:
+            raise ValueError(
+                f"objective.next_token_weight: the clean stream of {type(backbone).__name__} sees whole blocks, and would copy the next token; "
+                "set it to 0, or use backbone=caduceus"
+            )
+        return denoiser
 
     @override
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
