@@ -110,8 +110,7 @@ def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, sta
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
     """The data configuration with absolute paths, so that a run can be evaluated from any folder."""
     resolved = {key: absolute_paths(value) if key in ("path", "blacklist") else value for key, value in data.items()}
-    split = data.get("split")
-    if isinstance(split, dict) and "bed" in split:
+    if isinstance(split := data.get("split"), dict) and "bed" in split:
         resolved["split"] = {**split, "bed": absolute_paths(split["bed"])}
     return resolved
 
@@ -129,9 +128,9 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone and schedule before any data is read.
+    """Refuse an incompatible objective, backbone, schedule and window before any data is read.
 
-    All are built once with a stand-in vocabulary and without memory for weights, so that the checks in their constructors run here.
+    They are built with a stand-in vocabulary and without memory for weights.
     """
     import torch
 
@@ -139,7 +138,8 @@ def check_compatible(config: Config) -> None:
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 
     with torch.device("meta"):
-        build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+        denoiser, _ = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+    denoiser.check_window(config["data"].get("length"))
 
 
 def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:

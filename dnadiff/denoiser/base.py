@@ -70,6 +70,9 @@ class BaseDenoiser(nn.Module):
         """The denoiser without side effects of its calls (see `Constrained`); itself if it has none."""
         return self
 
+    def check_window(self, length: int | None) -> None:
+        """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have no fixed length)."""
+
     @property
     def autoregressive(self) -> bool:
         """Whether each token is predicted from those before it: likelihoods are exact, and one network call gives all of them."""

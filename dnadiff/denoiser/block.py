@@ -48,6 +48,13 @@ class BlockDenoiser(NetworkDenoiser):
         self.banned = self.parameterization.banned
 
     @override
+    def check_window(self, length: int | None) -> None:
+        if length is not None and self.block_size > length:
+            raise ValueError(
+                f"objective.block_size {self.block_size} is more than the {length} tokens of a window; lower it, or raise data.length"
+            )
+
+    @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         return at(self._both(xt, xt, cond, valid)[0], positions)
 
