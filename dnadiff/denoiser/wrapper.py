@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -44,7 +45,9 @@ class InBlock(DenoiserWrapper):
 
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
-        state = self.state if self.state is None or rows is None else self.state.select(rows)
+        state = self.state
+        if state is not None and rows is not None and not _is_all(rows, len(state.tensors[0])):  # copies a cache of keys and values
+            state = state.select(rows)
         return InBlock(self.denoiser.for_rows(rows, columns), state)
 
     @override
@@ -56,3 +59,10 @@ class InBlock(DenoiserWrapper):
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         return self.denoiser.step_block(xt, self.state, cond, positions, valid)
+
+
+def _is_all(rows: Tensor, count: int) -> bool:
+    """Whether `rows`, an index or a mask, selects each of `count` sequences in its place."""
+    if rows.dtype == torch.bool:
+        return bool(rows.all())
+    return len(rows) == count and torch.equal(rows, torch.arange(count, device=rows.device))
