@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from dnadiff import commands
 from dnadiff.checks import Positive, PositiveInt, Range
@@ -19,6 +19,7 @@ KEYS: Keys = {
     "target_se": Positive | None,
     "max_draws": Annotated[int, Range(2)],
     "protocol": str,
+    "order": Literal["left_to_right", "strided", "confidence"] | None,
     "both_strands": bool,
     "conjoin": bool,
     "orders": list[Annotated[int, Range(0, 26)]],

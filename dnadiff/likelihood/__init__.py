@@ -9,11 +9,13 @@ report of `dnadiff.evaluate` together.
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo
 from dnadiff.likelihood.monte_carlo import WindowBatch, all_masked, chain_rule, check_num_draws, estimate, estimate_to
 from dnadiff.likelihood.one_draw import one_draw
+from dnadiff.likelihood.ordered import ORDERS, ordered
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.likelihood.strand import Conjoined, OtherStrand, ReverseComplemented, both_strands
 
 __all__ = [
+    "ORDERS",
     "Conjoined",
     "Likelihood",
     "OtherStrand",
@@ -28,5 +30,6 @@ __all__ = [
     "exact_curve",
     "exact_nelbo",
     "one_draw",
+    "ordered",
     "site_log_probs",
 ]

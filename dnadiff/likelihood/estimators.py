@@ -14,6 +14,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
 from dnadiff.likelihood.monte_carlo import Batches
 from dnadiff.likelihood.one_draw import check_one_draw
+from dnadiff.likelihood.ordered import ORDERS, check_ordered, ordered
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -134,9 +135,29 @@ class ChainRule(Estimator):
         return f"-log p by the chain rule, exact; {bootstrap}"
 
 
+class Ordered(Estimator):
+    """The exact likelihood of a model that unmasks one token at a time in a deterministic order."""
+
+    @classmethod
+    @override
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        check_ordered(denoiser)
+
+    @override
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        self.calls = self.windows.tiles.length
+        return ordered(denoiser, self.process, batches, ORDERS[self.config["order"]], self.config["block_size"], self._progress)
+
+    @override
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        return f"-log p of unmasking in the order {self.config['order']}, exact; {bootstrap}"
+
+
 PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
 
 
-def estimator_for(denoiser: BaseDenoiser, protocol: str) -> type[Estimator]:
-    """How the likelihood of a model is estimated with `protocol`; exactly, if it is autoregressive."""
+def estimator_for(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> type[Estimator]:
+    """How the likelihood of a model is estimated with `protocol`; exactly, if it is autoregressive or an order is given."""
+    if order is not None:
+        return Ordered
     return ChainRule if denoiser.autoregressive else PROTOCOLS[protocol]

@@ -25,6 +25,7 @@ from dnadiff.likelihood.held_out import (
     token_groups,
     window_positions,
 )
+from dnadiff.likelihood.ordered import ORDERS
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.likelihood.stored_curve import fingerprint
 
@@ -59,6 +60,8 @@ def check_options(config: Config) -> Config:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
     if config["protocol"] not in tuple(PROTOCOLS):
         raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
+    if config.get("order") not in (None, *ORDERS):
+        raise ValueError(f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound")
     target_se = config["target_se"]
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
         raise ValueError(f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count")
@@ -101,7 +104,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
         ValueError: if model, data and options do not fit, before the network runs.
     """
     is_dna = model.tokenizer.vocab.complement is not None
-    protocol = estimator_for(model.denoiser, config["protocol"])
+    protocol = estimator_for(model.denoiser, config["protocol"], config.get("order"))
     protocol.check_model(model.denoiser, model.process.noise)
     check_strands(config, model.denoiser.left_to_right, is_dna)
     data, own = data_of(model, config)
