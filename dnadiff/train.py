@@ -128,17 +128,19 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone and schedule before any data is read.
+    """Refuse an incompatible objective, backbone, schedule and search of mask rates before any data is read.
 
     All are built once with a stand-in vocabulary and without memory for weights, so that the checks in their constructors run here.
     """
     import torch
 
-    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+    from dnadiff.training.clip_search import check_search
 
     with torch.device("meta"):
-        build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+        _, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+    check_search(config["callbacks"], build_objective(config, process, trust=None))
 
 
 def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
