@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dnadiff.training.metrics_file import MetricsFile
     from dnadiff.training.module import DiffusionModule
 
-MATMUL_PRECISIONS = ("highest", "high", "medium")
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 log = logging.getLogger("dnadiff")
 
@@ -128,18 +127,20 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone, schedule and window before any data is read.
+    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read.
 
     They are built with a stand-in vocabulary and without memory for weights.
     """
     import torch
 
-    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+    from dnadiff.training.clip_search import check_search
 
     with torch.device("meta"):
-        denoiser, _ = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+        denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
     denoiser.check_window(config["data"].get("length"))
+    check_search(config["callbacks"], build_objective(config, process, trust=None))
 
 
 def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
@@ -151,8 +152,6 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
 
-    if config["matmul_precision"] not in MATMUL_PRECISIONS:
-        raise ValueError(f"matmul_precision {config['matmul_precision']!r} is not known; choose one of {', '.join(MATMUL_PRECISIONS)}")
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
         raise ValueError(

@@ -154,6 +154,10 @@ class MaskedObjective(Objective):
         factor = factor[positions.nonzero()[:, 0]] if factor.ndim == 1 else factor[positions]
         return self.reduce(mean_over(nll * factor, weight.sum()), mean_over(nll, weight[positions].sum()), weight.sum())
 
+    def rows(self, x: Tensor, fill: float = 0) -> Tensor:
+        """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""
+        return x
+
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
         """`x0 (B, L)` masked where `maskable (B, L)` bool."""
         return self.masking(self.process, x0, maskable, draws)

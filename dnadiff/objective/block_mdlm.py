@@ -66,10 +66,13 @@ class BlockMDLM(MDLM):
         return denoiser
 
     @override
+    def rows(self, x: Tensor, fill: float = 0) -> Tensor:
+        return block_rows(x, min(self.block_size, x.shape[1]), fill)
+
+    @override
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
         length = x0.shape[1]
-        size = min(self.block_size, length)
-        rows, allowed = block_rows(x0, size, self.process.vocab.pad_id), block_rows(maskable, size, 0)
+        rows, allowed = self.rows(x0, self.process.vocab.pad_id), self.rows(maskable)
         masked = self.masking(self.process, rows, allowed, draws.for_blocks(len(rows) // len(x0)))
         weight = masked.weight[:, None].expand(rows.shape)
         return MaskedBatch(sequence_rows(masked.xt, length), masked.t, sequence_rows(weight, length))

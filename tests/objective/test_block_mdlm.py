@@ -14,6 +14,7 @@ from dnadiff.likelihood import WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.block_mdlm import BlockMDLM
+from dnadiff.objective.clipped import Clipped
 from dnadiff.objective.masking import Bernoulli, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
@@ -46,7 +47,7 @@ def gradients(loss, net):
     return torch.autograd.grad(loss, list(net.parameters()))
 
 
-@pytest.mark.parametrize("masking", [Bernoulli(), ExactCount(), Importance()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("masking", [Bernoulli(), ExactCount(), Importance(), Clipped(0.3, 0.8)], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_one_block_is_mdlm(process, net, x0, masking, weighting):
     draws, weight = Draws.for_batch(3, 4), torch.ones(4, L)
