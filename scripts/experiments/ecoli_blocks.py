@@ -9,7 +9,8 @@ chromosome) is read once for each run, in `test-`. `ar` is exact, the others are
 
 Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed`, for an idle machine: training tokens per second, and seconds to sample 1
 and 64 sequences of 1,024 bases that lose 2 % of the structure; `minutes-MODEL` and `testminutes-MODEL`: trained as long as `mdlm` takes for
-12 M tokens, by the speeds of `speed`; `long-BLOCKS`: 1,000,000 bases sampled, with the memory and time of parts of it, judged in windows of 512.
+12 M tokens, by the speeds of `speed`; `chr20-MODEL` and `testchr20-MODEL`: the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is
+test), one seed, with the learning rates of E. coli; `long-BLOCKS`: 1,000,000 bases sampled, with the memory and time of parts of it, judged in windows of 512.
 """
 
 import json
@@ -17,7 +18,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,8 @@ MODELS = {
     "mdlm": ["objective=mdlm", *CADUCEUS],
 }
 SEEDS = {"ar": (1, 2, 3), "b4": (1, 2, 3), "b16": (1, 2, 3), "mdlm": (1, 2, 3)}
+CHR20 = ["data=fasta", "data/split=blocks", "data.name=human chr20", "data.split.test=9", "data.split.valid=8"]
+ELSEWHERE = ("ar", "b4", "b16", "mdlm")
 TIMED = ("ar", "b4", "b16", "mdlm")
 SAME = ("sizes", "data", "steps", "tune_steps", "num_draws", "rates")  # as in the comparison of objectives
 FULL = {key: ecoli_objectives.FULL[key] for key in SAME} | {"sampled": 1024, "batches": (1, 64), "rounds": 5, "long": 1_000_000}
@@ -49,6 +52,8 @@ QUICK = {key: ecoli_objectives.QUICK[key] for key in SAME} | {"sampled": 64, "ba
 
 class Study:
     """The pieces and their tables."""
+
+    data = Path("../shared/data")  # real genomes, not part of the project
 
     def __init__(self, folder: Path, size: dict) -> None:
         self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
@@ -60,9 +65,11 @@ class Study:
         self.pieces["speed"] = self.speed
         self.pieces |= {f"minutes-{m}": lambda m=m: self.minutes(m) for m in TIMED if m != "mdlm"}
         self.pieces |= {f"testminutes-{m}": lambda m=m: self.test(f"minutes-{m}") for m in TIMED if m != "mdlm"}
+        self.pieces |= {f"chr20-{m}": lambda m=m: self.chr20(m) for m in ELSEWHERE}
+        self.pieces |= {f"testchr20-{m}": lambda m=m: self.test(f"chr20-{m}") for m in ELSEWHERE}
         self.pieces |= {f"long-{m}": lambda m=m: self.long(m) for m in ("b4", "b16")}
 
-    def train(self, name: str, model: str, steps: int, rate: str, seed: int) -> dict:
+    def train(self, name: str, model: str, steps: int, rate: str, seed: int, data: Sequence[str] = ()) -> dict:
         backbone = next(a.partition("=")[2] for a in MODELS[model] if a.startswith("backbone="))
         often = f"trainer.val_check_interval={max(1, steps // 6)}"
         common = [
@@ -73,7 +80,7 @@ class Study:
             f"trainer.max_steps={steps}",
             often,
         ]
-        return study.train(self.runs / name, [*MODELS[model], *self.size["sizes"][backbone], *self.size["data"], *common])
+        return study.train(self.runs / name, [*MODELS[model], *self.size["sizes"][backbone], *(data or self.size["data"]), *common])
 
     def score(self, name: str, part: str) -> dict:
         """`python -m dnadiff.evaluate` on one part; on validation its h(n) stays in the run, for the samplers."""
@@ -108,6 +115,14 @@ class Study:
         rate, _ = self.rate(model)
         name = f"minutes-{model}"
         return {"training": self.train(name, model, steps, rate, 1), "valid": self.score(name, "valid"), "steps": steps, "rate": rate}
+
+    def chr20(self, model: str) -> dict:
+        path = self.data / "genomes" / "GRCh37_chr20.fa.gz"
+        shape = [a for a in self.size["data"] if a.startswith(("data.length", "data.batch_size", "data.max_valid"))]
+        rate, _ = self.rate(model)
+        name = f"chr20-{model}"
+        training = self.train(name, model, self.size["steps"], rate, 1, [*CHR20, f"data.path={path}", *shape])
+        return {"training": training, "valid": self.score(name, "valid"), "rate": rate}
 
     def speed(self) -> dict:
         """Training steps and sampling of all models in turns; the fastest of several rounds counts."""

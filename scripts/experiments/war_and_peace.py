@@ -28,12 +28,19 @@ from dnadiff.draws import Draws
 from dnadiff.likelihood import Likelihood, WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
+from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
 from dnadiff.training.optim import parameter_groups
 
-MODELS = {"mdlm": lambda process: MDLM(process, weighting="cross_entropy"), "mdlm_nelbo": MDLM, "ar": AR}
+MODELS = {
+    "mdlm": lambda process: MDLM(process, weighting="cross_entropy"),
+    "mdlm_nelbo": MDLM,
+    "ar": AR,
+    "block4": lambda process: BlockMDLM(process, 4),
+    "block16": lambda process: BlockMDLM(process, 16),
+}
 SCORES = 12  # validations
 WINDOWS = 384  # validation windows
 DECAY = 0.999  # of the weight average, with a warm-up
