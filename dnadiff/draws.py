@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
+_BLOCK_STRIDE = 1 << 40  # between the rows of a sequence's blocks, where rows are not numbered from 0
 
 
 def _signed(x: int) -> int:
@@ -72,6 +73,15 @@ class Draws:
     def at(self, step: int) -> Draws:
         """The same rows at another step."""
         return replace(self, step=step)
+
+    def for_blocks(self, blocks: int) -> Draws:
+        """Random numbers for every block of every sequence: B * blocks rows, those of a sequence one after another.
+
+        Stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
+        """
+        stride = _BLOCK_STRIDE if self.num_rows is None else self.num_rows
+        rows = self.rows[:, None] + stride * torch.arange(blocks, device=self.rows.device)
+        return replace(self, rows=rows.flatten(), num_rows=None if self.num_rows is None else self.num_rows * blocks)
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from dnadiff import commands
 from dnadiff.checks import Positive, PositiveInt, Range
@@ -19,6 +19,7 @@ KEYS: Keys = {
     "target_se": Positive | None,
     "max_draws": Annotated[int, Range(2)],
     "protocol": str,
+    "order": Literal["left_to_right", "strided", "confidence"] | None,
     "both_strands": bool,
     "conjoin": bool,
     "orders": list[Annotated[int, Range(0, 26)]],
@@ -89,7 +90,8 @@ def show(content: Json) -> None:
             bits = [f"{c['bits']:.4f}" for c in costs]
             se = "n/a" if costs[0]["se"] is None else f"{costs[0]['se']:.4f}"
             rows.append((f"{row['groups']}", bits[0], lost[0], bits[1], lost[1], se))
-        print("\n" + table(rows, ("network calls", unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
+        calls = "network calls" if content["code_length"]["alone_bits"] is None else "calls per block"
+        print("\n" + table(rows, (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
 
 
 def main() -> None:

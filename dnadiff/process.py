@@ -51,8 +51,11 @@ class AbsorbingProcess:
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) -> `(B, L)`."""
-        move = (1 - self.noise.alpha(t))[:, None]
-        hit = draws.uniform("mask", x0.shape[1]).to(x0.device) < move
+        return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
+
+    def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
+        hit = draws.uniform("mask", x0.shape[1]).to(x0.device) < rate[:, None]
         return torch.where(hit & maskable, self.vocab.mask_id, x0)
 
     def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:

@@ -104,7 +104,7 @@ def write_table(config: Config, model: Loaded, source: SequenceInput, stream: Re
     window, batch_size, num_draws, seed = (config[key] for key in ("window", "batch_size", "num_draws", "seed"))
 
     def progress(windows: int) -> None:
-        bar.update(windows, windows * window * (1 if model.denoiser.causal else num_draws))
+        bar.update(windows, windows * window * (1 if model.denoiser.autoregressive else num_draws))
 
     scores = RecordScores(model.denoiser, model.process, source, window, batch_size, num_draws, seed, progress)
     totals, lengths = stream.notes.get("totals", TOTALS), source.lengths

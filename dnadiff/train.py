@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dnadiff.training.metrics_file import MetricsFile
     from dnadiff.training.module import DiffusionModule
 
-MATMUL_PRECISIONS = ("highest", "high", "medium")
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 log = logging.getLogger("dnadiff")
 
@@ -110,8 +109,7 @@ def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, sta
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
     """The data configuration with absolute paths, so that a run can be evaluated from any folder."""
     resolved = {key: absolute_paths(value) if key in ("path", "blacklist") else value for key, value in data.items()}
-    split = data.get("split")
-    if isinstance(split, dict) and "bed" in split:
+    if isinstance(split := data.get("split"), dict) and "bed" in split:
         resolved["split"] = {**split, "bed": absolute_paths(split["bed"])}
     return resolved
 
@@ -129,17 +127,20 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone and schedule before any data is read.
+    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read.
 
-    All are built once with a stand-in vocabulary and without memory for weights, so that the checks in their constructors run here.
+    They are built with a stand-in vocabulary and without memory for weights.
     """
     import torch
 
-    from dnadiff.checkpoint import build_denoiser
+    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+    from dnadiff.training.clip_search import check_search
 
     with torch.device("meta"):
-        build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+        denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+    denoiser.check_window(config["data"].get("length"))
+    check_search(config["callbacks"], build_objective(config, process, trust=None))
 
 
 def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
@@ -151,8 +152,6 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
 
-    if config["matmul_precision"] not in MATMUL_PRECISIONS:
-        raise ValueError(f"matmul_precision {config['matmul_precision']!r} is not known; choose one of {', '.join(MATMUL_PRECISIONS)}")
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
         raise ValueError(

@@ -66,7 +66,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     method = build(config["variant_method"], trust=None)
     model = checkpoint.load(config["checkpoint"], config["trust"])
     network = open_network(config, model)
-    method = check_method(method, network.denoiser.causal)
+    method = check_method(method, network.denoiser.left_to_right)
     source, regions = open_variants(config, network.reference)
     source.check(network.reference)
     training = training_part(model, network.reference, config["trust"])

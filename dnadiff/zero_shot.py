@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dnadiff import commands
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
+
+if TYPE_CHECKING:
+    from dnadiff.denoiser import BaseDenoiser
 
 PASSED = ("checkpoint", "num_draws", "batch_size", "block_size", "accelerator", "seed", "trust", "overwrite")
 PARTS = ("test", "valid", "train", "published")
@@ -39,7 +43,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=...")
     device = commands.pick_device(config["accelerator"])
-    protocols = {"exact": "count"} if model.denoiser.causal else {name: name for name in config["protocols"]}
+    protocols = protocols_of(model.denoiser, config["protocols"])
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
     for one in chosen.values():  # errors come before the first evaluation
@@ -77,6 +81,13 @@ def check(config: Config) -> None:
         raise ValueError(f"part {config['part']!r} is not known; choose one of {', '.join(PARTS)}")
     if not isinstance(config["paths"], Mapping) or set(config["paths"]) - set(config["sets"]):
         raise ValueError(f"paths {config['paths']} must name files by set: 'paths={{{config['sets'][0]}: FILE}}'")
+
+
+def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str]:
+    """The protocols by the name to show: those chosen, if the model has the choice."""
+    if denoiser.autoregressive:
+        return {"exact": "count"}
+    return {name: name for name in (["count"] if denoiser.left_to_right else chosen)}
 
 
 def settings(config: Config, name: str, trained_on: Config) -> Config:

@@ -96,7 +96,7 @@ def test_an_autoregressive_model_is_compared_by_its_exact_likelihood(cli, compar
     assert whole["difference"]["se_mc"] == pytest.approx(whole["a"]["se_mc"])
     assert content["own_data"] is False and "of" in content["novelty"]
     status, _, err = cli("compare", *QUICK, f"a={trained}", "b=ar.ckpt", "conjoin=true")
-    assert status == 1 and err.strip().splitlines()[-1].startswith("error: b: conjoin=true needs a diffusion model")
+    assert status == 1 and err.strip().splitlines()[-1].startswith("error: b: conjoin=true needs a model that unmasks in any order")
 
 
 def toy(draws, protocol=COUNT, tokens=(4, 4, 4, 4, 4)):

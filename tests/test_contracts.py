@@ -8,11 +8,11 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.checkpoint import build_denoiser, build_objective
 from dnadiff.config import build, compose, config_dir, locate
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -134,13 +134,17 @@ def maskings(objective):
     return ["discrete_time"] if objective == "d3pm" else choices("objective/masking")
 
 
+def fits(backbone, reads):
+    """Whether a network of these settings reads sequences in this way, one of the subclasses of `Backbone`."""
+    return issubclass(locate(backbone["_target_"], None), reads)
+
+
 @pytest.mark.parametrize(("name", "masking"), [(name, masking) for name in choices("objective") for masking in maskings(name)])
 @pytest.mark.parametrize("backbone", choices("backbone"))
 def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     torch.manual_seed(0)
     config = composed("train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])) | {"backbone": small(backbone)}
-    causal = {k: locate(config[k]["_target_"], None).causal for k in ("objective", "backbone")}
-    if causal["objective"] != causal["backbone"]:
+    if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
             check_compatible(config)
         return
@@ -187,12 +191,16 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
     sampler = build(composed("sample", "checkpoint=x", f"sampler={name}")["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
-    network = build(small("transformer" if sampler.causal else "dit"), vocab=vocab).eval()
-    torch.nn.init.normal_((network.linear if sampler.causal else network.output_layer.linear).weight)
-    denoiser, calls = (CausalDenoiser if sampler.causal else Denoiser)(network), []
-    reads = "step" if sampler.causal else "features"
-    original = getattr(network, reads)
-    setattr(network, reads, lambda *a, **k: calls.append(len(a[0])) or original(*a, **k))
+    backbone = next(each for each in ("transformer", "dit", "caduceus") if fits(small(each), sampler.reads))
+    network, calls = build(small(backbone), vocab=vocab).eval(), []
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    denoiser = {CausalBackbone: CausalDenoiser, BlockBackbone: lambda network: BlockDenoiser(network, 5)}.get(sampler.reads, Denoiser)(
+        network
+    )
+    for method in {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(sampler.reads, ["features"]):
+        original = getattr(network, method)
+        setattr(network, method, lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k))
     process = AbsorbingProcess(vocab, build(composed("train")["noise"]))
     x_init = process.prior(3, 12)
     frozen = torch.zeros(3, 12, dtype=torch.bool)

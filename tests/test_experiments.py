@@ -1,6 +1,7 @@
 """Every experiment composes and takes one step; those of the human genome use chromosome 20."""
 
 import json
+import re
 from functools import cache
 
 import pytest
@@ -44,10 +45,19 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
 
 
-@pytest.mark.parametrize("second", ["hg38_mdlm", "hg38_sedd"])
-def test_the_second_stage_starts_from_the_first(second, shared_data, tmp_path):
-    for name, folder, more in (("hg38_mlm", "one", []), (second, "two", [f"init_from={tmp_path / 'one'}", "optimizer.lr=0.0"])):
-        small = [s for s in SMALL if not more or not s.startswith("backbone")]
+STAGES = [
+    ("hg38_mlm", "hg38_mdlm", []),
+    ("hg38_mlm", "hg38_sedd", []),
+    ("lm1b_mdlm_wrap", "lm1b_block", ["backbone.n_heads=2"]),
+    ("owt_mdlm", "owt_block", ["backbone.n_heads=2", "time_conditioning=false"]),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "changed"), STAGES)
+def test_the_second_stage_starts_from_the_first(first, second, changed, shared_data, tmp_path):
+    start = [f"init_from={tmp_path / 'one'}", "optimizer.lr=0.0"]
+    for name, folder, more in ((first, "one", changed), (second, "two", start)):
+        small = [s for s in SMALL if folder == "one" or not s.startswith("backbone")]
         args = [f"experiment={name}", *stand_in(name, shared_data, tmp_path), *small, *ONE_STEP, *more]
         run(compose("train", args), tmp_path / folder, args)
     first, then = (checkpoint.load(tmp_path / folder).denoiser.state_dict() for folder in ("one", "two"))
@@ -78,18 +88,45 @@ def test_the_hnf4a_promoter_is_held_out_of_its_experiment_alone(choices, part):
 
 def test_the_recipe_for_text_is_the_published_one():
     rows = {name: published(name) for name in EXPERIMENTS if name.startswith(("owt", "lm1b", "text8", "ablation"))}
-    assert {"owt_mdlm", "owt_sedd", "owt_ar", "lm1b_mdlm", "lm1b_mdlm_wrap", "lm1b_d3pm", "lm1b_sedd", "lm1b_ar", "text8_mdlm"} <= set(rows)
+    assert {"owt_mdlm", "owt_sedd", "owt_ar", "owt_block", "lm1b_mdlm", "lm1b_mdlm_wrap", "lm1b_block", "lm1b_d3pm"} <= set(rows)
+    assert {"lm1b_sedd", "lm1b_ar", "text8_mdlm"} <= set(rows)
     for name, row in rows.items():
         data, trainer, size = row["data"], row["trainer"], tuple(row["backbone"][key] for key in ("d_model", "n_layers", "n_heads"))
-        assert data["batch_size"] * trainer["accumulate_grad_batches"] * trainer["devices"] == 512 and trainer["max_steps"] == 1_000_000
+        assert data["batch_size"] * trainer["accumulate_grad_batches"] * trainer["devices"] == 512
+        assert trainer["max_steps"] == (150_000 if name.endswith("_block") else 1_000_000)
         assert data["length"] == {"owt": 1024, "lm1b": 128, "text8": 256}[data["name"]]
         assert size == {"ablation_tiny": (512, 8, 8), "ablation_medium": (1024, 24, 16)}.get(name, (768, 12, 12))
         assert (row["optimizer"]["lr"], row["optimizer"]["betas"], row["weight_decay"]) == (3e-4, [0.9, 0.999], 0)
         assert row["lr_scheduler"]["warmup_steps"] == 2500 and row["callbacks"]["ema"]["decay"] == 0.9999
         assert trainer["gradient_clip_val"] == 1 and row["backbone"]["dropout"] == 0.1
         padded = not data["wrap"]
-        assert padded == (data["name"] == "lm1b" and name != "lm1b_mdlm_wrap")
+        assert padded == (data["name"] == "lm1b" and name not in ("lm1b_mdlm_wrap", "lm1b_block"))
         assert row["objective"].get("protocol", "mdlm") == ("mdlm" if padded or name.endswith("_ar") else "count")
+
+
+@pytest.mark.parametrize(("blocks", "whole"), [("lm1b_block", "lm1b_mdlm_wrap"), ("owt_block", "owt_mdlm")])
+def test_block_diffusion_follows_its_mdlm_run(blocks, whole):
+    row, before = published(blocks), published(whole)
+    assert row["objective"] == {
+        "_target_": "dnadiff.objective.block_mdlm.BlockMDLM",
+        "_partial_": True,
+        "masking": {"_target_": "dnadiff.objective.clipped.Clipped", "low": 0.0, "high": 1.0, "stratified": True},
+        "block_size": 16,
+        "weighting": "nelbo",
+        "next_token_weight": 0.0,
+        "protocol": "count",
+    }
+    others, search = {**row["callbacks"]}, row["callbacks"]["clip_search"]
+    del others["clip_search"]
+    assert (search["widths"], search["step"], search["max_batches"]) == ([0.5, 0.6, 0.7, 0.8, 0.9, 1.0], 0.05, 100)
+    assert row["trainer"]["max_steps"] + 850_000 == before["trainer"]["max_steps"] and row["trainer"]["val_check_interval"] == 5000
+    assert row["time_conditioning"] is False  # without which a network cannot be read in blocks
+    assert all(row[key] == before[key] for key in ("data", "backbone", "optimizer", "lr_scheduler", "noise", "weight_decay"))
+    assert others == before["callbacks"]
+    commands = re.findall(r"dnadiff\.train (.*)", (config_dir() / "experiment" / f"{blocks}.yaml").read_text(encoding="utf-8"))
+    first, second = (compose("train", command.split(), resolve=False) for command in commands)
+    assert first["objective"] == before["objective"] and first["trainer"]["max_steps"] == 850_000 and first["time_conditioning"] is False
+    assert second["init_from"].startswith("runs/") and f"hydra.run.dir={second['init_from']}" in commands[0]
 
 
 def test_the_published_split_is_an_override_away(shared_data):

@@ -20,6 +20,7 @@ NEVER = {
     "objective": {"backbone", "sampler", "data", "published"},
     "sampler": {"backbone", "objective", "data", "published"},
 }
+INTERFACES = {"dnadiff.backbone.base"}  # how a network may read a sequence; objectives and samplers say which they need
 ONLY = {
     "lightning": {"training", "downstream", "data", "train"},
     "hydra": {"config", "commands"},
@@ -65,8 +66,8 @@ def test_imports_form_levels_without_a_cycle():
 
 
 def test_the_core_does_not_import_what_is_around_it():
-    wrong = [f"{top}/{file} imports {name}" for top, name, file in imports() if set(name.split(".")[1:2]) & NEVER.get(top, set())]
-    assert not wrong
+    around = ((top, name, file) for top, name, file in imports() if set(name.split(".")[1:2]) & NEVER.get(top, set()))
+    assert not [f"{top}/{file} imports {name}" for top, name, file in around if name not in INTERFACES]
 
 
 def test_commands_do_not_import_commands():

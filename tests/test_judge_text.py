@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.judge_text import read_texts
 from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
-from dnadiff.zero_shot import rows_of, settings
+from dnadiff.zero_shot import protocols_of, rows_of, settings
 
 SMALL = ["data.length=32", "data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=2", "trainer.val_check_interval=2"]
 SMALL += ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
@@ -126,6 +128,15 @@ def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
         found = json.loads((tmp_path / "z.json").read_text())
         assert [r["protocol"] for r in found["rows"]] == protocols and all(r["set"] == "text" for r in found["rows"])
         assert found["rows"][0]["perplexity"] > 1 and all(p in out for p in protocols)
+
+
+@pytest.mark.parametrize(
+    ("reads", "protocols"), [(BidirectionalBackbone, ["mdlm", "count"]), (CausalBackbone, ["exact"]), (BlockBackbone, ["count"])]
+)
+def test_zero_shot_uses_the_protocols_that_a_model_allows(reads, protocols):
+    denoiser = BaseDenoiser(CharTokenizer("ab").vocab)
+    denoiser.reads = reads
+    assert list(protocols_of(denoiser, ["mdlm", "count"])) == protocols
 
 
 def test_an_interrupted_zero_shot_can_be_started_again_and_a_complete_one_cannot(cli, runs, tmp_path):

@@ -42,6 +42,8 @@ def test_the_two_papers_share_objective_and_sampler():
     [
         ("dit", ["backbone.n_heads=2"], ["sampler.num_groups=2"]),
         ("caduceus", [], ["sampler.num_groups=2"]),
+        ("caduceus", ["objective=block_mdlm"], ["sampler=block", "sampler.sampler.num_groups=2"]),
+        ("dit", ["objective=block_mdlm", "backbone.n_heads=2"], ["sampler=block", "sampler.sampler.num_groups=2"]),
         ("transformer", ["objective=ar", "backbone.n_heads=2"], ["sampler=ar"]),
         ("mamba", ["objective=ar"], ["sampler=ar"]),
     ],

@@ -12,7 +12,7 @@ from dnadiff.backbone.mamba import Mamba
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.genome.inputs import ArrayInput
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, nll
+from dnadiff.denoiser import CausalDenoiser
 from dnadiff.likelihood.records import RecordScores
 from dnadiff.model import Model
 from dnadiff.noise import LogLinear
@@ -85,7 +85,7 @@ def test_nll_of_an_autoregressive_model_with_any_vocabulary(size):
     assert model.nll([text])[0] == pytest.approx(total / tokens, rel=1e-5)
     x = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="predicts from left to right"):
-        nll(model.denoiser, x, x, None, None, x == 0, None)
+        model.denoiser.log_probs(x)
 
 
 def test_embeddings_tell_sequences_apart(model):

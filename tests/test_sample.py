@@ -226,7 +226,7 @@ def test_guidance_needs_training_without_labels(labeled):
         (["guidance=2"], "this model was trained without labels; leave label and guidance out"),
         (
             ["sampler=ar"],
-            "Autoregressive goes from left to right with an autoregressive model, and this one was trained to unmask; set sampler=grouped",
+            "Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order; set sampler=grouped",
         ),
         (["sampler.num_groups=65"], "num_groups 65 is larger than the length 64; set sampler.num_groups to at most 64"),
         (["sampler=confidence", "sampler.num_steps=20", "length=10"], "num_steps 20 is larger than the length 10"),

@@ -13,11 +13,13 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.block_attention import BlockAttention
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
+Mask: TypeAlias = Tensor | BlockAttention | None
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -45,21 +47,24 @@ class AttentionBlock(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def attend(self, x: Tensor, angles: Angles, mask: Tensor | None, causal: bool = False, gate: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D).
+    def attend(self, x: Tensor, angles: Angles, mask: Mask, causal: bool = False, gate: Tensor | None = None) -> Tensor:
+        """(B, L, D) -> (B, L, D), or of the first positions only, see `BlockAttention`.
 
         Args:
             x: (B, L, D), normalized.
             angles: of all positions, see `Rotary.angles`.
-            mask: bool, broadcast to (B, heads, L, L), True where a query sees a key; None for all keys.
+            mask: bool, broadcast to (B, heads, L, L), True where a query sees a key; None for all keys; or how to attend in blocks.
             causal: without a mask, position l sees keys 0..l only.
             gate: (D,) multiplies the result.
         """
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         q, k = rotated(qkv[:2], angles)
-        mixed = scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask, is_causal=causal)
-        return self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width), gate)
+        if isinstance(mask, BlockAttention):
+            mixed = mask(q, k, qkv[2])
+        else:
+            mixed = scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask, is_causal=causal)
+        return self.attn_out(mixed.transpose(1, 2).reshape(batch, -1, width), gate)
 
 
 class AttentionBackbone(Backbone):
@@ -108,9 +113,13 @@ class AttentionBackbone(Backbone):
             made.compile()
         return blocks
 
-    def through_blocks(self, x: Tensor, *inputs: Tensor | Angles | None) -> Tensor:
+    def through_blocks(self, x: Tensor, *inputs: Angles | Mask) -> Tensor:
         """(B, L, D) -> (B, L, D), with further inputs of every block."""
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
-            x = checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)
+            x = self.through(block, x, *inputs)
         return x
+
+    def through(self, block: nn.Module, x: Tensor, *inputs: Angles | Mask) -> Tensor:
+        """The output of one block, which the backward pass recomputes with `activation_checkpointing`."""
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        return checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)

@@ -1,4 +1,8 @@
-"""The contract between a network and everything that trains it or samples from it."""
+"""The contract between a network and everything that trains it or samples from it.
+
+There are three ways to read a sequence, each an interface that a network may have: `BidirectionalBackbone`, `CausalBackbone` and
+`BlockBackbone`. Objectives, denoisers and samplers declare which one they need (`reads`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from dnadiff.vocab import Vocab
 
 @dataclass
 class State:
-    """What a causal network keeps of the tokens that it has read one by one.
+    """What a network keeps of the tokens to the left that it has read, one by one or block by block.
 
     Attributes:
         tensors: the network's own, each with the batch first.
@@ -35,7 +39,6 @@ class Backbone(nn.Module, ABC):
     Attributes:
         vocab: the vocabulary it was built for.
         d_model: width D of `features`; a network that reads both strands has twice the width of one.
-        causal: True if position l depends on tokens 0..l only; masked diffusion needs False.
         max_length: longest sequence it accepts, None for any.
         reads_both_strands: whether features hold the channels of both strands, as `rc.join` arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
@@ -43,8 +46,8 @@ class Backbone(nn.Module, ABC):
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    described: ClassVar[str] = "a network"  # with examples, for messages
 
-    causal: bool = False
     max_length: int | None = None
     reads_both_strands: bool = False
 
@@ -92,22 +95,6 @@ class Backbone(nn.Module, ABC):
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))
 
-    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read one more token of each sequence: what `features` returns for the last position, given the earlier tokens.
-
-        Args:
-            ids: (B,) token ids.
-            state: from the previous call, None at the first token; it is modified and must not be used again.
-            cond: (B, C) labels, the same in every call.
-
-        Returns:
-            Features (B, D) and the new state.
-
-        Raises:
-            ValueError: if the network is not causal, or has read `max_length` tokens.
-        """
-        raise ValueError(f"{type(self).__name__} cannot read token by token; causal networks such as mamba and transformer can")
-
     def check_inputs(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
         """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
         name = type(self).__name__
@@ -124,3 +111,70 @@ class Backbone(nn.Module, ABC):
             raise ValueError(
                 f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a column for each label, 1 where it applies"
             )
+
+
+class BidirectionalBackbone(Backbone):
+    """A network whose `features` of each position depend on all tokens: for masked diffusion and masked language models."""
+
+    described = "a bidirectional network, such as caduceus or dit"
+
+
+class CausalBackbone(Backbone):
+    """A network whose `features` of position l depend on tokens 0..l only: for autoregressive models."""
+
+    described = "a causal network, transformer or mamba"
+
+    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read one more token of each sequence: what `features` returns for the last position, given the earlier tokens.
+
+        Args:
+            ids: (B,) token ids.
+            state: from the previous call, None at the first token; it is modified and must not be used again.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Features (B, D) and the new state.
+
+        Raises:
+            ValueError: if the network reads whole sequences only, or has read `max_length` tokens.
+        """
+        raise ValueError(f"{type(self).__name__} cannot read token by token; mamba and transformer can")
+
+
+class BlockBackbone(Backbone):
+    """A network that reads a sequence in blocks: each block in both directions, after the blocks to its left (arXiv 2503.09573).
+
+    It has the parameters of a bidirectional network. There are two streams: the noised one, whose features predict x0, and the clean one,
+    which carries what the blocks to the left say. The noised block i depends on the clean blocks 0..i-1 and on itself.
+
+    Attributes:
+        clean_is_causal: whether the clean stream at position l depends on tokens 0..l only; otherwise it sees all of its block.
+    """
+
+    described = "a network that reads blocks, caduceus or dit"
+    clean_is_causal: bool = False
+
+    @abstractmethod
+    def block_features(
+        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the blocks before each.
+
+        Args:
+            xt: (B, L) token ids of the noised stream.
+            x0: (B, L) token ids of the clean stream.
+            block_size: b, 1 to L; the last block may have fewer.
+            cond, valid: as in `features`.
+            clean: also return the features of the clean stream.
+
+        Returns:
+            (B, L, D), and (B, L, D) or None.
+        """
+
+    @abstractmethod
+    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B, n, D). The state is not modified."""
+
+    @abstractmethod
+    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        """The state after one more block x0 (B, n) of the clean stream, from the state before it (None at the first), not modified."""

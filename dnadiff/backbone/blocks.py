@@ -55,11 +55,17 @@ class MambaBlock(nn.Module):
         self, stream: Tensor, branch: Tensor | None, condition: Tensor | None, valid: Tensor | None, scan: str
     ) -> tuple[Tensor, Tensor]:
         """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's branch, which the next layer adds."""
+        stream, hidden, gate = self.enter(stream, branch, condition)
+        mixed = self.mixer(hidden, valid, scan)
+        return stream, mixed if gate is None else gate * mixed
+
+    def enter(self, stream: Tensor, branch: Tensor | None, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """stream + branch, the input of the mixer, and what multiplies its output (None without a condition)."""
         stream, hidden = self.norm.after(stream, branch)
         if condition is None or self.adaLN_modulation is None:
-            return stream, self.mixer(hidden, valid, scan)
+            return stream, hidden, None
         shift, scale, gate = self.adaLN_modulation(condition)
-        return stream, (1 + gate) * self.mixer(modulate(hidden, shift, scale), valid, scan)
+        return stream, modulate(hidden, shift, scale), 1 + gate
 
 
 class MambaBackbone(Backbone):
@@ -145,12 +151,19 @@ class MambaBackbone(Backbone):
     def encode(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None, valid: Tensor | None) -> Tensor:
         """Token ids (B, L) through all layers, normalized: (B, L, D)."""
         condition = None if self.condition is None else self.condition(sigma, cond)
-        stream = at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
-        branch = None
+        stream, branch = self.embedded(ids), None
         for layer in self.layers:
             stream, branch = self.before_layer(stream, branch)
             stream, branch = self._run(layer, stream, branch, condition, valid)
             branch = self.dropout(branch)
+        return self.normalized(stream, branch)
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """Token ids (B, L) -> the residual stream before the first layer (B, L, D)."""
+        return at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+
+    def normalized(self, stream: Tensor, branch: Tensor | None) -> Tensor:
+        """The final norm of stream + branch (B, L, D), in the type of the weights."""
         return self.norm_f.after(stream, branch)[1].to(self.norm_f.weight.dtype)
 
     def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:

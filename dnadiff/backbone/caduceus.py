@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Unpack
 
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
+
 from dnadiff import checks
-from dnadiff.backbone.blocks import MambaBackbone, MambaOptions
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
+from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
 class CaduceusOptions(MambaOptions, total=False):
-    """Keyword arguments of `Caduceus`."""
+    """Keyword arguments of `BiMambaBackbone`."""
 
     bidirectional_strategy: str
     bidirectional_weight_tie: bool
 
 
-class Caduceus(MambaBackbone):
+class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
+    """Bidirectional Mamba blocks: what `Caduceus` and `CaduceusPS` share.
+
+    Args:
+        vocab, d_model, n_layers, **options: as in `MambaBackbone`.
+        bidirectional_strategy, bidirectional_weight_tie: as in `BiMamba`.
+    """
+
+    def __init__(
+        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
+        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+    ) -> None:  # fmt: skip
+        checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)
+        mixer = partial(BiMamba, bidirectional_strategy=bidirectional_strategy, bidirectional_weight_tie=bidirectional_weight_tie)
+        super().__init__(vocab, d_model, n_layers, mixer, **options)
+
+    def mixers(self) -> Iterator[tuple[MambaBlock, BiMamba]]:
+        """Each layer with its mixer."""
+        for layer in self.layers:
+            assert isinstance(layer, MambaBlock) and isinstance(layer.mixer, BiMamba)
+            yield layer, layer.mixer
+
+
+class Caduceus(BiMambaBackbone, BlockBackbone):
     """Embedding, `n_layers` bidirectional Mamba blocks, a final norm and a tied head.
+
+    In blocks (`BlockBackbone`) the clean stream has the forward direction alone, so its state after the clean blocks is all that a noised
+    block needs to know of them: it has the same size whatever their length. The reverse direction stays within a block.
 
     Deviation from the published code: the number of columns is `vocab.size` padded to a multiple of
     `pad_vocab_to`, so the DNA vocabulary of 12 ids has the published 16 rows.
@@ -42,10 +75,65 @@ class Caduceus(MambaBackbone):
         (torch.Size([1, 4, 16]), torch.Size([1, 4, 16]))
     """
 
-    def __init__(
-        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
-        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
-    ) -> None:  # fmt: skip
-        checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)
-        mixer = partial(BiMamba, bidirectional_strategy=bidirectional_strategy, bidirectional_weight_tie=bidirectional_weight_tie)
-        super().__init__(vocab, d_model, n_layers, mixer, **options)
+    clean_is_causal = True
+
+    @override
+    def block_features(
+        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        self.check_inputs(xt, None, cond)
+        condition = None if self.condition is None else self.condition(None, cond)
+        streams = self.embedded(xt), self.embedded(x0)
+        branches: tuple[Tensor | None, Tensor | None] = None, None
+        for number, (layer, mixer) in enumerate(self.mixers()):
+            clean_output = clean or number + 1 < len(self.layers)
+            inputs = layer, mixer, streams, branches, block_size, condition, valid, clean_output
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                streams, branches = checkpoint(self._two_streams, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                streams, branches = self._two_streams(*inputs)
+        return self.normalized(streams[0], branches[0]), self.normalized(streams[1], branches[1]) if clean else None
+
+    def _two_streams(
+        self,
+        layer: MambaBlock,
+        mixer: BiMamba,
+        streams: tuple[Tensor, Tensor],
+        branches: tuple[Tensor | None, Tensor | None],
+        block_size: int,
+        condition: Tensor | None,
+        valid: Tensor | None,
+        clean_output: bool,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        """`MambaBlock.forward` of one layer for the noised and the clean stream."""
+        noised, hidden, gate = layer.enter(streams[0], branches[0], condition)
+        clean, hidden_clean, _ = layer.enter(streams[1], branches[1], condition)
+        mixed, mixed_clean = mixer.two_streams(hidden, hidden_clean, block_size, valid, self.scan, clean_output)
+        if gate is not None:
+            mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
+        return (noised, clean), (mixed, mixed_clean)
+
+    @override
+    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        self.check_inputs(xt, None, cond)
+        condition = None if self.condition is None else self.condition(None, cond)
+        stream, branch = self.embedded(xt), None
+        for number, (layer, mixer) in enumerate(self.mixers()):
+            stream, hidden, gate = layer.enter(stream, branch, condition)
+            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
+            mixed = mixer.block(hidden, past, h, valid, self.scan)
+            branch = mixed if gate is None else gate * mixed
+        return self.normalized(stream, branch)
+
+    @override
+    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        self.check_inputs(x0, None, cond)
+        condition = None if self.condition is None else self.condition(None, cond)
+        stream, branch, tensors = self.embedded(x0), None, list[Tensor]()
+        for number, (layer, mixer) in enumerate(self.mixers()):
+            stream, hidden, gate = layer.enter(stream, branch, condition)
+            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
+            mixed, past, h = mixer.carry(hidden, past, h, valid, self.scan)
+            branch = mixed if gate is None else gate * mixed
+            tensors += [past, h]
+        return State(tensors, (0 if state is None else state.length) + x0.shape[1])

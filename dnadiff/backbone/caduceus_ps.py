@@ -10,13 +10,13 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone import rc
-from dnadiff.backbone.caduceus import Caduceus, CaduceusOptions
+from dnadiff.backbone.caduceus import BiMambaBackbone, CaduceusOptions
 from dnadiff.backbone.layers import at_least_float32
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
-class CaduceusPS(Caduceus):
+class CaduceusPS(BiMambaBackbone):
     """A Caduceus that reads both strands in one batch: logits(RC x) = flip(logits(x))[..., complement].
 
     Features (B, L, 2D) are those of both strands, see `rc.join`. It has the parameters of Caduceus-Ph and twice its cost.
@@ -28,7 +28,7 @@ class CaduceusPS(Caduceus):
         swap_strands: exchange the strands before every block, as some published networks do. The same weights then compute another
             function. With an even number of layers both variants can represent the same functions, because the exchange is equivalent to
             swapping the directions and reversing the channels of every other layer.
-        **options: as in `Caduceus`.
+        **options: as in `BiMambaBackbone`.
 
     Raises:
         ValueError: if the vocabulary has no complement.

@@ -11,9 +11,11 @@ from torch.nn.functional import silu
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
+from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions, Mask
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
+from dnadiff.backbone.block_attention import CachedAttention, cached_mask, two_streams
 from dnadiff.backbone.conditioning import SigmaMap, modulate
-from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32
+from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32, rotated
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
@@ -35,14 +37,15 @@ class DiTBlock(AttentionBlock):
         """(B, L, D) -> (B, L, D); `gate (D,)` multiplies the result."""
         return self.mlp[2](self.mlp[1](self.mlp[0](x)), gate)
 
-    def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Tensor | None) -> Tensor:
-        """(B, L, D), condition (B, cond_dim) or (1, cond_dim) for all sequences -> (B, L, D)."""
+    def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Mask) -> Tensor:
+        """(B, L, D), condition (B, cond_dim) or (1, cond_dim) for all sequences -> (B, L, D), or the positions that `attend` returns."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(6, dim=-1)
         if len(condition) == 1:
-            x = x + self.dropout(self.attend(self.norm1(x, scale_a[0], shift_a[0]), angles, mask, gate=gate_a[0]))
+            mixed = self.attend(self.norm1(x, scale_a[0], shift_a[0]), angles, mask, gate=gate_a[0])
+            x = x[:, : mixed.shape[1]] + self.dropout(mixed)
             return x + self.dropout(self.feed_forward(self.norm2(x, scale_m[0], shift_m[0]), gate_m[0]))
-        h = modulate(self.norm1(x), shift_a[:, None], scale_a[:, None])
-        x = x + gate_a[:, None] * self.dropout(self.attend(h, angles, mask))
+        mixed = self.attend(modulate(self.norm1(x), shift_a[:, None], scale_a[:, None]), angles, mask)
+        x = x[:, : mixed.shape[1]] + gate_a[:, None] * self.dropout(mixed)
         h = modulate(self.norm2(x), shift_m[:, None], scale_m[:, None])
         return x + gate_m[:, None] * self.dropout(self.feed_forward(h))
 
@@ -67,8 +70,12 @@ class FinalNorm(nn.Module):
         return modulate(self.norm_final(x), shift[:, None], scale[:, None])
 
 
-class DiT(AttentionBackbone):
+class DiT(AttentionBackbone, BidirectionalBackbone, BlockBackbone):
     """The published DiT. Its modules have the published names, so that published weights load unchanged.
+
+    In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far, the last `max_length` of them. After
+    `max_length` tokens, a block of n tokens attends to itself and to the last `max_length - n` tokens: a sliding window, and constant memory.
+    Up to then `step_block` and `advance` compute the same as `block_features`. With `max_length` None, the state grows with the sequence.
 
     Args:
         vocab: the vocabulary; one embedding row per id, not tied to the head.
@@ -105,12 +112,85 @@ class DiT(AttentionBackbone):
     @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
         self.check_inputs(ids, sigma, cond)
-        # Without time conditioning MDLM's network receives sigma = 0.
-        condition = silu(self.sigma_map(torch.zeros(1, device=ids.device) if sigma is None else sigma))
-        x = nn.functional.embedding(ids, self.vocab_embed["embedding"])
+        condition = self._condition(sigma, ids.device)
         mask = None if valid is None else valid[:, None, None, :]
-        x = self.through_blocks(x, condition, self.rotary_emb.angles(ids.shape[1], ids.device), mask)
+        x = self.through_blocks(self._embedded(ids), condition, self.rotary_emb.angles(ids.shape[1], ids.device), mask)
         return self.output_layer(x, condition)
+
+    def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
+        """What modulates the layers: (B, cond_dim), or (1, cond_dim) without time conditioning, where MDLM's network receives sigma = 0."""
+        return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """(B, L) -> (B, L, D)."""
+        return nn.functional.embedding(ids, self.vocab_embed["embedding"])
+
+    @override
+    def block_features(
+        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        self.check_inputs(xt, None, cond)
+        length, condition = xt.shape[1], self._condition(None, xt.device)
+        cos, sin = self.rotary_emb.angles(length, xt.device)
+        angles = cos.repeat(2, 1), sin.repeat(2, 1)
+        x = self._embedded(torch.cat([xt, x0], 1))
+        attention = two_streams(x, self.rotary_emb.head_width, block_size, valid)
+        for number, block in enumerate(self.blocks):
+            if number + 1 == len(self.blocks) and not clean:
+                attention = attention.noised_only()
+            x = self.through(block, x, condition, angles, attention)
+        x = self.output_layer(x, condition)
+        return x[:, :length], x[:, length:] if clean else None
+
+    @override
+    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        self.check_inputs(xt, None, cond)
+        return self._read(xt, state or State([]), valid)[0]
+
+    @override
+    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        self.check_inputs(x0, None, cond)
+        state = state or State([])
+        tensors, length = self._read(x0, state, valid)[1], state.length + x0.shape[1]
+        shift = self._origin(state.length) - self._origin(length)
+        if shift:
+            keys = slice(0, 2 * len(self.blocks), 2)
+            tensors[keys] = [rotated(x, self.rotary_emb.angles(1, x.device, shift)) for x in tensors[keys]]
+        return State(tensors, length)
+
+    def _read(self, ids: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with this block.
+
+        They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False on padding, if there is any.
+        """
+        size = ids.shape[1]
+        kept = state.length if self.max_length is None else self.max_length - size
+        past = [x[:, :, max(0, x.shape[2] - kept) :] for x in state.tensors]
+        seen = self._seen(past, ids, valid)
+        mask = cached_mask(seen[0], size) if seen else None
+        x, condition, tensors = self._embedded(ids), self._condition(None, ids.device), list[Tensor]()
+        angles = self.rotary_emb.angles(size, ids.device, state.length - self._origin(state.length))
+        for number, block in enumerate(self.blocks):
+            attention = CachedAttention(past[2 * number : 2 * number + 2], mask)
+            x = block.forward(x, condition, angles, attention)  # not a compiled one: it would be compiled again for most lengths
+            tensors += attention.cached
+        return self.output_layer(x, condition), tensors + seen
+
+    def _seen(self, past: list[Tensor], ids: Tensor, valid: Tensor | None) -> list[Tensor]:
+        """Which of the tokens in `past` and in a block (B, n) are no padding, (B, 1, m) bool; nothing if none is padding."""
+        seen = past[2 * len(self.blocks) :]
+        if valid is None and not seen:
+            return []
+        before = seen[0] if seen else ids.new_ones(len(ids), 1, past[0].shape[2] if past else 0, dtype=torch.bool)
+        block = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        return [torch.cat([before, block[:, None]], 2)]
+
+    def _origin(self, length: int) -> int:
+        """The index of the token with rotary position 0 in the state after `length` tokens.
+
+        It moves, by `max_length` at a time, because large angles are inexact in float32. Attention depends on differences of positions only.
+        """
+        return 0 if self.max_length is None else max(0, length // self.max_length - 1) * self.max_length
 
     @override
     def head(self, features: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import CausalBackbone
 from dnadiff.backbone.layers import LayerNorm, at_least_float32
 from dnadiff.vocab import Vocab
 
@@ -34,7 +34,7 @@ class GPT2Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT2(Backbone):
+class GPT2(CausalBackbone):
     """The published network for a vocabulary that may have further ids, each of which is read as the token that starts a text.
 
     `CausalDenoiser` starts every text with the mask, which GPT-2 does not have.
@@ -51,8 +51,6 @@ class GPT2(Backbone):
     Raises:
         ValueError: if a further id could be emitted.
     """
-
-    causal = True
 
     def __init__(
         self, vocab: Vocab, d_model: int, n_layers: int, n_heads: int, max_length: int, rows: int, start: int,

@@ -8,23 +8,20 @@ from typing import Unpack
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import State
+from dnadiff.backbone.base import CausalBackbone, State
 from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.conditioning import modulate
-from dnadiff.backbone.layers import at_least_float32
 from dnadiff.backbone.mixer import UniMamba
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
 
-class Mamba(MambaBackbone):
+class Mamba(MambaBackbone, CausalBackbone):
     """The published Mamba language model: the features of position l depend on tokens 0..l only.
 
     Args:
         vocab, d_model, n_layers, dropout, **options: as in `MambaBackbone`.
     """
-
-    causal = True
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4, *, dropout: float = 0.0, **options: Unpack[MambaOptions]
@@ -37,7 +34,7 @@ class Mamba(MambaBackbone):
         if state is None:
             state = State([x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))])
         condition = None if self.condition is None else self.condition(None, cond)
-        stream = at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+        stream = self.embedded(ids)
         tensors: list[Tensor] = []
         for number, (block, mixer) in enumerate(self._blocks()):
             past, h = state.tensors[2 * number : 2 * number + 2]

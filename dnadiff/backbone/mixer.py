@@ -15,11 +15,18 @@ from dnadiff.backbone.layers import Projection, at_least_float32
 from dnadiff.kernels import (
     MixerWay,
     ScanInputs,
+    conv_blocks,
     fuses_mixer,
     gated_scan,
     gated_sum,
+    inputs_before_blocks,
+    last_inputs,
+    linear,
     mixer,
     narrow_linear,
+    scan_blocks,
+    scan_with_states,
+    selective_scan,
     selective_scans,
     short_conv,
     short_convs,
@@ -174,14 +181,67 @@ class BiMamba(nn.Module):
             x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
             x, x_rev = self.fwd.conv(x, scan), self.rev.conv(x_rev, scan)
         y, y_rev = selective_scans(self.fwd.scan_inputs(x, valid, scan), self.rev.scan_inputs(x_rev, valid, scan), scan=scan)
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    def _combined(self, y: Tensor, y_rev: Tensor, z: Tensor, z_rev: Tensor, scan: str) -> Tensor:
+        """The outputs of both scans and their gates, each (B, L, E) -> (B, L, D)."""
         if self.one_projection:
             return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
         gated, gated_rev = gated_sum(y, None, z, scan=scan), gated_sum(y_rev, None, z_rev, scan=scan)
         return _COMBINE[self.strategy](self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
 
+    def two_streams(
+        self, noised: Tensor, clean: Tensor, block_size: int, valid: Tensor | None, scan: str, clean_output: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """A noised and a clean stream (B, L, D) in blocks: both directions in each block of the first, the forward one in the second.
+
+        The forward direction of each noised block starts from the state and the last inputs of the clean stream before the block.
+        Without `clean_output` the clean stream ends here, and only its states are computed.
+        """
+        way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
+        if clean_output:
+            x_clean, z_clean = _split(self.in_proj, clean, valid, scan)
+        else:
+            x_clean, z_clean = _only(linear(clean, self.in_proj.weight[: len(way.D)], scan=scan), valid), None
+        y_clean, starts, _ = scan_with_states(way.scan_inputs(way.conv(x_clean, scan), valid, scan), block_size, scan=scan)
+        (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
+        before = inputs_before_blocks(x_clean, taps[0].shape[1], block_size)
+        x = conv_blocks(x, *taps, block_size, before, scan=scan)
+        y = scan_blocks(way.scan_inputs(x, valid, scan), block_size, starts, scan=scan)
+        x_rev = conv_blocks(x_rev, self.rev.conv_weight, self.rev.conv_bias, block_size, reverse=True, scan=scan)
+        y_rev = scan_blocks(self.rev.scan_inputs(x_rev, valid, scan), block_size, reverse=True, scan=scan)
+        mixed = self._combined(y, y_rev, z, z_rev, scan)
+        return mixed, None if z_clean is None else self.out_proj(gated_sum(y_clean, None, z_clean, scan=scan), scan)
+
+    def block(self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> Tensor:
+        """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams` computes it."""
+        (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
+        x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
+        y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)
+        y_rev = selective_scan(*self.rev.scan_inputs(self.rev.conv(x_rev, scan), valid, scan), reverse=True, scan=scan)
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    def carry(self, clean: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor, Tensor]:
+        """One clean block (B, n, D) -> (B, n, D), its last K - 1 inputs of the convolution and its last state, from those before it."""
+        x, z = _split(self.in_proj, clean, valid, scan)
+        convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
+        inputs = self.fwd.scan_inputs(convolved, valid, scan)
+        y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
+        past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
+
+    def _inputs(self, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The input of the convolution and the gate of each direction."""
+        forward = _split(self.in_proj, hidden, valid, scan)
+        return forward, forward if self.in_proj_rev is None else _split(self.in_proj_rev, hidden, valid, scan)
+
 
 def _split(in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor]:
     """The scan's input, zero outside `valid`, and the gate: (B, L, D) -> two of (B, L, E)."""
     x, z = in_proj.halves(hidden, scan)
-    return (x if valid is None else x * valid[..., None].to(x.dtype)), z
+    return _only(x, valid), z
+
+
+def _only(x: Tensor, valid: Tensor | None) -> Tensor:
+    return x if valid is None else x * valid[..., None].to(x.dtype)

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
-from dnadiff.backbone.base import State
+from dnadiff.backbone.base import CausalBackbone, State
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
@@ -36,7 +36,7 @@ class TransformerBlock(AttentionBlock):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
-class Transformer(AttentionBackbone):
+class Transformer(AttentionBackbone, CausalBackbone):
     """The autoregressive control in the size of a `DiT`: embedding, causal blocks, a final norm and an untied head.
 
     Args:
@@ -44,8 +44,6 @@ class Transformer(AttentionBackbone):
         n_layers: number of blocks.
         d_model, n_heads, **options: as in `AttentionBackbone`.
     """
-
-    causal = True
 
     def __init__(
         self,

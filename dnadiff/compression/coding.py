@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.data.genome import pieces
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import BaseDenoiser, InBlock
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.grouped import Grouped
@@ -104,7 +104,7 @@ def frequencies(log_probs: Tensor) -> np.ndarray:
 
 @torch.no_grad()
 def code(
-    denoiser: Denoiser,
+    denoiser: BaseDenoiser,
     process: AbsorbingProcess,
     sequences: Sequence[Tensor],
     maskable: Sequence[Tensor],
@@ -117,10 +117,11 @@ def code(
     """Encode or decode the maskable tokens of all sequences, and return the complete sequences.
 
     Args:
-        denoiser: a masked-diffusion model, not conditioned on labels.
+        denoiser: a masked-diffusion model, not conditioned on labels; of a model that reads blocks, each block is coded after those before.
         sequences: (L_i,) token ids of an integer type, which the result has too; a decoder ignores the maskable ones.
         maskable: (L_i,) bool; the other tokens are known to both sides and visible to the network.
-        num_groups: K, network calls per batch; sequences with fewer maskable tokens take one call per token.
+        num_groups: K, network calls per batch (per block, if the model reads blocks); sequences with fewer maskable tokens take one call
+            per token.
         seed: of the order.
         batch_size: sequences per batch; the code depends on it.
         progress: called with the number of sequences that are finished.
@@ -134,21 +135,37 @@ def code(
     for (number, ids, valid), (_, mask, _) in zip(pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True):
         x0, masked, valid = ids.to(device), mask.to(device) > 0, None if valid is None else valid.to(device)
         x = torch.where(masked, vocab.mask_id, x0)
-        draws = Draws(hash64(seed, "code"), torch.tensor(number, device=device), len(sequences))
-        step = Grouped(num_groups).plan(masked, process, draws).step
-        for i in step[masked].unique().tolist():
-            unmask = masked & (step == i)
-            active = unmask.any(-1).nonzero()[:, 0]
-            total = torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)  # every N too
-            t = process.time_at((x == vocab.mask_id).sum(-1), total).float()[active]  # must not change: existing files depend on it
-            log_probs = denoiser.log_probs(x[active], t, None, unmask[active], None if valid is None else valid[active])
-            symbols = coder.code(frequencies(log_probs[:, emitted]), symbol_of[x0[unmask]].cpu().numpy())
-            x[unmask] = emitted[torch.from_numpy(symbols).to(device)]
+        rows, length = torch.tensor(number, device=device), x.shape[1]
+        size, state = denoiser.block_size or length, None
+        for block, start in enumerate(range(0, length, size)):
+            part = slice(start, min(start + size, length))
+            draws = Draws(hash64(seed, "code", block) if block else hash64(seed, "code"), rows, len(sequences))
+            read = denoiser if denoiser.block_size is None else InBlock(denoiser, state)
+            known = None if valid is None else valid[:, part]
+            for unmask, log_probs in _groups(read, process, x[:, part], masked[:, part], known, num_groups, draws):
+                symbols = coder.code(frequencies(log_probs[:, emitted]), symbol_of[x0[:, part][unmask]].cpu().numpy())
+                x[:, part][unmask] = emitted[torch.from_numpy(symbols).to(device)]
+            if part.stop < length:
+                state = denoiser.advance(x[:, part], state, None, known)
         for row, i in enumerate(number):
             result[i].copy_(x[row, : len(sequences[i])])
         if progress is not None:
             progress(len(number))
     return result
+
+
+def _groups(
+    denoiser: BaseDenoiser, process: AbsorbingProcess, x: Tensor, masked: Tensor, valid: Tensor | None, num_groups: int, draws: Draws
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Positions (B, n) of each group and their log-probabilities, computed after x (B, n) was filled in at those of the groups before."""
+    step = Grouped(num_groups).plan(masked, process, draws).step
+    for i in step[masked].unique().tolist():
+        unmask = masked & (step == i)
+        active = unmask.any(-1).nonzero()[:, 0]
+        total = torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)  # every N too
+        t = process.time_at((x == process.vocab.mask_id).sum(-1), total).float()[active]  # must not change: existing files depend on it
+        read = denoiser.for_rows(active)
+        yield unmask, read.log_probs(x[active], t, None, unmask[active], None if valid is None else valid[active])
 
 
 def padded_size(lengths: Sequence[int], batch_size: int) -> int:
@@ -167,8 +184,8 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def diffusion_denoiser(loaded: Loaded) -> Denoiser:
+def diffusion_denoiser(loaded: Loaded) -> BaseDenoiser:
     """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order of positions is fixed."""
-    if not isinstance(loaded.denoiser, Denoiser):
+    if loaded.denoiser.autoregressive:
         raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
     return loaded.denoiser

@@ -17,7 +17,7 @@ import torch
 from dnadiff.backbone.blocks import MambaBackbone
 from dnadiff.compression.coding import library
 from dnadiff.config import Config
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.kernels import AUTO, SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import time_of
@@ -40,7 +40,7 @@ _LIBRARIES = {"MKL": r"Math Kernel Library Version ([\w.\-]+)", "oneDNN": r"MKL-
 _ROWS, _LENGTH = 2, 256  # of the input of `results`
 
 
-def describe(denoiser: Denoiser) -> dict[str, str | int]:
+def describe(denoiser: BaseDenoiser) -> dict[str, str | int]:
     """What floating-point results depend on besides the model and what `measure` returns. It must be the same for decompression."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
     reads_scan = isinstance(denoiser.backbone, MambaBackbone)
@@ -58,7 +58,7 @@ def describe(denoiser: Denoiser) -> dict[str, str | int]:
     }
 
 
-def measure(denoiser: Denoiser, process: AbsorbingProcess) -> dict[str, str | int]:
+def measure(denoiser: BaseDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
     """The number of threads, and results with it, inside `coding.threads`."""
     return {"threads": torch.get_num_threads(), "results": results(denoiser, process)}
 
@@ -77,7 +77,7 @@ def math_libraries(device: torch.device) -> str:
 
 
 @torch.no_grad()
-def results(denoiser: Denoiser, process: AbsorbingProcess) -> str:
+def results(denoiser: BaseDenoiser, process: AbsorbingProcess) -> str:
     """A hash of probabilities that the model computes for a fixed input: two sequences of 256 tokens, every other one masked.
 
     A difference shows before any work what would otherwise be found at its end. Equality is no proof: other shapes may be computed by
@@ -105,7 +105,7 @@ def check_match(path: str, recorded: Mapping[str, str | int], here: Mapping[str,
             raise ValueError(f"{path} was compressed with {key} {recorded[key]}, here it is {here[key]}: {remedy}")
 
 
-def fingerprint(denoiser: Denoiser, config: Config) -> str:
+def fingerprint(denoiser: BaseDenoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any name."""
     digest = hashlib.blake2b(digest_size=16)
     parts = {key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import State
-from dnadiff.denoiser import BaseDenoiser, OptTensor
-from dnadiff.design.guidance import DenoiserWrapper
+from dnadiff.backbone.base import BidirectionalBackbone, State
+from dnadiff.blocks import block_rows, sequence_rows
+from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 
 
 class Constrained(DenoiserWrapper):
@@ -27,7 +27,7 @@ class Constrained(DenoiserWrapper):
     Where every token is allowed and there is no tilt, the predictions of the denoiser pass unchanged.
 
     Args:
-        denoiser: the denoiser to constrain, guided or not, causal or not.
+        denoiser: the denoiser to constrain, guided or not.
         kind: (B, L) int64, the row of `allowed` that applies at each position.
         allowed: (K, V) bool, tokens allowed at positions of each kind.
         tilt: (V,) added to the log-probabilities before they are normalized; None is 0.
@@ -37,7 +37,6 @@ class Constrained(DenoiserWrapper):
 
     def __init__(self, denoiser: BaseDenoiser, kind: Tensor, allowed: Tensor, tilt: OptTensor = None) -> None:
         super().__init__(denoiser)
-        self.normalized = denoiser.normalized
         allowed, self.kind = allowed.to(kind.device), kind
         emitted, zero = self.vocab.is_emitted(kind.device), torch.zeros(self.vocab.size, device=kind.device)
         self.added = torch.where(allowed & emitted, zero if tilt is None else tilt.to(zero), -torch.inf)  # (K, V)
@@ -92,19 +91,34 @@ class Constrained(DenoiserWrapper):
         log_probs, state = self.denoiser.step(token, state, cond)
         return self._restrict(log_probs, self.kind[:, 0])[0], state
 
+    @override
+    def step_block(
+        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        # Called on `for_rows` of the columns of the block.
+        return self._constrain(self.denoiser.step_block(xt, state, cond, positions, valid), xt, positions, self._restrict)
+
+    @override
+    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self.denoiser.advance(x0, state, cond, valid)
+
     def log_weight(self, x_init: Tensor, tokens: Tensor, cond: OptTensor = None) -> Tensor:
         """The log importance weight of each sample, (B,) float64, in nats.
 
         For an autoregressive model a fixed token to the right of a mask is a constraint as well, which its draws could not see. One more
-        pass of the network computes the mass of these tokens and of the restricted draws.
+        pass of the network computes the mass of these tokens and of the restricted draws. The same holds for a block model and fixed
+        tokens in later blocks. Their mass is that of the chain rule from left to right among the fixed tokens of a
+        block, before its masks: one pass for each of them, for all blocks at once.
 
         Args:
             x_init: (B, L) the template that was filled.
             tokens: (B, L) the samples.
             cond: (B, C) labels that the network was conditioned on.
         """
-        if not self.causal:
+        if self.reads is BidirectionalBackbone:
             return self.log_mass.sum(-1)
+        if not self.autoregressive:
+            return self.log_mass.sum(-1) + self._given_log_mass(x_init, tokens, cond)
         masked = x_init == self.vocab.mask_id
         given = ~masked & (masked.cumsum(-1) > 0) & (x_init != self.vocab.pad_id)
         counted = given | (masked & self.changes[self.kind])
@@ -115,6 +129,25 @@ class Constrained(DenoiserWrapper):
         mass = self._restrict(log_probs, self.kind[counted])[1]
         mass = torch.where(given[counted], log_probs.gather(-1, tokens[counted][:, None])[:, 0], mass)
         return self.log_mass.masked_scatter(counted.to(self.log_mass.device), mass).sum(-1)
+
+    def _given_log_mass(self, x_init: Tensor, tokens: Tensor, cond: OptTensor) -> Tensor:
+        """log p of the fixed tokens in blocks after the first one with a mask, each given the earlier blocks and fixed ones: (B,)."""
+        size, length, pad_id = min(self.block_size or 1, x_init.shape[1]), x_init.shape[1], self.vocab.pad_id
+        masked = x_init == self.vocab.mask_id
+        blocks = block_rows(masked, size, 0).view(len(x_init), -1, size)
+        after = (blocks.any(-1).cumsum(-1) > 0).roll(1, 1)
+        after[:, 0] = False
+        given = sequence_rows(after[..., None].expand(blocks.shape).reshape(-1, size), length) & ~masked & (x_init != pad_id)
+        given &= self.vocab.is_emitted(tokens.device)[tokens]
+        rank = sequence_rows(block_rows(given, size, 0).cumsum(-1) - 1, length)  # from left to right inside a block
+        total = torch.zeros(len(x_init), dtype=torch.float64, device=self.log_mass.device)
+        with torch.no_grad():
+            for now in range(int(rank[given].max()) + 1 if given.any() else 0):
+                chosen = given & (rank == now)
+                xt = torch.where(masked | (given & (rank >= now)), self.vocab.mask_id, tokens)
+                nll = self.denoiser.unwrapped.nll(tokens, xt, None, cond, chosen)
+                total.index_add_(0, chosen.nonzero()[:, 0].to(total.device), -nll.to(total))
+        return total
 
     def _constrain(
         self, predicted: Tensor, xt: Tensor, positions: OptTensor, restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

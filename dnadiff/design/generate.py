@@ -125,9 +125,12 @@ class ConditionalSampler:
         return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
 
     def has_fixed_after_mask(self, target: Target) -> bool:
-        """Whether an autoregressive model would generate tokens without seeing fixed ones to their right."""
+        """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for a block model)."""
         masked = target.pattern.ids == self.process.vocab.mask_id
-        return self.denoiser.causal and bool((~masked & (masked.cumsum() > 0)).any())
+        if not self.denoiser.left_to_right or not masked.any():
+            return False
+        size = self.denoiser.block_size or 1
+        return bool((~masked[(int(masked.argmax()) // size + 1) * size :]).any())
 
     def _is_constrained(self, target: Target) -> bool:
         masked = target.pattern.ids == self.process.vocab.mask_id
@@ -176,21 +179,18 @@ class ConditionalSampler:
     def bounds(self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
         """Estimates of a lower bound on log p of the generated part given the fixed part, in nats: (B,), with `num_draws` calls each.
 
-        For an autoregressive model the exact log p of everything from the first generated token on. It is the distribution of the
+        For a model that goes from left to right it is of everything from the first generated token on (exact, if autoregressive). It is the distribution of the
         model itself, without constraints and guidance.
         """
         x_init, _, valid = padded([target.pattern for target in batch.targets], self.process.vocab.pad_id)
         ids = x_init.clone()
         for row, tokens in enumerate(batch.tokens):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        counted, causal = x_init == self.process.vocab.mask_id, self.denoiser.causal
-        counted = (counted.cumsum(-1) > 0) & valid if causal else counted
+        counted = x_init == self.process.vocab.mask_id
+        counted = (counted.cumsum(-1) > 0) & valid if self.denoiser.left_to_right else counted
         padding = None if bool(valid.all()) else valid
         windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
-        plain = self.denoiser.unwrapped
-        if causal:
-            return -likelihood.chain_rule(plain, windows, 1).per_sequence()
-        return -likelihood.estimate(plain, self.process, windows, num_draws, seed, 1).per_sequence()
+        return -likelihood.estimate(self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1).per_sequence()
 
     def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> list[Design]:
         """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""

@@ -1,4 +1,4 @@
-"""Classifier-free guidance, and the base class of denoisers that change the predictions of another one."""
+"""Classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -7,27 +7,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.base import Backbone
-from dnadiff.denoiser import BaseDenoiser, OptTensor
-
-
-class DenoiserWrapper(BaseDenoiser):
-    """A denoiser that changes the predictions of another one. Its properties are those of the wrapped denoiser."""
-
-    def __init__(self, denoiser: BaseDenoiser) -> None:
-        super().__init__(denoiser.vocab)
-        self.denoiser, self.causal, self.time_conditioning = denoiser, denoiser.causal, denoiser.time_conditioning
-        self.rows_per_sequence, self.max_length, self.num_labels = denoiser.rows_per_sequence, denoiser.max_length, denoiser.num_labels
-
-    @property
-    def backbone(self) -> Backbone:  # type: ignore[override]  # the wrapped denoiser's submodule; assigning it here would register it twice
-        """The network of the wrapped denoiser."""
-        return self.denoiser.backbone
-
-    @property
-    @override
-    def unwrapped(self) -> BaseDenoiser:
-        return self.denoiser.unwrapped
+from dnadiff.backbone.base import State
+from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 
 
 class Guided(DenoiserWrapper):
@@ -44,7 +25,7 @@ class Guided(DenoiserWrapper):
 
     def __init__(self, denoiser: BaseDenoiser, weight: float) -> None:
         super().__init__(denoiser)
-        if denoiser.causal:
+        if denoiser.autoregressive:
             raise ValueError("guidance is for models that unmask, and this one is autoregressive; set guidance=1")
         if checks.number("guidance", weight) < 0:
             raise ValueError(f"guidance {weight} must be 0 or more; 1 is the distribution given the label")
@@ -55,15 +36,52 @@ class Guided(DenoiserWrapper):
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
+        if self._single(cond) is not None:
+            return self.denoiser.log_probs(xt, t, self._single(cond), positions, valid)
+        t, positions, valid = (None if x is None else torch.cat([x, x]) for x in (t, positions, valid))
+        return self._mixed(self.denoiser.log_probs(torch.cat([xt, xt]), t, _with_unlabeled(cond), positions, valid))
+
+    @override
+    def step_block(
+        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        if self._single(cond) is not None:
+            return self.denoiser.step_block(xt, state, self._single(cond), positions, valid)
+        positions, valid = (None if x is None else torch.cat([x, x]) for x in (positions, valid))
+        return self._mixed(self.denoiser.step_block(torch.cat([xt, xt]), _joined(state), _with_unlabeled(cond), positions, valid))
+
+    @override
+    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        """The state has the tensors of the labeled sequences, then those of the unlabeled ones."""
+        if self._single(cond) is not None:
+            return self.denoiser.advance(x0, state, self._single(cond), valid)
+        valid = None if valid is None else torch.cat([valid, valid])
+        both = self.denoiser.advance(torch.cat([x0, x0]), _joined(state), _with_unlabeled(cond), valid)
+        return State([half for which in (0, 1) for half in (x.chunk(2)[which] for x in both.tensors)], both.length)
+
+    def _single(self, cond: OptTensor) -> OptTensor:
+        """The labels if one distribution is enough, None if both are needed."""
         if cond is None:
             raise ValueError("guidance needs a label: pass cond (B, C)")
         if self.weight == 1:
-            return self.denoiser.log_probs(xt, t, cond, positions, valid)
-        if self.weight == 0:
-            return self.denoiser.log_probs(xt, t, torch.zeros_like(cond), positions, valid)
-        t, positions, valid = (None if x is None else torch.cat([x, x]) for x in (t, positions, valid))
-        both = self.denoiser.log_probs(torch.cat([xt, xt]), t, torch.cat([cond, torch.zeros_like(cond)]), positions, valid)
+            return cond
+        return torch.zeros_like(cond) if self.weight == 0 else None
+
+    def _mixed(self, both: Tensor) -> Tensor:
         labeled, unlabeled = both.chunk(2)
         mixed = self.weight * labeled + (1 - self.weight) * unlabeled
         impossible = labeled.isneginf() | unlabeled.isneginf()  # both give 0 to ids that are never emitted; inf - inf otherwise
         return torch.log_softmax(mixed.masked_fill(impossible, -torch.inf), dim=-1)
+
+
+def _with_unlabeled(cond: OptTensor) -> Tensor:
+    assert cond is not None
+    return torch.cat([cond, torch.zeros_like(cond)])
+
+
+def _joined(state: State | None) -> State | None:
+    """The state of 2B sequences, the labeled ones first, from that of `Guided.advance`."""
+    if state is None:
+        return None
+    half = len(state.tensors) // 2
+    return State([torch.cat(pair) for pair in zip(state.tensors[:half], state.tensors[half:])], state.length)

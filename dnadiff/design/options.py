@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.regions import Region
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.denoiser import BaseDenoiser
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.request import Request
     from dnadiff.design.template import Motif, Pattern
@@ -30,6 +31,7 @@ class SamplingModel(Protocol):
     """What the options need of a model (`dnadiff.model.Model`, which imports this package)."""
 
     tokenizer: Tokenizer
+    denoiser: BaseDenoiser
     path: Path
     device: torch.device
     stored_curve: StoredCurve
@@ -133,7 +135,7 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
     if weighted is None:
         log.info("this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
-        log.warning("an autoregressive model does not see fixed tokens to the right of a mask; weights correct for it (docs/designing.md)")
+        log.warning("this model does not see fixed tokens to the right of a mask; weights correct for it (docs/designing.md)")
     return bool(weighted)
 
 
@@ -162,7 +164,7 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
 
 
 def resolved_sampler(settings: Config, model: SamplingModel, length: int, shortest: int | None = None) -> Config:
-    """The settings of a sampler with defaults that depend on the model: the window, and groups from its h(n).
+    """The settings of a sampler with defaults that depend on the model: the window, the block, and groups from its h(n).
 
     Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens. A model that does not define them is
     a ValueError.
@@ -173,6 +175,9 @@ def resolved_sampler(settings: Config, model: SamplingModel, length: int, shorte
         window = model.loaded.training_length(key) if window is None else integer(key, window)
         inner = resolved_sampler(settings["sampler"], model, min(window, length), None if shortest is None else min(window, shortest))
         settings |= {"window": window, "sampler": inner}
+    if "block_size" in settings:  # that of the model, which a sampler of another kind of model refuses later
+        size = min(model.denoiser.block_size or length, length)
+        settings |= {"sampler": resolved_sampler(settings["sampler"], model, size, None if shortest is None else min(size, shortest))}
     if "sizes" in settings:
         chosen = model.stored_curve.groups(length, settings["num_groups"], settings["sizes"])
         num_groups, sizes = chosen["num_groups"], chosen["sizes"]

@@ -105,19 +105,25 @@ def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
     return len(h) * float(nats)
 
 
-def lost_structure(h: np.ndarray, nats: float) -> float:
-    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if there is no structure to lose."""
-    nelbo, independent = h.sum(), len(h) * h[0]
+def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> float:
+    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if there is no structure to lose.
+
+    `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see those before them.
+    """
+    nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
     return float((nats - nelbo) / (independent - nelbo)) if independent - nelbo > 1e-12 * independent else math.nan
 
 
-def fewest_groups(h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False) -> np.ndarray | None:
-    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure: `(K,)`; None without structure to lose."""
-    if math.isnan(lost_structure(h, 0.0)):
+def fewest_groups(h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None) -> np.ndarray | None:
+    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure: `(K,)`; None without structure to lose.
+
+    `alone` is as in `lost_structure`.
+    """
+    if math.isnan(lost_structure(h, 0.0, alone)):
         return None
 
     def enough(sizes: np.ndarray) -> bool:
-        return lost_structure(h, code_length(h, sizes)) <= max_lost + 1e-12
+        return lost_structure(h, code_length(h, sizes), alone) <= max_lost + 1e-12
 
     equal = next(sizes for k in range(1, len(h) + 1) if enough(sizes := uniform_sizes(len(h), k)))
     if not optimal:

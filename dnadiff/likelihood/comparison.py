@@ -14,7 +14,7 @@ from dnadiff.bootstrap import effective_block_size, verdict
 from dnadiff.config import Config, Json
 from dnadiff.data.files import write_json
 from dnadiff.likelihood import evaluation
-from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
+from dnadiff.likelihood.estimators import Estimator, estimator_for
 from dnadiff.likelihood.held_out import Windows, token_groups
 from dnadiff.likelihood.record import Likelihood
 
@@ -99,11 +99,10 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
 
 def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
     """How the likelihood of a model is estimated; a ValueError that begins with its name if the options do not fit it."""
-    causal = model.denoiser.causal
-    protocol = ChainRule if causal else PROTOCOLS[options["protocol"]]
+    protocol = estimator_for(model.denoiser, options["protocol"])
     try:
-        protocol.check_noise(model.process.noise)
-        evaluation.check_strands(options, causal, model.tokenizer.vocab.complement is not None)
+        protocol.check_model(model.denoiser, model.process.noise)
+        evaluation.check_strands(options, model.denoiser.left_to_right, model.tokenizer.vocab.complement is not None)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return protocol

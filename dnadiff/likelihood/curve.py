@@ -36,6 +36,7 @@ class CurveSamples:
         start: (S,) h(0) of each sequence, exact.
         tokens: (S,) tokens of each sequence.
         block: (S,) bootstrap block of each sequence.
+        alone: h(0) without any context, where "sequences" are blocks that see those before them; None is h(0).
     """
 
     visible: np.ndarray
@@ -43,15 +44,21 @@ class CurveSamples:
     start: np.ndarray
     tokens: np.ndarray
     block: np.ndarray
+    alone: float | None = None
 
     @classmethod
     def from_estimates(cls, result: Likelihood, start: Likelihood) -> CurveSamples:
-        """From estimates in count form and from `likelihood.all_masked` of the same sequences."""
+        """From estimates in count form and from `likelihood.all_masked` of the same sequences; of their blocks, if a model reads blocks."""
+        alone = None
+        if result.by_block is not None and start.by_block is not None:
+            first = slice(None, None, len(start.by_block.available) // len(start.available))  # of each sequence: nothing is before it
+            result, start = result.by_block, start.by_block
+            alone = float(start.per_sequence()[first].sum() / max(start.available[first].sum(), 1))
         used = result.available > 0
         available = result.available[used]
         visible = 1 - result.counts[used] / available[:, None]
         nats, zero = result.cross_entropy()[used], start.per_sequence()[used] / available
-        return cls(visible, nats, zero, available, blocks(len(used), result.block_size)[used])
+        return cls(visible, nats, zero, available, blocks(len(used), result.block_size)[used], alone)
 
     def fit(self, length: int, weight: np.ndarray | None = None, coarse: bool = False) -> np.ndarray:
         """h(0) .. h(length - 1), piecewise linear between means over bins of n; their sum is the NELBO of the draws.
@@ -162,10 +169,10 @@ def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[i
     def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
         """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of twice the size err four times as much."""
         totals = np.array([code_length(w, sizes) for w in replicates])
-        lost = np.array([lost_structure(w, t) for w, t in zip(replicates, totals)])
+        lost = np.array([lost_structure(w, t, samples.alone) for w, t in zip(replicates, totals)])
         fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)
-        fine_lost, coarse_lost = lost_structure(h, fine_nats), lost_structure(coarse, coarse_nats)
-        nats, found = (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats))
+        fine_lost, coarse_lost = lost_structure(h, fine_nats, samples.alone), lost_structure(coarse, coarse_nats, samples.alone)
+        nats, found = (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats, samples.alone))
         return {
             "bits": nats / bit,
             "se": samples.standard_error(totals / bit, (fine_nats - coarse_nats) / bit / 3),
@@ -182,9 +189,10 @@ def code_length_table(samples: CurveSamples, length: int, num_groups: Sequence[i
     at = stored_points(length)
     return {
         "length": length,
-        "applies_to": APPLIES_TO,
+        "applies_to": APPLIES_TO if samples.alone is None else f"each block of sampler=block with {APPLIES_TO}",
         "nelbo_bits": float(h.sum()) / bit,
         "h0_bits": float(h[0]) / math.log(2),
+        "alone_bits": None if samples.alone is None else samples.alone / math.log(2),
         "h": {
             "visible": at.tolist(),
             "bits": (h[at] / math.log(2)).tolist(),

@@ -12,7 +12,9 @@ from dnadiff import likelihood
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
-from dnadiff.likelihood.monte_carlo import Batches, check_one_draw
+from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.one_draw import check_one_draw
+from dnadiff.likelihood.ordered import ORDERS, check_ordered, ordered
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess
@@ -41,8 +43,8 @@ class Estimator(ABC):
         self.config, self.process, self.windows = config, process, windows
 
     @classmethod
-    def check_noise(cls, noise: NoiseSchedule) -> None:
-        """Raises ValueError if the estimate is not valid for this schedule."""
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        """Raises ValueError if the estimate is not valid for this model or its schedule."""
 
     def run(self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None) -> Likelihood:
         """The likelihood of the windows, or of `batches`; `same_draws_as` is an earlier result whose number of draws replaces `target_se`."""
@@ -60,6 +62,8 @@ class Estimator(ABC):
 
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
+        if denoiser.left_to_right:  # other blocks, so other masks
+            return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab), same_draws_as=result)
         return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
 
     @abstractmethod
@@ -94,7 +98,8 @@ class CountForm(Estimator):
 
     @override
     def describe(self, result: Likelihood, bootstrap: str) -> str:
-        return f"NELBO, count form, {result.num_draws} stratified draws per window; {bootstrap}"
+        blocks = "" if result.by_block is None else " of each block"
+        return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window; {bootstrap}"
 
 
 class OneDraw(Estimator):
@@ -104,8 +109,8 @@ class OneDraw(Estimator):
 
     @classmethod
     @override
-    def check_noise(cls, noise: NoiseSchedule) -> None:
-        check_one_draw(noise)
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        check_one_draw(denoiser, noise)
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
@@ -126,12 +131,33 @@ class ChainRule(Estimator):
         return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self._progress)
 
     @override
-    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
-        return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab))
-
-    @override
     def describe(self, result: Likelihood, bootstrap: str) -> str:
         return f"-log p by the chain rule, exact; {bootstrap}"
 
 
+class Ordered(Estimator):
+    """The exact likelihood of a model that unmasks one token at a time in a deterministic order."""
+
+    @classmethod
+    @override
+    def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        check_ordered(denoiser)
+
+    @override
+    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+        self.calls = self.windows.tiles.length
+        return ordered(denoiser, self.process, batches, ORDERS[self.config["order"]], self.config["block_size"], self._progress)
+
+    @override
+    def describe(self, result: Likelihood, bootstrap: str) -> str:
+        return f"-log p of unmasking in the order {self.config['order']}, exact; {bootstrap}"
+
+
 PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
+
+
+def estimator_for(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> type[Estimator]:
+    """How the likelihood of a model is estimated with `protocol`; exactly, if it is autoregressive or an order is given."""
+    if order is not None:
+        return Ordered
+    return ChainRule if denoiser.autoregressive else PROTOCOLS[protocol]

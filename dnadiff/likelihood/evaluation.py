@@ -15,7 +15,7 @@ from dnadiff.config import Config, Json
 from dnadiff.data.files import check_output, write_json
 from dnadiff.data.run_data import chosen_data
 from dnadiff.likelihood.curve import CurveSamples, code_length_table
-from dnadiff.likelihood.estimators import PROTOCOLS, ChainRule, Estimator
+from dnadiff.likelihood.estimators import PROTOCOLS, Estimator, estimator_for
 from dnadiff.likelihood.held_out import (
     MAX_KMERS,
     Scores,
@@ -25,6 +25,7 @@ from dnadiff.likelihood.held_out import (
     token_groups,
     window_positions,
 )
+from dnadiff.likelihood.ordered import ORDERS
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.likelihood.stored_curve import fingerprint
 
@@ -59,6 +60,8 @@ def check_options(config: Config) -> Config:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
     if config["protocol"] not in tuple(PROTOCOLS):
         raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
+    if config.get("order") not in (None, *ORDERS):
+        raise ValueError(f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound")
     target_se = config["target_se"]
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
         raise ValueError(f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count")
@@ -69,16 +72,17 @@ def check_options(config: Config) -> Config:
     return config
 
 
-def check_strands(config: Config, causal: bool, is_dna: bool) -> None:
+def check_strands(config: Config, left_to_right: bool, is_dna: bool) -> None:
     """Raise ValueError, naming the key, if the model cannot evaluate the other strand as the options request."""
     for key in ("both_strands", "conjoin"):
         if boolean(key, config[key]) and not is_dna:
             raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
     if config["conjoin"] and config["both_strands"]:
         raise ValueError("with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out")
-    if config["conjoin"] and causal:
+    if config["conjoin"] and left_to_right:
         raise ValueError(
-            "conjoin=true needs a diffusion model: an autoregressive one reads each strand in another order; set both_strands=true"
+            "conjoin=true needs a model that unmasks in any order; one that goes from left to right predicts the bases of the other strand "
+            "in the opposite order: set both_strands=true"
         )
 
 
@@ -99,10 +103,10 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     Raises:
         ValueError: if model, data and options do not fit, before the network runs.
     """
-    is_dna, causal = model.tokenizer.vocab.complement is not None, model.denoiser.causal
-    protocol = ChainRule if causal else PROTOCOLS[config["protocol"]]
-    protocol.check_noise(model.process.noise)
-    check_strands(config, causal, is_dna)
+    is_dna = model.tokenizer.vocab.complement is not None
+    protocol = estimator_for(model.denoiser, config["protocol"], config.get("order"))
+    protocol.check_model(model.denoiser, model.process.noise)
+    check_strands(config, model.denoiser.left_to_right, is_dna)
     data, own = data_of(model, config)
     model = model.with_tokenizer(data.tokenizer)
     tiles = data.test_windows(config["part"], config["length"])
@@ -120,7 +124,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
         points, bit = result.curve(), math.log(2)
         curve = {"visible": points.visible.tolist(), "bits": (points.nats / bit).tolist(), "se": (points.se / bit).tolist()}
         start = likelihood.all_masked(evaluated, model.process, windows)
-        costs = code_length_table(CurveSamples.from_estimates(result, start), tiles.length)
+        costs = code_length_table(CurveSamples.from_estimates(result, start), min(model.denoiser.block_size or tiles.length, tiles.length))
     reverse = estimator.other_strand(evaluated, result) if config["both_strands"] else None
     named = [name for name in result.tokens if result.tokens[name].sum()]
     layout = data.layout(tiles.length)

@@ -103,9 +103,9 @@ class Information:
 
 
 def check_denoiser(denoiser: BaseDenoiser) -> None:
-    """Raise ValueError for an autoregressive model."""
-    if denoiser.causal:
-        raise ValueError("per_base: an autoregressive model does not see what follows a base; use a diffusion model, as of objective=mdlm")
+    """Raise ValueError for a model that does not see both sides of a base."""
+    if denoiser.left_to_right:
+        raise ValueError("per_base: this model goes from left to right and does not see what follows a base; use one of objective=mdlm")
 
 
 def information_of(log_probs: Tensor, num_tokens: int) -> Tensor:

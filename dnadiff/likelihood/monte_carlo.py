@@ -8,19 +8,17 @@ are stratified, two draws per stratum, so that the estimate of the Monte Carlo e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, next_nll, nll
+from dnadiff.blocks import block_rows, sequence_rows
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.likelihood.record import COUNT, EXACT, MDLM, Likelihood
-from dnadiff.noise import NoiseSchedule, refuse_cut
+from dnadiff.likelihood.record import COUNT, EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
-
-T_MIN = 1e-3  # the smallest time that MDLM's protocol draws, as in its code
 
 
 class WindowBatch(NamedTuple):
@@ -43,7 +41,22 @@ class WindowBatch(NamedTuple):
 
 Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
 ProgressCallback: TypeAlias = Callable[[int], None]
-_Draw: TypeAlias = tuple[Tensor, dict[str, Tensor]]
+
+
+class _Blocks(NamedTuple):
+    """Masked and maskable tokens of each block, and its estimate: (B, blocks) each."""
+
+    counts: Tensor
+    available: Tensor
+    nats: Tensor
+
+
+class Draw(NamedTuple):
+    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); the blocks of a model that reads blocks."""
+
+    counts: Tensor
+    nats: dict[str, Tensor]
+    blocks: _Blocks | None = None
 
 
 def check_num_draws(num_draws: int) -> int:
@@ -54,8 +67,17 @@ def check_num_draws(num_draws: int) -> int:
 
 
 def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws) -> Tensor:
-    """Number of masked tokens in draw number `draw`: `(B,)`, uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i."""
-    u = (draws.uniform("count") + draw // 2) / (num_draws // 2)
+    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B,) or (B, blocks).
+
+    Uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i. The blocks of a sequence divide the stratum evenly, in a cyclic
+    order that begins at random.
+    """
+    u = draws.uniform("count", *available.shape[1:])
+    if available.ndim == 2:
+        blocks = available.shape[1]
+        first = (draws.uniform("stratum")[:, None] * blocks).floor()
+        u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
+    u = (u + draw // 2) / (num_draws // 2)
     return torch.minimum((u.to(available.device) * available).floor().long() + 1, available)
 
 
@@ -69,7 +91,9 @@ def estimate(
     progress: ProgressCallback | None = None,
     first_draw: int = 0,
 ) -> Likelihood:
-    """Monte Carlo NELBO of each sequence in count form.
+    """Monte Carlo NELBO of each sequence in count form; of an autoregressive model the exact -log p (`chain_rule`).
+
+    For a model that reads blocks, it is the sum of the blocks' NELBOs, each in count form given the tokens before the block.
 
     Args:
         denoiser: in evaluation mode.
@@ -85,9 +109,11 @@ def estimate(
         ValueError: if `num_draws` is odd or below 2, or there is no sequence.
     """
     check_num_draws(num_draws)
+    if denoiser.autoregressive:
+        return chain_rule(denoiser, batches, block_size, progress)
 
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
-        available = batch.groups["all"].sum(-1)
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        available = _available(denoiser, batch)
         results = []
         for j in range(num_draws):
             noise = draws.at(first_draw + j)
@@ -95,7 +121,7 @@ def estimate(
             results.append(_at_count(denoiser, process, batch, available, count, noise))
         return results
 
-    return _collect(denoiser, batches, one_batch, seed, block_size, COUNT, progress)
+    return collect(denoiser, batches, one_batch, seed, block_size, COUNT, progress)
 
 
 def estimate_to(
@@ -139,84 +165,42 @@ def estimate_to(
     return result
 
 
-def one_draw(
-    denoiser: BaseDenoiser,
-    process: AbsorbingProcess,
-    batches: Batches,
-    seed: int = 0,
-    block_size: int = 16,
-    progress: ProgressCallback | None = None,
-    mask_everything: bool = False,
-) -> Likelihood:
-    """The protocol of MDLM's tables (arXiv 2406.07524v2, and its code): one draw of Bernoulli masks for each sequence.
-
-    Times are stratified over the batch on [1e-3, 1] and the weight is -alpha'/(1 - alpha): under the log-linear schedule a uniform
-    predictor gets 0.999 log V. The assignment of strata to sequences depends on the seed and the batch, so that the mean over seeds is
-    unbiased for each sequence. A single draw has no estimate of its Monte Carlo error.
-
-    Args:
-        mask_everything: also corrupt positions that are not counted (padding), as MDLM does for text.
-
-    Raises:
-        ValueError: as `check_one_draw`.
-    """
-    check_one_draw(process.noise)
-
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
-        ids, counted = batch.ids, batch.groups["all"]
-        first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
-        stratum = (torch.arange(len(ids), device=ids.device) + first) % len(ids)
-        u = (draws.uniform("time").to(ids.device) + stratum) / len(ids)
-        t = T_MIN + (1 - T_MIN) * u
-        batch = batch._replace(valid=None) if mask_everything else batch  # MDLM's network reads padding too
-        xt = process.corrupt(ids, t, torch.ones_like(counted) if mask_everything else counted, draws)
-        positions = (xt == process.vocab.mask_id) & counted
-        nll = _cross_entropy(denoiser, batch, xt, t, positions)
-        return [(positions.sum(-1), _per_group(process.noise.weight(t), nll, batch.groups))]
-
-    return _collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
-
-
-def check_one_draw(noise: NoiseSchedule) -> None:
-    """Raise ValueError unless MDLM's protocol gives a bound: the schedule masks little before t = 1e-3, and everything at t = 1."""
-    refuse_cut(noise, noise.mask_probability(T_MIN), noise.mask_probability(1.0), f"t_min {T_MIN} of protocol=mdlm", "set protocol=count")
-
-
 def chain_rule(denoiser: BaseDenoiser, batches: Batches, block_size: int = 16, progress: ProgressCallback | None = None) -> Likelihood:
     """The exact -log p of each sequence under a causal model, without a bound and without Monte Carlo."""
 
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, counted = batch.ids, batch.groups["all"]
-        nll = _scattered(next_nll(denoiser, ids, batch.cond, counted, batch.valid), counted)
-        return [(counted.sum(-1), _per_group(torch.ones(len(ids), device=ids.device), nll, batch.groups))]
+        nll = _scattered(denoiser.nll(ids, ids, None, batch.cond, counted, batch.valid), counted)
+        return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
 
-    return _collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
+    return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
 
 
 def all_masked(denoiser: BaseDenoiser, process: AbsorbingProcess, batches: Batches) -> Likelihood:
     """L h(0) of each sequence in nats: the cost when all its tokens are predicted in one call. Deterministic."""
 
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[_Draw]:
-        available = batch.groups["all"].sum(-1)
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        available = _available(denoiser, batch)
         return [_at_count(denoiser, process, batch, available, available, draws)]
 
-    return _collect(denoiser, batches, one_batch, 0, 1, EXACT, None)
+    return collect(denoiser, batches, one_batch, 0, 1, EXACT, None)
 
 
 @torch.no_grad()
-def _collect(
+def collect(
     denoiser: BaseDenoiser,
     batches: Batches,
-    one_batch: Callable[[WindowBatch, Draws], list[_Draw]],
+    one_batch: Callable[[WindowBatch, Draws], list[Draw]],
     seed: int,
     block_size: int,
     protocol: str,
     progress: ProgressCallback | None,
 ) -> Likelihood:
+    """The likelihood of all batches from the draws that `one_batch` makes of each; other arguments as in `estimate`."""
     device = next(denoiser.parameters()).device
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}
-    counts, available, done = [], [], 0
+    counts, available, by_block, done = [], [], list[list[_Blocks]](), 0
     for each in batches:
         ids, groups, valid, cond, rows = WindowBatch(*each)
         ids = ids.to(device).long()
@@ -225,11 +209,13 @@ def _collect(
         draws = Draws(hash64(seed, "likelihood"), rows.to(device))
         batch = WindowBatch(ids, groups, None if valid is None else valid.to(device), None if cond is None else cond.to(device))
         results = one_batch(batch, draws)
-        counts.append(torch.stack([c for c, _ in results], 1).cpu())
+        counts.append(torch.stack([draw.counts for draw in results], 1).cpu())
         available.append(groups["all"].sum(-1).cpu())
         for name, mask in groups.items():
-            nats.setdefault(name, []).append(torch.stack([n[name] for _, n in results], 1).cpu())
+            nats.setdefault(name, []).append(torch.stack([draw.nats[name] for draw in results], 1).cpu())
             tokens.setdefault(name, []).append(mask.sum(-1).cpu())
+        if results[0].blocks is not None:
+            by_block.append([draw.blocks for draw in results if draw.blocks is not None])
         done += len(ids)
         if progress is not None:
             progress(len(ids))
@@ -244,23 +230,50 @@ def _collect(
         torch.cat(available).numpy(),
         block_size,
         protocol,
+        _of_blocks(by_block, block_size) if by_block else None,
     )
+
+
+def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
+    """The number of tokens to mask, (B,); in each block, (B, blocks), for a model that reads blocks."""
+    counted = batch.groups["all"]
+    if denoiser.block_size is None:
+        return counted.sum(-1)
+    return block_rows(counted, denoiser.block_size, 0).sum(-1).view(len(counted), -1)
 
 
 def _at_count(
     denoiser: BaseDenoiser, process: AbsorbingProcess, batch: WindowBatch, available: Tensor, count: Tensor, draws: Draws
-) -> _Draw:
-    """One mask of `count (B,)` of the `available (B,)` tokens per sequence: the counts and each group's estimate `(B,)` float64."""
-    counted = batch.groups["all"]
-    xt = process.corrupt_count(batch.ids, count, counted, draws)
-    t = process.time_at(count, process.maskable(batch.ids, batch.valid).sum(-1))  # of the window, as in sampling: see `time_at`
-    nll = _cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
-    return count, _per_group(available / count.clamp(min=1), nll, batch.groups)
+) -> Draw:
+    """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's estimate `(B,)` float64."""
+    ids, counted = batch.ids, batch.groups["all"]
+    factor = available / count.clamp(min=1)
+    if denoiser.block_size is None:
+        xt = process.corrupt_count(ids, count, counted, draws)
+        t = process.time_at(count, process.maskable(ids, batch.valid).sum(-1))  # of the window, as in sampling: see `time_at`
+        nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
+        return Draw(count, per_group(factor.to(nll)[:, None] * nll, batch.groups))
+    size, length = denoiser.block_size, ids.shape[1]
+    rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size, 0)
+    xt = sequence_rows(process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])), length)
+    nll = cross_entropy(denoiser, batch, xt, None, (xt == process.vocab.mask_id) & counted)
+    nll = nll * sequence_rows(factor.to(nll).view(-1, 1).expand(rows.shape), length)
+    blocks = _Blocks(count, available, block_rows(nll, size, 0).sum(-1).view(count.shape))
+    return Draw(count.sum(-1), per_group(nll, batch.groups), blocks)
 
 
-def _cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+def _of_blocks(batches: Sequence[Sequence[_Blocks]], block_size: int) -> Likelihood:
+    """The estimates with one row for each block of each sequence."""
+    counts, nats = (torch.cat([torch.stack([draw[i].flatten() for draw in batch], 1) for batch in batches]).cpu().numpy() for i in (0, 2))
+    available = torch.cat([batch[0].available.flatten() for batch in batches]).cpu().numpy()
+    per_sequence = max(batch[0].available.shape[1] for batch in batches)
+    return Likelihood({"all": nats}, {"all": available}, counts, available, block_size * per_sequence)
+
+
+def cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
-    return _scattered(nll(denoiser, batch.ids, xt, t.float(), batch.cond, positions, batch.valid), positions)
+    t = None if t is None else t.float()
+    return _scattered(denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid), positions)
 
 
 def _scattered(values: Tensor, positions: Tensor) -> Tensor:
@@ -270,6 +283,6 @@ def _scattered(values: Tensor, positions: Tensor) -> Tensor:
     return nll
 
 
-def _per_group(factor: Tensor, nll: Tensor, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each group's part of factor * sum of nll: (B,) float64."""
-    return {name: factor.to(nll) * (nll * mask.to(nll)).sum(-1) for name, mask in groups.items()}
+def per_group(nll: Tensor, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each group's part of the sum of `nll (B, L)`: (B,) float64."""
+    return {name: (nll * mask.to(nll)).sum(-1) for name, mask in groups.items()}

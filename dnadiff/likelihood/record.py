@@ -39,6 +39,7 @@ class Likelihood:
         available: (S,) number of maskable tokens.
         block_size: windows per block of the bootstrap.
         protocol: `count form` (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
+        by_block: the same with one row for each block of each sequence, for a model that reads blocks; None for any other.
     """
 
     nats: Mapping[str, np.ndarray]
@@ -47,6 +48,7 @@ class Likelihood:
     available: np.ndarray
     block_size: int
     protocol: str = COUNT
+    by_block: Likelihood | None = None
 
     @property
     def num_draws(self) -> int:
@@ -56,7 +58,8 @@ class Likelihood:
     def with_draws(self, more: Likelihood) -> Likelihood:
         """These draws followed by further draws of the same sequences."""
         nats = {name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()}
-        return replace(self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1))
+        by_block = None if self.by_block is None or more.by_block is None else self.by_block.with_draws(more.by_block)
+        return replace(self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1), by_block=by_block)
 
     def per_sequence(self, group: str = "all") -> np.ndarray:
         """(S,) nats of each sequence: the mean over draws."""
@@ -99,18 +102,23 @@ class Likelihood:
                 "these are likelihoods of different windows or draws: evaluate both models on the same windows with the same draws"
             )
         drawn = other if self.protocol == EXACT else self
-        return replace(drawn, nats={name: nats - other.nats[name] for name, nats in self.nats.items()})
+        return replace(drawn, nats={name: nats - other.nats[name] for name, nats in self.nats.items()}, by_block=None)
 
     def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of `interval`."""
         return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))
 
     def cross_entropy(self) -> np.ndarray:
-        """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts."""
+        """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts.
+
+        A model that reads blocks has an h of each block: use `by_block`.
+        """
         return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
 
     def curve(self, bins: int = 16) -> Curve:
         """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError unless masks have exact counts (the count form)."""
+        if self.by_block is not None:
+            return self.by_block.curve(bins)
         if self.protocol != COUNT:
             raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
         nats = self.cross_entropy()

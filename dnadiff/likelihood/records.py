@@ -14,7 +14,7 @@ from dnadiff.config import Json
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.likelihood.monte_carlo import ProgressCallback, WindowBatch, chain_rule, estimate
+from dnadiff.likelihood.monte_carlo import ProgressCallback, WindowBatch, estimate
 from dnadiff.process import AbsorbingProcess
 
 _WINDOWS, _BASES = 512, 1 << 22  # in memory together
@@ -118,10 +118,7 @@ class RecordScores:
                 order.extend(number)
                 yield WindowBatch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number) + self.windows_done)
 
-        if self.denoiser.causal:
-            result = chain_rule(self.denoiser, batches(), 1, self.progress)
-        else:
-            result = estimate(self.denoiser, self.process, batches(), self.num_draws, self.seed, 1, self.progress)
+        result = estimate(self.denoiser, self.process, batches(), self.num_draws, self.seed, 1, self.progress)
         table = np.empty((len(windows), 3))
         table[order] = np.stack([result.per_sequence(), result.variance_mc(), result.tokens["all"]], 1)
         return [RecordScore(*row) for row in table.tolist()]

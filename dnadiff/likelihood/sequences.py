@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import hash64
-from dnadiff.likelihood.monte_carlo import WindowBatch, chain_rule, estimate
+from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
 from dnadiff.process import AbsorbingProcess
 
 
@@ -38,7 +38,7 @@ def nll_per_token(
             continue
         rows = torch.tensor([hash64(encoded[i].numpy().tobytes().hex()) >> 1 for i in chosen])
         batches = [WindowBatch(ids, {"all": counted}, rows=rows)]
-        likelihood = chain_rule(denoiser, batches, 1) if denoiser.causal else estimate(denoiser, process, batches, num_draws, seed, 1)
+        likelihood = estimate(denoiser, process, batches, num_draws, seed, 1)
         tokens = likelihood.tokens["all"]
         result[chosen] = np.where(tokens > 0, likelihood.per_sequence() / np.maximum(tokens, 1), np.nan)
     return result

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dnadiff.checks import optional_integer
+from dnadiff.checks import is_number, optional_integer
 from dnadiff.config import Json
 from dnadiff.likelihood import code_length
 from dnadiff.published.tensors import fingerprint
@@ -74,7 +75,8 @@ class StoredCurve:
         h = self.curve(length)
         if optimal and h is None:
             raise ValueError(f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it")
-        equal = None if h is None else code_length.fewest_groups(h)
+        alone = None if h is None else self._alone()
+        equal = None if h is None else code_length.fewest_groups(h, alone=alone)
         if h is None or equal is None:  # nothing measured, or no structure to lose
             return {"num_groups": num_groups, "sizes": None}
         if not optimal:
@@ -82,7 +84,7 @@ class StoredCurve:
         if not self._optimal_sizes_help(num_groups or len(equal)):
             log.warning(f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to choose them; groups are equal")
             return {"num_groups": num_groups or len(equal), "sizes": None}
-        best = code_length.fewest_groups(h, optimal=True) if num_groups is None else code_length.optimal_sizes(h, num_groups)
+        best = code_length.fewest_groups(h, optimal=True, alone=alone) if num_groups is None else code_length.optimal_sizes(h, num_groups)
         return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
@@ -92,6 +94,11 @@ class StoredCurve:
         except _DAMAGED:
             return None
         return h if np.isfinite(h).all() and (h >= 0).all() else None
+
+    def _alone(self) -> float | None:
+        """The nats of a token without context of a model that reads blocks; see `code_length.lost_structure`."""
+        bits = self._stored().get("alone_bits")
+        return float(bits) * math.log(2) if is_number(bits) else None
 
     def _optimal_sizes_help(self, num_groups: int) -> bool:
         try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dnadiff.bootstrap import ConfidenceInterval, ratio
 from dnadiff.data.genome import pieces
-from dnadiff.denoiser import CausalDenoiser, next_nll
+from dnadiff.denoiser import CausalDenoiser
 
 if TYPE_CHECKING:
     from dnadiff.config import Config, Json
@@ -175,7 +175,8 @@ def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batc
     for number, ids, valid in pieces.batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)
-        nll[counted] = next_nll(judge, ids.to(device), None, counted.to(device), None if valid is None else valid.to(device)).float().cpu()
+        x, known = ids.to(device), None if valid is None else valid.to(device)
+        nll[counted] = judge.nll(x, x, positions=counted.to(device), valid=known).float().cpu()
         for row, i in enumerate(number):
             p = cuts[i]
             found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()

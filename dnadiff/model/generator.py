@@ -22,6 +22,7 @@ from dnadiff.design.request import Request, check_request, from_text
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
+from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ class Generator:
         """Raise ValueError for a text model or an autoregressive model, which cannot fill an interval from both flanks."""
         if self.tokenizer.vocab.complement is None:
             raise ValueError(f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead")
-        if self.denoiser.causal:
-            raise ValueError("infill: an autoregressive model does not see the right flank; use a diffusion model, as of objective=mdlm")
+        if self.denoiser.left_to_right:
+            raise ValueError("infill: this model goes from left to right and does not see the right flank; use one of objective=mdlm")
 
     def _designs(
         self,
@@ -172,15 +173,19 @@ class Generator:
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
         """The sampler fitted to this model (its window); raises ValueError for one that does not fit the kind of model or the length."""
         sampler.check_model(self.denoiser)
-        sampler = sampler.fitted(self.denoiser.max_length)
-        longer = "" if sampler.causal else "sampler=semi_ar for longer sequences, "
+        sampler = sampler.fitted(self.denoiser)
+        longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "
         check_request(self.denoiser.max_length, num_samples, sampler.window_for(length), longer)
         sampler.check_length(length)
         return sampler
 
     def default_sampler(self, length: int) -> Sampler:
-        """Random groups, or left to right for an autoregressive model."""
-        return Autoregressive() if self.denoiser.causal else Grouped(**self.stored_curve.groups(length))
+        """Random groups, in blocks for a block model; left to right for an autoregressive model."""
+        if self.denoiser.autoregressive:
+            return Autoregressive()
+        size = self.denoiser.block_size
+        grouped = Grouped(**self.stored_curve.groups(length if size is None else min(size, length)))
+        return grouped if size is None else Blockwise(grouped)
 
     def conditioned(self, label: Labels, guidance: float = 1.0) -> tuple[BaseDenoiser, Tensor | None]:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import Backbone, BaseDenoiser, CausalDenoiser, OptTensor, next_nll
+from dnadiff.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.base import Loss, Objective, check_fit, mean_over
 
@@ -16,7 +16,7 @@ class AR(Objective):
     Tokens of weight 0 are read and not counted. There is no noise: only the vocabulary of the process is used.
     """
 
-    causal = True
+    reads = CausalBackbone
 
     @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
@@ -28,5 +28,5 @@ class AR(Objective):
     @override
     def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         counted = weight > 0
-        loss = mean_over(next_nll(denoiser, x0, cond, counted, valid) * weight[counted], weight.sum())
+        loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * weight[counted], weight.sum())
         return Loss(loss, loss.detach(), weight.sum())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import Backbone, BaseDenoiser, Denoiser, OptTensor
+from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone, Denoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import SUBS, Parameterization
@@ -43,14 +43,14 @@ class Objective(ABC):
         process: the absorbing process; its vocabulary determines which tokens can be counted.
 
     Attributes:
-        causal: which backbones fit; `Objective.causal == backbone.causal` is checked before data is loaded.
+        reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`; checked before data is loaded.
         time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
     """
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
 
-    causal: ClassVar[bool] = False
+    reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     time_conditioning: ClassVar[bool] = False
     trains_bound: ClassVar[bool] = True
 
@@ -138,13 +138,29 @@ class MaskedObjective(Objective):
 
     @override
     def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+        masked, positions = self.masked_positions(x0, weight, draws)
+        nll = self.token_nll(denoiser, x0, masked, positions, cond, None if self.masks_padding else valid)  # (M,)
+        return self.weighted(nll, masked, positions, weight)
+
+    def masked_positions(self, x0: Tensor, weight: Tensor, draws: Draws) -> tuple[MaskedBatch, Tensor]:
+        """The corrupted batch, and which positions (B, L) are masked and counted."""
         counted = weight > 0
-        masked = self.masking(self.process, x0, torch.ones_like(counted) if self.masks_padding else counted, draws)
-        positions = (masked.xt == self.process.vocab.mask_id) & counted
-        nll = self.token_nll(denoiser, x0, masked, positions, cond, None if self.masks_padding else valid) * weight[positions]  # (M,)
-        row = positions.nonzero()[:, 0]
-        bound = mean_over(nll * masked.weight.to(nll)[row], weight.sum())
-        return self.reduce(bound, mean_over(nll, weight[positions].sum()), weight.sum())
+        masked = self.corrupt(x0, torch.ones_like(counted) if self.masks_padding else counted, draws)
+        return masked, (masked.xt == self.process.vocab.mask_id) & counted
+
+    def weighted(self, nll: Tensor, masked: MaskedBatch, positions: Tensor, weight: Tensor) -> Loss:
+        """The loss from the cost of each masked token (M,)."""
+        nll, factor = nll * weight[positions], masked.weight.to(nll)
+        factor = factor[positions.nonzero()[:, 0]] if factor.ndim == 1 else factor[positions]
+        return self.reduce(mean_over(nll * factor, weight.sum()), mean_over(nll, weight[positions].sum()), weight.sum())
+
+    def rows(self, x: Tensor, fill: float = 0) -> Tensor:
+        """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""
+        return x
+
+    def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+        """`x0 (B, L)` masked where `maskable (B, L)` bool."""
+        return self.masking(self.process, x0, maskable, draws)
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
         """What to differentiate: the bound by default, or the plain mean over masked tokens."""
@@ -176,7 +192,12 @@ def x0_nll(
 
 def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:
     """Raise a ValueError if the objective does not fit the backbone."""
-    if objective.causal != backbone.causal:
-        wanted = "a causal backbone, transformer or mamba" if objective.causal else "a bidirectional backbone, such as caduceus or dit"
-        name = backbone.__name__ if isinstance(backbone, type) else type(backbone).__name__
-        raise ValueError(f"objective {objective.__name__} does not fit backbone {name}: it needs {wanted}")
+    kind = backbone if isinstance(backbone, type) else type(backbone)
+    if issubclass(kind, objective.reads):
+        return
+    why = ""
+    if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:
+        why = ". This one reads both strands, and blocks on the second one run from right to left: a block would see those that follow it"
+    elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):
+        why = f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in that way"
+    raise ValueError(f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs {objective.reads.described}{why}")

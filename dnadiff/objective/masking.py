@@ -28,7 +28,8 @@ class MaskedBatch(NamedTuple):
     Attributes:
         xt: (B, L).
         t: (B,) the time, for networks that are conditioned on it.
-        weight: (B,) factor of each row's summed cross-entropy that makes it an estimate of the row's NELBO.
+        weight: (B,) factor of each row's summed cross-entropy that makes it an estimate of the row's NELBO; (B, L) if it depends on the
+            position.
     """
 
     xt: Tensor

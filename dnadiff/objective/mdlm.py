@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser, OptTensor, nll
+from dnadiff.denoiser import BaseDenoiser, OptTensor
 from dnadiff.objective.base import Loss, MaskedObjective
 from dnadiff.objective.masking import MaskedBatch, Masking
 from dnadiff.process import AbsorbingProcess
@@ -50,7 +50,7 @@ class MDLM(MaskedObjective):
     def token_nll(
         self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
-        return nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid)
+        return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions, valid)
 
     @override
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:

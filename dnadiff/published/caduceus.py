@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.blocks import MambaBlock
-from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.caduceus import BiMambaBackbone
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.layers import RMSNorm
 from dnadiff.backbone.mixer import BiMamba
@@ -24,7 +24,7 @@ from dnadiff.vocab import Vocab
 
 
 @published_layout.register
-def caduceus_layout(network: Caduceus) -> PublishedLayout:
+def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
     """The layout of Caduceus-Ph; ValueError if the network has labels, time conditioning or no layers."""
     if network.condition is not None:
         raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")

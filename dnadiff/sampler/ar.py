@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import State
+from dnadiff.denoiser import CausalBackbone, State
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler
@@ -26,7 +26,7 @@ class Autoregressive(Sampler):
     """
 
     exact = True
-    causal = True
+    reads = CausalBackbone
     has_weights = True
 
     @override

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from dnadiff import categorical, checks
 from dnadiff.config import Json
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.counted import CountedDenoiser
@@ -25,6 +25,13 @@ from dnadiff.sampler.counted import CountedDenoiser
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516 positions take 0.2 s instead of 2.2 s on
 # one core, and less memory in float64. Each row is drawn independently, so tokens do not depend on it.
 _CHUNK = 1 << 22
+
+# What a model that reads in this way is called, and which sampler fits it.
+_MODELS: dict[type[Backbone], tuple[str, str]] = {
+    BidirectionalBackbone: ("a model that unmasks in any order", "set sampler=grouped or another sampler"),
+    CausalBackbone: ("an autoregressive model", "set sampler=ar"),
+    BlockBackbone: ("a model that was trained in blocks", "set sampler=block"),
+}
 
 
 class Samples(NamedTuple):
@@ -77,7 +84,7 @@ class Sampler(Configurable, ABC):
     Attributes:
         exact: whether the distribution of the samples converges to the model's as steps grow (at temperature 1, without truncation and
             guidance).
-        causal: True if it samples from autoregressive models, False if from models that unmask.
+        reads: which models it samples from, by how their network reads a sequence: a subclass of `Backbone`.
         has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
             rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
     """
@@ -87,7 +94,7 @@ class Sampler(Configurable, ABC):
     nucleus: float = 1.0
 
     exact: ClassVar[bool] = False
-    causal: ClassVar[bool] = False
+    reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     has_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -116,18 +123,13 @@ class Sampler(Configurable, ABC):
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
-        """Raise a ValueError for a model of the other kind; it names the samplers that fit."""
-        name = type(self).__name__
-        if denoiser.causal and not self.causal:
-            raise ValueError(f"{name} unmasks in any order, and an autoregressive model goes from left to right; set sampler=ar")
-        if self.causal and not denoiser.causal:
-            raise ValueError(
-                f"{name} goes from left to right with an autoregressive model, and this one was trained to unmask; "
-                "set sampler=grouped or another sampler"
-            )
+        """Raise a ValueError for a model of another kind; it names the samplers that fit."""
+        if self.reads is not denoiser.reads:
+            (needed, _), (given, remedy) = _MODELS[self.reads], _MODELS[denoiser.reads]
+            raise ValueError(f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}")
 
-    def fitted(self, max_length: int | None) -> Sampler:
-        """The sampler for a network that takes `max_length` tokens (None: any number); raises ValueError if there is none."""
+    def fitted(self, denoiser: BaseDenoiser) -> Sampler:
+        """The sampler with what it takes from the model, such as its longest window; raises ValueError if its settings do not fit."""
         return self
 
     def window_for(self, length: int) -> int:
@@ -168,7 +170,7 @@ class Sampler(Configurable, ABC):
             ValueError: if model or length do not fit this sampler.
         """
         self.check_model(denoiser)
-        fitted = self.fitted(denoiser.max_length)
+        fitted = self.fitted(denoiser)
         fitted.check_length(x_init.shape[1])
         masked = fitted.positions(x_init, process, torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen, valid)
         calls = CountedDenoiser(denoiser, cond, valid)

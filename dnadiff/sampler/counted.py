@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, State
+from dnadiff.denoiser import BaseDenoiser, InBlock, State
 
 
 class CountedDenoiser:
@@ -46,6 +46,21 @@ class CountedDenoiser:
     def for_columns(self, columns: slice) -> CountedDenoiser:
         """A counter for some positions of the batch; add its counts with `add`."""
         return CountedDenoiser(self.denoiser.for_rows(None, columns), self.cond, None if self.valid is None else self.valid[:, columns])
+
+    def for_block(self, rows: Tensor, columns: slice, state: State | None) -> CountedDenoiser:
+        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see `for_columns`."""
+        cond, valid = self._of_block(rows, columns)
+        return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
+
+    def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
+        """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
+        """Labels and padding of a block."""
+        return None if self.cond is None else self.cond[rows], None if self.valid is None else self.valid[rows, columns]
 
     def add(self, other: CountedDenoiser) -> None:
         """Add the counts of another one."""

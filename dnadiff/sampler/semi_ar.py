@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
+from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler
@@ -43,11 +44,14 @@ class SemiAR(Sampler):
         self.stride = checks.optional_integer("sampler.stride", stride)
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise ValueError(f"stride {self.stride} is larger than the window {self.window}; set sampler.stride to at most {self.window}")
-        if sampler.causal:
-            raise ValueError("semi_ar is for samplers that unmask; sampler=ar samples any length without windows")
+        if sampler.reads is not BidirectionalBackbone:
+            raise ValueError(
+                f"semi_ar is for samplers that unmask in any order; {type(sampler).__name__} samples any length without windows"
+            )
 
     @override
-    def fitted(self, max_length: int | None) -> SemiAR:
+    def fitted(self, denoiser: BaseDenoiser) -> SemiAR:
+        max_length = denoiser.max_length
         if max_length is not None and self.window is not None and self.window > max_length:
             raise ValueError(
                 f"window {self.window} is more than the {max_length} tokens that this network takes; set sampler.window to that or less"

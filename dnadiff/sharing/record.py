@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dnadiff.backbone.base import BlockBackbone
 from dnadiff.checkpoint import ChangedDataError
 from dnadiff.checkpoint.exported import data_name, portable
 from dnadiff.checkpoint.origin import held_out_likelihood
@@ -137,8 +138,10 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
 
 def purpose(loaded: Loaded) -> str:
     """What the model can be used for, in words."""
-    if loaded.denoiser.causal:
+    if loaded.denoiser.autoregressive:
         return "exact likelihoods, sampling from left to right, embeddings"
+    if loaded.denoiser.reads is BlockBackbone:
+        return "likelihood bounds, sampling of any length in blocks from left to right, embeddings"
     classify = "embeddings" if loaded.tokenizer.vocab.complement is None else "embeddings, fine-tuning as a classifier"
     if loaded.objective.trains_bound:
         return f"likelihood bounds, sampling in any order, infilling, {classify}"

@@ -16,7 +16,7 @@ from dnadiff.data.csv_file import read_log
 from dnadiff.data.files import append, atomic_write
 from dnadiff.training.module import DiffusionModule
 
-COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live")
+COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live", "clip_low", "clip_high")
 
 
 class MetricsFile(Logger):
@@ -24,8 +24,8 @@ class MetricsFile(Logger):
 
     A training step that was logged is not logged again.
 
-    Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll, lr, valid_nll (averaged weights) and
-    valid_nll_live. Losses are in nats per token; cells are empty where nothing was measured.
+    Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll, lr, valid_nll (averaged weights),
+    valid_nll_live, clip_low and clip_high (`ClipSearch`). Losses are in nats per token; cells are empty where nothing was measured.
     """
 
     def __init__(self, folder: str | os.PathLike[str] = ".") -> None:

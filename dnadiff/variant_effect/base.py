@@ -19,11 +19,11 @@ class VariantMethod(ABC):
     """Base class of all methods.
 
     Attributes:
-        causal: whether it needs an autoregressive model; others cannot use one.
+        left_to_right: whether it is for models that go from left to right (autoregressive, or in blocks) or for all others.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
-    causal: ClassVar[bool] = False
+    left_to_right: ClassVar[bool] = False
 
     @abstractmethod
     def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
@@ -35,10 +35,10 @@ class VariantMethod(ABC):
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
 
-    def for_model(self, causal: bool) -> VariantMethod:
-        """The method for an autoregressive model or for another one; raises ValueError if there is none."""
-        if self.causal != causal:
-            model, other = ("an autoregressive", "log_prob") if causal else ("a masked diffusion", "masked, block or window")
+    def for_model(self, left_to_right: bool) -> VariantMethod:
+        """The method for a model that goes from left to right or for another one; raises ValueError if there is none."""
+        if self.left_to_right != left_to_right:
+            model, other = ("a left-to-right", "log_prob") if left_to_right else ("a masked diffusion", "masked, block or window")
             raise ValueError(f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out")
         return self
 
@@ -69,8 +69,8 @@ class PairMethod(VariantMethod):
         """log p(alt) - log p(ref) on one strand, and its variance."""
 
 
-def check_method(method: object, causal: bool) -> VariantMethod:
-    """The method for an autoregressive model or for another one; raises ValueError if it is none, or there is none for the model."""
+def check_method(method: object, left_to_right: bool) -> VariantMethod:
+    """The method for a model that goes from left to right or for another one; raises ValueError if it is none, or there is none for the model."""
     if not isinstance(method, VariantMethod):
         raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
-    return method.for_model(causal)
+    return method.for_model(left_to_right)

@@ -20,7 +20,7 @@ class ByKind(VariantMethod):
         snv: for single bases.
         mnv: for other replacements of equal length.
         indel: for insertions, deletions and replacements of another length.
-        autoregressive: for all variants under an autoregressive model.
+        autoregressive: for all variants under a model that goes from left to right: autoregressive, or in blocks.
     """
 
     def __init__(self, snv: VariantMethod, mnv: VariantMethod, indel: VariantMethod, autoregressive: VariantMethod) -> None:
@@ -42,11 +42,11 @@ class ByKind(VariantMethod):
         return llr, variance
 
     @override
-    def for_model(self, causal: bool) -> VariantMethod:
-        if causal:
-            return self.autoregressive.for_model(causal)
+    def for_model(self, left_to_right: bool) -> VariantMethod:
+        if left_to_right:
+            return self.autoregressive.for_model(left_to_right)
         for method in (self.snv, self.mnv, self.indel):
-            method.for_model(causal)
+            method.for_model(left_to_right)
         return self
 
     @override

@@ -121,7 +121,7 @@ class Scorer:
         Args:
             done: rows at the beginning that have been scored.
         """
-        several = self.network.sites_per_window > 1 and not self.network.denoiser.causal
+        several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
         for block in _divided(rows, max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK):
             if done < len(block):
                 yield from self._chunks_of(block, done)
@@ -139,7 +139,7 @@ class Scorer:
             done = max(done - len(chunk), 0)
 
     def _predictions(self, edits: Sequence[Edit]) -> SitePredictions | None:
-        return None if self.network.denoiser.causal else self.network.site_predictions(map(site_of, edits))
+        return None if self.network.denoiser.left_to_right else self.network.site_predictions(map(site_of, edits))
 
     def _compare(self, predictions: SitePredictions) -> None:
         """Predict some of the sites that share a window alone."""

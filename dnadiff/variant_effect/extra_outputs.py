@@ -38,8 +38,8 @@ class ExtraOutputs:
             raise ValueError(
                 f"dependency writes the matrix of a single variant, and there are {self.summary.alleles:,} alleles; give one variant"
             )
-        if self.network.denoiser.causal:
-            raise ValueError("dependency masks bases around the variant, which an autoregressive model cannot do; leave dependency out")
+        if self.network.denoiser.left_to_right:
+            raise ValueError("dependency masks bases around the variant, which a model from left to right cannot do; leave dependency out")
         if self.matrix.resolve() == output.resolve():
             raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
         check_output(self.matrix, overwrite)

@@ -1,32 +1,50 @@
-"""log p of the window with each allele under an autoregressive model."""
+"""log p of the window with each allele under a model that goes from left to right: autoregressive, or in blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
+from dnadiff.checks import Range, integer
+from dnadiff.draws import hash64
+from dnadiff.likelihood.monte_carlo import check_num_draws
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.variant import TOKENIZER, Edit
 
 
 class LogProb(VariantMethod):
-    """log p(window with ALT) - log p(window with REF) by the chain rule, exact: its error is 0.
+    """log p(window with ALT) - log p(window with REF).
 
-    For an indel the windows have equal length. There is no value if one of them has more N, because its sum would have fewer terms.
+    Under an autoregressive model by the chain rule, exact: its error is 0. Under a block model the difference of the NELBOs, with the same
+    masks for both alleles. For an indel the windows have equal length. There is no value if one of them has more N, because its sum would
+    have fewer terms.
+
+    Args:
+        num_draws: masks per window under a block model, even.
     """
 
-    causal: ClassVar[bool] = True
+    left_to_right: ClassVar[bool] = True
+
+    def __init__(self, num_draws: Annotated[int, Range(2)] = 16) -> None:
+        self.num_draws = check_num_draws(integer("num_draws", num_draws, 2))
 
     @override
     def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
-        found = []
-        for reverse in network.strands:
+        llr, variance = np.zeros((2, len(network.strands), len(edits)))
+        for strand, reverse in enumerate(network.strands):
             pairs = [network.pair(edit, reverse) for edit in edits]
-            ref, alt = network.window_log_probs([p.ref for p in pairs]), network.window_log_probs([p.alt for p in pairs])
-            equal = [(TOKENIZER.bases(p.ref) < NUM_BASES).sum() == (TOKENIZER.bases(p.alt) < NUM_BASES).sum() for p in pairs]
-            found.append(np.where(equal, alt - ref, np.nan))
-        return np.stack(found), np.zeros((len(found), len(edits)))
+            keys = [hash64("log_prob", e.record, e.start, e.ref, e.alt, "-" if reverse else "+") >> 1 for e in edits]
+            ref, alt = (
+                network.window_log_probs(windows, keys, self.num_draws) for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
+            )
+            equal = np.array([(TOKENIZER.bases(p.ref) < NUM_BASES).sum() == (TOKENIZER.bases(p.alt) < NUM_BASES).sum() for p in pairs])
+            difference = np.where(equal[:, None], alt - ref, np.nan)  # (n, draws)
+            llr[strand] = difference.mean(1)
+            if difference.shape[1] > 1:  # draws in pairs, two per stratum: see `Likelihood.variance_mc`
+                first, second = difference[:, ::2], difference[:, 1::2]
+                variance[strand] = ((first - second) ** 2 / 4).sum(1) / first.shape[1] ** 2
+        return llr, variance

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dnadiff.backbone.base import BlockBackbone
 from dnadiff.checks import boolean, integer
-from dnadiff.denoiser import BaseDenoiser, next_nll
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
+from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.process import AbsorbingProcess
 from dnadiff.variant_effect.pairs import Pair, pair
@@ -159,28 +161,37 @@ class Network:
             xt = torch.where(hidden, mask_id, x).to(self.device)
             yield x, where, self.denoiser.log_probs(xt, t.to(self.device), positions=where.to(self.device)).double().cpu()
 
-    @torch.no_grad()
-    def window_log_probs(self, windows: Sequence[NDArray[np.uint8]]) -> Floats:
-        """log p of each window under an autoregressive model: (S,)."""
-        return self._each(windows, self._chain_rule)
+    def window_log_probs(self, windows: Sequence[NDArray[np.uint8]], keys: Sequence[int], num_draws: int) -> Floats:
+        """log p of each window under a model from left to right, (S, draws): exact in one draw, or bounds in count form.
+
+        Windows with one of the `keys (S,)` get the same random numbers.
+        """
+
+        def log_probs(ids: Tensor, chosen: Sequence[int]) -> Tensor:
+            counted = self.denoiser.vocab.is_emitted(ids.device)[ids]
+            batch = WindowBatch(ids, {"all": counted}, rows=torch.tensor([keys[i] for i in chosen]))
+            return -torch.from_numpy(estimate(self.denoiser, self.process, [batch], num_draws, self.seed, 1).nats["all"])
+
+        return self._each(windows, log_probs)
 
     @torch.no_grad()
     def mean_features(self, windows: Sequence[NDArray[np.uint8]]) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
-        return self._each(windows, lambda ids: self.denoiser.backbone.features(ids).float().mean(1).double().cpu())
 
-    def _each(self, windows: Sequence[NDArray[np.uint8]], function: Callable[[Tensor], Tensor]) -> Floats:
-        """A function of batches of windows of equal length, in the order of the windows."""
+        def mean(ids: Tensor, chosen: Sequence[int]) -> Tensor:
+            network, size = self.denoiser.backbone, self.denoiser.block_size
+            if isinstance(network, BlockBackbone) and size is not None:
+                return network.block_features(ids, ids, min(size, ids.shape[1]))[0].float().mean(1).double().cpu()
+            return network.features(ids).float().mean(1).double().cpu()
+
+        return self._each(windows, mean)
+
+    def _each(self, windows: Sequence[NDArray[np.uint8]], function: Callable[[Tensor, Sequence[int]], Tensor]) -> Floats:
+        """A function of batches of windows of equal length and their numbers, in the order of the windows."""
         order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
         parts = []
         for _, same in itertools.groupby(order, key=lambda i: len(windows[i])):
             while chosen := list(itertools.islice(same, self.batch_size)):
                 ids = torch.from_numpy(np.stack([windows[i] for i in chosen]).astype(np.int64))
-                parts.append(function(ids.to(self.device)).numpy())
+                parts.append(function(ids.to(self.device), chosen).numpy())
         return np.concatenate(parts)[np.argsort(order)]
-
-    def _chain_rule(self, ids: Tensor) -> Tensor:
-        counted = self.denoiser.vocab.is_emitted(ids.device)[ids]
-        nll = torch.zeros(ids.shape, dtype=torch.float64)
-        nll[counted.cpu()] = next_nll(self.denoiser, ids, positions=counted).double().cpu()
-        return -nll.sum(-1)

@@ -228,11 +228,7 @@ class Study:
             excess = bound.mean(1) - true[: len(bound) * batch].reshape(len(bound), batch).mean(1) / size["length"]
         else:
             windows = Windows([{"ids": x} for x in ids], groups, 32)
-            result = (
-                likelihood.chain_rule(loaded.denoiser, windows)
-                if name == "ar"
-                else likelihood.estimate(loaded.denoiser, loaded.process, windows, size["draws"])
-            )
+            result = likelihood.estimate(loaded.denoiser, loaded.process, windows, size["draws"])
             excess = (result.per_sequence() - true) / size["length"]
         target, target_se, how = source["window"], 0.0, "sum of h(n)" if name == "sedd" else "entropy of a window"
         if name == "d3pm":

@@ -24,10 +24,17 @@ MODELS = {
     "ar": ["objective=ar", "backbone=transformer", "backbone.dropout=0.0"],
     "mdlm": ["objective=mdlm", "objective.weighting=nelbo", *DIT],
     "mdlm_ce": ["objective=mdlm", *DIT],
+    **{f"b{size}": ["objective=block_mdlm", f"objective.block_size={size}", *DIT] for size in (4, 16)},
     "sedd": ["objective=sedd", "time_conditioning=false", *DIT],
     "d3pm": ["objective=d3pm", "objective.masking.num_steps=1000", *DIT],
 }
-TITLES = {"ar": "AR, transformer", "mdlm_ce": "mdlm, weighting=cross_entropy", "d3pm": "d3pm, T = 1000"}
+TITLES = {
+    "ar": "AR, transformer",
+    "b4": "block_mdlm, blocks of 4",
+    "b16": "block_mdlm, blocks of 16",
+    "mdlm_ce": "mdlm, weighting=cross_entropy",
+    "d3pm": "d3pm, T = 1000",
+}
 SUBS = {(True, True): "both", (True, False): "zero masking", (False, True): "carry-over", (False, False): "neither"}
 # Arguments by name, in the paper's order; the paper's rows are cumulative, these are separate.
 ABLATIONS = {

@@ -25,15 +25,22 @@ from dnadiff.data.files import open_text, write_json
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.draws import Draws
-from dnadiff.likelihood import Likelihood, WindowBatch, chain_rule, estimate
+from dnadiff.likelihood import Likelihood, WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
+from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
 from dnadiff.training.optim import parameter_groups
 
-MODELS = {"mdlm": lambda process: MDLM(process, weighting="cross_entropy"), "mdlm_nelbo": MDLM, "ar": AR}
+MODELS = {
+    "mdlm": lambda process: MDLM(process, weighting="cross_entropy"),
+    "mdlm_nelbo": MDLM,
+    "ar": AR,
+    "block4": lambda process: BlockMDLM(process, 4),
+    "block16": lambda process: BlockMDLM(process, 16),
+}
 SCORES = 12  # validations
 WINDOWS = 384  # validation windows
 DECAY = 0.999  # of the weight average, with a warm-up
@@ -84,10 +91,10 @@ class Book:
 
 
 def score(denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool) -> Likelihood:
-    """The bound by counts, or the exact likelihood of a causal model; bootstrap blocks of 16 windows."""
+    """The bound by counts, or the exact likelihood of an autoregressive model; bootstrap blocks of 16 windows."""
     batches = [WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
     with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bf16):
-        return chain_rule(denoiser, batches) if denoiser.causal else estimate(denoiser, process, batches, draws)
+        return estimate(denoiser, process, batches, draws)
 
 
 def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
@@ -95,7 +102,7 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
     torch.manual_seed(args.seed)
     cuda, process = args.device == "cuda", AbsorbingProcess(book.vocab, LogLinear())
     objective = MODELS[name](process)
-    kind = Transformer if objective.causal else DiT
+    kind = next(kind for kind in (DiT, Transformer) if issubclass(kind, objective.reads))
     network = kind(book.vocab, size.width, size.layers, size.heads, dropout=args.dropout, compile=cuda and not args.eager).to(args.device)
     denoiser = objective.denoiser(network)
     averaged = copy.deepcopy(denoiser).eval()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from dnadiff.backbone.base import State
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.config import build, compose, config_dir
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
@@ -28,11 +28,11 @@ def make(name):
 
 
 class Exact(BaseDenoiser):
-    """The toy's posteriors by enumeration, for both kinds of samplers."""
+    """The toy's posteriors by enumeration, for all three kinds of samplers; blocks have two tokens."""
 
-    def __init__(self, toy, causal=False):
+    def __init__(self, toy, reads=BidirectionalBackbone):
         super().__init__(toy.vocab)
-        self.causal = causal
+        self.reads, self.block_size = reads, 2 if reads is BlockBackbone else None
         states = torch.tensor(list(itertools.product(range(4), repeat=3)))
         weight = ((states[:, None] == toy.sequences) | (states[:, None] == 3)).all(-1) * toy.joint
         onehot = torch.nn.functional.one_hot(toy.sequences, 4).double()
@@ -54,11 +54,25 @@ class Exact(BaseDenoiser):
         seen[:, : before.tensors[0].shape[1]] = before.tensors[0]
         return self.at(seen)[:, before.tensors[0].shape[1]], before
 
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        before = xt[:, :0] if state is None else state.tensors[0]
+        seen = torch.cat([before, xt, torch.full((len(xt), 3 - before.shape[1] - xt.shape[1]), 3)], 1)
+        return self.at(seen)[:, before.shape[1] : before.shape[1] + xt.shape[1]][positions]
+
+    def advance(self, x0, state=None, cond=None, valid=None):
+        return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
+
+    def nll(self, x0, xt, t=None, cond=None, positions=None, valid=None):
+        assert self.reads is BlockBackbone
+        first = self.at(torch.cat([xt[:, :2], torch.full_like(xt[:, 2:], 3)], 1))[:, :2]
+        log_probs = torch.cat([first, self.at(torch.cat([x0[:, :2], xt[:, 2:]], 1))[:, 2:]], 1)
+        return -log_probs.gather(-1, x0[..., None])[..., 0][positions]
+
 
 def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
     sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
-    distribution = Constrained(Exact(toy, sampler.causal), KIND.expand(batch, 3), ALLOWED, tilt)
+    distribution = Constrained(Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt)
     x_init = process.prior(batch, 3) if x_init is None else x_init
     frozen = x_init != 3
     tokens = sampler.sample(distribution, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
@@ -189,4 +203,4 @@ def test_ratios_keep_their_sum(toy):
 
 def test_properties_are_those_of_the_denoiser(toy):
     distribution = Constrained(Exact(toy), KIND[None], ALLOWED)
-    assert distribution.causal is False and not hasattr(distribution, "nothing")
+    assert distribution.reads is BidirectionalBackbone and not hasattr(distribution, "nothing")

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dnadiff.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
 from dnadiff.design.guidance import Guided
 from dnadiff.design.infill import window_around
@@ -40,7 +41,7 @@ def sampler_of(name):
 
 
 @cache
-def network(backbone, labels=0, tokenizer=DNA, sedd=False):
+def network(backbone, labels=0, tokenizer=DNA, sedd=False, blocks=False):
     """A small network with peaked predictions."""
     torch.manual_seed(0)
     chosen = compose("train", [f"backbone={backbone}"])["backbone"]
@@ -49,22 +50,25 @@ def network(backbone, labels=0, tokenizer=DNA, sedd=False):
     for parameter in made.parameters():
         if parameter.ndim == 2 and parameter.shape[0] < 40:
             torch.nn.init.normal_(parameter)
-    if made.causal:
+    if isinstance(made, CausalBackbone):
         return CausalDenoiser(made)
+    if blocks:
+        return BlockDenoiser(made, 4)
     return Denoiser(made, Score(tokenizer.vocab) if sedd else None, noise=LogLinear(1e-3))
 
 
 @cache
-def backbones(causal):
+def backbones(reads):
     names = sorted(p.stem for p in (config_dir() / "backbone").glob("*.yaml"))
-    return [name for name in names if network(name).causal == causal]
+    return [name for name in names if isinstance(network(name).backbone, reads)]
 
 
 def generator(name, backbone, tilt=0.0, guidance=None, sedd=False):
-    denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd)
+    sampler = sampler_of(name)
+    denoiser = network(backbone, 0 if guidance is None else 2, sedd=sedd, blocks=sampler.reads is BlockBackbone)
     labels = None if guidance is None else torch.tensor([[0.0, 1.0]])
     denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)
-    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler_of(name), labels, tilt)
+    return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler, labels, tilt)
 
 
 def keeps(letters, text):
@@ -76,7 +80,7 @@ def keeps(letters, text):
 @given(data=st.data())
 def test_every_sampler_and_backbone_keeps_random_templates(name, data):
     templates = [t for t in data.draw(st.lists(LETTERS, min_size=1, max_size=3)) if set(t) & set(CODES) - set("ACGTU")] or ["NRN"]
-    backbone = data.draw(st.sampled_from(backbones(sampler_of(name).causal)))
+    backbone = data.draw(st.sampled_from(backbones(sampler_of(name).reads)))
     guidance = data.draw(st.sampled_from([None, 1.0, 2.0])) if "caduceus" in backbone else None  # networks with labels
     sedd = name == "analytic" and guidance is None and data.draw(st.booleans())
     made = generator(name, backbone, data.draw(st.sampled_from([0.0, 2.0, -1.0])), guidance, sedd)
@@ -89,7 +93,7 @@ def test_every_sampler_and_backbone_keeps_random_templates(name, data):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_lengths_motifs_and_noise_depend_on_the_sample_only(name):
-    made = generator(name, backbones(sampler_of(name).causal)[0])
+    made = generator(name, backbones(sampler_of(name).reads)[0])
     motifs = read_motifs(["TATRAT@1", "CCA@-5:-"])
     request = Free(DNA, 7, (12, 19), 5, "", motifs)
     together = [made.text(t, x) for batch in made.batches(request, 3, 7) for t, x in zip(batch.targets, batch.tokens)]

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from dnadiff import likelihood
+from dnadiff.backbone.base import BlockBackbone
 from dnadiff.denoiser import BaseDenoiser
+from dnadiff.likelihood.estimators import OneDraw
 from dnadiff.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
@@ -194,6 +196,13 @@ def test_uniform_predictor_has_no_monte_carlo_error(process, many):
     result = likelihood.estimate(Uniform(), process, whole(many[:30]), num_draws=2)
     assert result.interval().value == pytest.approx(math.log(3)) and result.se_mc() == pytest.approx(0, abs=1e-12)
     assert likelihood.all_masked(Uniform(), process, whole(many[:30])).per_sequence() == pytest.approx(3 * math.log(3))
+
+
+def test_mdlm_protocol_refuses_a_model_from_left_to_right_before_data_is_read(process):
+    denoiser = Uniform()
+    denoiser.reads = BlockBackbone
+    with pytest.raises(ValueError, match=r"protocol=mdlm is for models that unmask in any order.* set protocol=count"):
+        OneDraw.check_model(denoiser, process.noise)
 
 
 def test_the_chain_rule_is_exact_and_has_no_monte_carlo_error(process, many):

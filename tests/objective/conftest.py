@@ -7,25 +7,29 @@ import numpy
 import pytest
 import torch
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import BidirectionalBackbone, CausalBackbone
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 
 ORDERS = list(itertools.permutations(range(3)))
 
 
-class Table(Backbone):
+class Table(BidirectionalBackbone):
     """A network with any output for any input: logits (64, 3, 4), indexed by the three tokens (ids 0..2, mask 3)."""
 
-    def __init__(self, vocab, logits, causal=False):
+    def __init__(self, vocab, logits):
         super().__init__(vocab, 4, takes_sigma=True)
-        self.logits, self.causal = torch.nn.Parameter(logits), causal
+        self.logits = torch.nn.Parameter(logits)
 
     def features(self, ids, sigma=None, cond=None, valid=None):
         return self.logits[(ids * torch.tensor([16, 4, 1])).sum(-1)]
 
     def head(self, features):
         return features
+
+
+class CausalTable(Table, CausalBackbone):
+    """The same as a causal network."""
 
 
 class Everything(DiscreteTime):
@@ -91,7 +95,7 @@ def table(toy):
             states = torch.arange(64)
             for position, unseen in enumerate((16, 4, 1)):  # tokens to the right of `position` do not matter
                 logits[:, position] = logits[states // unseen * unseen, position]
-        return Table(toy.vocab, logits, causal)
+        return (CausalTable if causal else Table)(toy.vocab, logits)
 
     return make
 

@@ -79,11 +79,11 @@ def test_an_empty_batch_costs_nothing(denoiser):
 
 def test_misfits_are_refused(denoiser):
     both_sides = DiT(DNA, 16, 1, 2, 8)
-    with pytest.raises(ValueError, match="objective AR does not fit backbone DiT: it needs a causal backbone, transformer or mamba"):
+    with pytest.raises(ValueError, match="objective AR does not fit backbone DiT: it needs a causal network, transformer or mamba"):
         check_fit(AR, both_sides)
     with pytest.raises(ValueError, match="objective MDLM does not fit backbone Transformer"):
         MDLM(PROCESS).denoiser(denoiser.backbone)
-    with pytest.raises(ValueError, match="DiT sees both sides"):
+    with pytest.raises(ValueError, match="CausalDenoiser does not fit DiT: it needs a causal network"):
         CausalDenoiser(both_sides)
     with pytest.raises(ValueError, match="AR has no time"):
         AR(PROCESS).denoiser(denoiser.backbone, True)

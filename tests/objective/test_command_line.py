@@ -43,7 +43,7 @@ def test_the_autoregressive_control_trains_and_refuses_unmasking(backbone, cli, 
     metrics = yaml.safe_load((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["valid_nll_live"] < 1.0  # a period of seven; guessing costs 1.386
     status, _, err = cli("sample", "checkpoint=run", "num_samples=1", "length=40", "sampler.num_groups=4")
-    assert status == 1 and "from left to right" in err and "Traceback" not in err
+    assert status == 1 and "this is an autoregressive model; set sampler=ar" in err and "Traceback" not in err
     status, _, err = cli("sample", "checkpoint=run", "num_samples=2", "length=60", "sampler=ar", "output=a.fa")
     assert status == 0, err
     assert (tmp_path / "a.fa").read_text().count("TTGAACG") + (tmp_path / "a.fa").read_text().count("CGTTCAA") > 4  # it learnt the period
@@ -64,8 +64,8 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["objective=ar"], "objective AR does not fit backbone Caduceus: it needs a causal backbone, transformer or mamba"),
-        (["objective=mdlm", "backbone=mamba"], "objective MDLM does not fit backbone Mamba: it needs a bidirectional backbone"),
+        (["objective=ar"], "objective AR does not fit backbone Caduceus: it needs a causal network, transformer or mamba"),
+        (["objective=mdlm", "backbone=mamba"], "objective MDLM does not fit backbone Mamba: it needs a bidirectional network"),
         (["objective=d3pm", "objective.masking.num_steps=0"], "objective.masking.num_steps 0 must be an integer of at least 1"),
         (["objective=d3pm", "objective/masking=bernoulli"], "set objective/masking=discrete_time"),
         (["objective=ar", "backbone=transformer", "time_conditioning=true"], "AR has no time"),

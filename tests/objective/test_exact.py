@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dnadiff.backbone.base import CausalBackbone
 from dnadiff.config import build, compose, config_dir
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
@@ -189,12 +190,7 @@ def test_autoregression_is_the_chain_rule_from_left_to_right(toy, process, table
 
 
 def test_autoregression_reaches_the_entropy(toy, process, oracle):
-    class Exact(torch.nn.Module):
-        causal, vocab, max_length, num_labels = True, toy.vocab, None, 0
-
-        def head_matrix(self):
-            return None
-
+    class Exact(CausalBackbone):
         def features(self, ids, sigma=None, cond=None, valid=None):
             rows = []
             for position in range(3):
@@ -206,6 +202,6 @@ def test_autoregression_reaches_the_entropy(toy, process, oracle):
         def head(self, features):
             return features
 
-    objective, denoiser = AR(process), CausalDenoiser(Exact())
+    objective, denoiser = AR(process), CausalDenoiser(Exact(toy.vocab, 4))
     nll = torch.stack([objective(denoiser, x0[None], torch.ones(1, 3), Draws.for_batch(0, 1)).nll for x0 in toy.sequences])
     assert 3 * float((toy.joint * nll).sum()) == pytest.approx(toy.entropy, abs=1e-6)

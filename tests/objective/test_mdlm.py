@@ -4,7 +4,9 @@ import numpy
 import pytest
 import torch
 
+from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.transformer import Transformer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
@@ -123,10 +125,11 @@ def test_a_counted_token_that_is_never_emitted_is_refused():
 
 
 def test_misfits_are_refused():
-    backbone = DiT(DNA, 16, 1, 2, 8)
-    backbone.causal = True
-    with pytest.raises(ValueError, match="objective MDLM does not fit backbone DiT"):
-        check_fit(MDLM, backbone)
+    message = "objective MDLM does not fit backbone Transformer: it needs a bidirectional network, such as caduceus or dit"
+    with pytest.raises(ValueError, match=message):
+        check_fit(MDLM, Transformer(DNA, 16, 1, 2))
+    with pytest.raises(ValueError, match="derive Backbone from BidirectionalBackbone if it reads sequences in that way"):
+        check_fit(MDLM, Backbone)
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from dnadiff import denoiser as module
+from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
+from dnadiff.denoiser import base as module
 from dnadiff.draws import Draws
-from dnadiff.likelihood import WindowBatch, chain_rule, estimate
+from dnadiff.likelihood import WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM
@@ -29,9 +30,10 @@ OBJECTIVES = {
 }
 
 
-def network(causal):
+def network(reads=BidirectionalBackbone):
     torch.manual_seed(1)
-    net = Transformer(VOCAB, 16, 2, 2, dropout=0.0) if causal else DiT(VOCAB, 16, 2, 2, 8, dropout=0.0)
+    both_sides = issubclass(DiT, reads)
+    net = DiT(VOCAB, 16, 2, 2, 8, dropout=0.0) if both_sides else Transformer(VOCAB, 16, 2, 2, dropout=0.0)
     for p in net.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.3)  # a head of zeros would show nothing
     return net
@@ -43,7 +45,7 @@ def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
     for large in (1024, 1):
         monkeypatch.setattr(module, "LARGE", large)
         objective = OBJECTIVES[name](AbsorbingProcess(VOCAB, LogLinear()))
-        denoiser = objective.denoiser(network(objective.causal))
+        denoiser = objective.denoiser(network(objective.reads))
         assert denoiser.fused_head == (large == 1)
         x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
         weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
@@ -54,23 +56,22 @@ def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_likelihoods_are_the_same_without_logits(causal, monkeypatch):
+@pytest.mark.parametrize("kind", [MDLM, AR])
+def test_likelihoods_are_the_same_without_logits(kind, monkeypatch):
     process = AbsorbingProcess(VOCAB, LogLinear())
-    denoiser = (AR if causal else MDLM)(process).denoiser(network(causal)).eval()
+    denoiser = kind(process).denoiser(network(kind.reads)).eval()
     ids = torch.randint(0, 58, (3, 10))
     batch, nats = WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)}), []
     for large in (1024, 1):
         monkeypatch.setattr(module, "LARGE", large)
-        result = chain_rule(denoiser, [batch]) if causal else estimate(denoiser, process, [batch], 4)
-        nats.append(torch.from_numpy(result.nats["all"]))
+        nats.append(torch.from_numpy(estimate(denoiser, process, [batch], 4).nats["all"]))
     torch.testing.assert_close(*nats, rtol=1e-5, atol=1e-5)
 
 
 def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch):
     monkeypatch.setattr(module, "LARGE", 1)
     objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
-    denoiser = objective.denoiser(network(False))
+    denoiser = objective.denoiser(network())
     x0 = torch.full((2, 6), 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert objective(denoiser, x0, torch.ones(2, 6), Draws.for_batch(0, 2)).loss.dtype == torch.float32
@@ -81,9 +82,9 @@ def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch)
 
 def test_log_probs_of_the_network_add_up_to_the_same(monkeypatch):
     objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
-    denoiser = objective.denoiser(network(False)).eval()
+    denoiser = objective.denoiser(network()).eval()
     xt = torch.tensor([[1, 59, 2, 59]])
     x0, positions = torch.tensor([[1, 5, 2, 7]]), torch.tensor([[False, True, False, True]])
     expected = -denoiser.log_probs(xt)[0, [1, 3], [5, 7]]
     monkeypatch.setattr(module, "LARGE", 1)
-    torch.testing.assert_close(module.nll(denoiser, x0, xt, None, None, positions, None), expected)
+    torch.testing.assert_close(denoiser.nll(x0, xt, positions=positions), expected)

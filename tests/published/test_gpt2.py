@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dnadiff import denoiser as module
+from dnadiff.denoiser import base as module
 from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
@@ -46,7 +46,7 @@ def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emi
     expected = judge.backbone(shifted)[..., :60].log_softmax(-1)
     torch.testing.assert_close(log_probs[..., :60], expected)
     monkeypatch.setattr(module, "LARGE", 1)  # as for its 50,257 tokens
-    torch.testing.assert_close(module.next_nll(judge, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(judge.nll(ids, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_constants_in_old_files_are_checked(folder):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.backbone.base import State
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone, State
 from dnadiff.config import build, compose
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
@@ -44,7 +44,7 @@ class Table(BaseDenoiser):
 class CausalTable(Table):
     """The same distribution from left to right."""
 
-    causal = True
+    reads = CausalBackbone
 
     def step(self, token, state=None, cond=None):
         self.calls, self.rows = self.calls + 1, self.rows + len(token)
@@ -53,6 +53,28 @@ class CausalTable(Table):
         seen = torch.full((len(token), self.length), self.vocab.mask_id)
         seen[:, : prefix.shape[1]] = prefix
         return self.table[seen @ self.powers][:, prefix.shape[1]], before
+
+
+class BlockTable(Table):
+    """The same distribution in blocks of two tokens."""
+
+    reads, block_size = BlockBackbone, 2
+
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        before = xt[:, :0] if state is None else state.tensors[0]
+        seen = torch.full((len(xt), self.length), self.vocab.mask_id)
+        part = slice(before.shape[1], before.shape[1] + xt.shape[1])
+        seen[:, : part.start], seen[:, part] = before, xt
+        return self.table[seen @ self.powers][:, part][positions]
+
+    def advance(self, x0, state=None, cond=None, valid=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(x0)
+        return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
+
+
+TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbone: BlockTable}
 
 
 def make(name, **settings):
@@ -84,6 +106,6 @@ def world(toy):
     """Exact models and how to sample them; `table(sampler)` is the toy distribution for samplers of its kind."""
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
-        return (CausalTable if sampler is not None and sampler.causal else Table)(joint, vocab)
+        return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
 
     return SimpleNamespace(table=table, make=make, draw=draw, frequencies=frequencies, joint=toy.joint, sequences=toy.sequences)

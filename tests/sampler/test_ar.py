@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
+from dnadiff.backbone.gpt2 import GPT2
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
@@ -93,11 +94,13 @@ def test_a_sequence_is_read_to_its_last_mask():
 
 
 def test_misfits_are_refused():
-    with pytest.raises(ValueError, match=r"Autoregressive goes from left to right .* set sampler=grouped"):
+    with pytest.raises(
+        ValueError, match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order"
+    ):
         Autoregressive().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
-    with pytest.raises(ValueError, match=r"Grouped unmasks in any order.* set sampler=ar"):
+    with pytest.raises(ValueError, match=r"Grouped samples from a model that unmasks in any order.* set sampler=ar"):
         Grouped().sample(network("mamba"), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
-    with pytest.raises(ValueError, match="DiT cannot read token by token"):
-        DiT(DNA, 16, 1, 2, 8).step(torch.tensor([7]))
+    with pytest.raises(ValueError, match="GPT2 cannot read token by token; mamba and transformer can"):
+        GPT2(DNA, 16, 1, 2, max_length=8, rows=12, start=3).step(torch.tensor([7]))
     with pytest.raises(ValueError, match="length 5 exceeds"):
         Autoregressive().sample(network("transformer", max_length=4), PROCESS, PROCESS.prior(1, 5), Draws.for_batch(0, 1))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.backbone.base import State
+from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.config import config_dir
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import LogLinear
@@ -36,9 +36,10 @@ LENGTH = VALID.sum(-1)
 class Recorder(BaseDenoiser):
     """One distribution at every position, and a record (row, t, fraction masked) of each sequence that it is requested about; its label is its row."""
 
-    def __init__(self, causal=False, **more):
+    def __init__(self, reads=BidirectionalBackbone, **more):
         super().__init__(BIT)
-        self.length, self.causal, self.calls, self.read = 8, causal, [], set()
+        self.length, self.reads, self.calls, self.read = 8, reads, [], set()
+        self.block_size = 4 if reads is BlockBackbone else None
         self.distribution = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64).log()
         for name, value in more.items():
             setattr(self, name, value)
@@ -67,10 +68,29 @@ class Recorder(BaseDenoiser):
         assert (read[:, 2:] == given)[given != 2].all()
         return self.distribution.expand(len(token), -1), seen
 
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        self._check_block(xt, state, cond, valid)
+        return self.distribution.expand(int(positions.sum()), -1)
+
+    def advance(self, x0, state=None, cond=None, valid=None):
+        row, read = self._check_block(x0, state, cond, valid)
+        assert (x0 != 2)[~FROZEN[row][:, read.shape[1] - x0.shape[1] : read.shape[1]]].all()
+        return State([row[:, None], read])
+
+    def _check_block(self, block, state, cond, valid):
+        """The rows of the batch, and the tokens read: those given by the template."""
+        row = cond[:, 0].long()
+        before = block[:, :0] if state is None else state.tensors[1]
+        assert state is None or torch.equal(state.tensors[0][:, 0], row)
+        read = torch.cat([before, block], 1)
+        given = TEMPLATE[row][:, : read.shape[1]]
+        assert (read == given)[given != 2].all() and torch.equal(valid, VALID[row][:, before.shape[1] : read.shape[1]])
+        return row, read
+
 
 def conditioned(world, sampler, model=None):
     """{row: [(t, fraction masked), ...] in the order of the calls}."""
-    model = model or Recorder(sampler.causal)
+    model = model or Recorder(sampler.reads)
     world.draw(sampler, model, 40, x_init=TEMPLATE, frozen=FROZEN, cond=torch.arange(40.0)[:, None], valid=VALID)
     rows = {}
     for row, t, fraction in model.calls:
@@ -91,9 +111,16 @@ class Letters(BaseDenoiser):
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         self.read.append(len(xt))
         parts = (xt.cumsum(-1), t[:, None] * 7, 0 if cond is None else cond[:, :1] * 3, 0 if valid is None else valid.sum(-1, True))
-        number = torch.arange(8) + sum(parts)
+        number = torch.arange(xt.shape[1]) + sum(parts)
         distribution = torch.stack([torch.sin(number), torch.cos(number), torch.full_like(number, -torch.inf)], -1)
         return distribution.log_softmax(-1)[positions]
+
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        return self.log_probs(xt, torch.zeros(len(xt)), cond, positions, valid)
+
+    def advance(self, x0, state=None, cond=None, valid=None):
+        self.read.append(len(x0))
+        return State([x0])
 
 
 @pytest.mark.parametrize("conditioned", [False, True])
@@ -134,9 +161,10 @@ def test_sequences_that_differ_in_any_input_are_evaluated_separately(differs):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "ar"])
 def test_a_fully_masked_batch_is_evaluated_as_one_sequence(name, world):
-    model = Letters(time_conditioning=False)
+    sampler = world.make(name)
+    model = Letters(time_conditioning=False, reads=sampler.reads, block_size=4 if sampler.reads is BlockBackbone else None)
     model.length = 8
-    result = world.draw(world.make(name), model, 12)
+    result = world.draw(sampler, model, 12)
     assert model.read[0] == 1 and sum(model.read) == result.rows and max(model.read) > 1 and len(result.tokens.unique(dim=0)) > 4
 
 
@@ -144,7 +172,7 @@ def test_a_fully_masked_batch_is_evaluated_as_one_sequence(name, world):
 def test_the_time_matches_the_masked_fraction(name, world):
     rows = conditioned(world, world.make(name))
     assert all(t == pytest.approx(fraction, abs=1e-6) for calls in rows.values() for t, fraction in calls)
-    assert name == "ar" or (len(rows) >= 32 and len({round(t, 3) for calls in rows.values() for t, _ in calls}) > 4)
+    assert name in ("ar", "block") or (len(rows) >= 32 and len({round(t, 3) for calls in rows.values() for t, _ in calls}) > 4)
 
 
 def test_the_time_matches_for_groups_of_other_sizes(world):

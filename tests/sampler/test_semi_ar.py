@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import Denoiser
+from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -87,8 +87,9 @@ def test_a_stride_beyond_the_window_is_refused_given_or_default(window, denoiser
 
 
 def test_the_default_window_is_that_of_the_network(denoiser):
-    sampler = SemiAR(Grouped(4)).fitted(16)
-    assert (sampler.window_for(45), sampler.num_steps_for(45)) == (16, 5 * 4) and SemiAR(Grouped(4)).fitted(None).window_for(45) == 45
+    sampler = SemiAR(Grouped(4)).fitted(denoiser)
+    assert (sampler.window_for(45), sampler.num_steps_for(45)) == (16, 5 * 4)
+    assert SemiAR(Grouped(4)).fitted(BaseDenoiser(denoiser.vocab)).window_for(45) == 45
     assert run(SemiAR(Grouped(4)), denoiser, 45).nfe == run(sampler, denoiser, 45).nfe == 5 * 4
 
 

@@ -11,6 +11,7 @@ import torch
 
 from dnadiff import checkpoint
 from dnadiff.training.callbacks import Checkpoints
+from dnadiff.training.clip_search import ClipSearch
 from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import DiffusionModule
 from dnadiff.training.stopping import SIGNALS, StopSignals
@@ -26,20 +27,31 @@ def die(*args, **kwargs):
     raise Killed
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def eight_steps(folder, *more):
     """The folder of a run of eight steps with validations after four and eight, and its arguments."""
     from dnadiff.config import compose
     from dnadiff.train import run
 
-    folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
     args = ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=64", "data.batch_size=4", "data.max_valid_windows=8"]
-    args += ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
+    args += ["backbone.d_model=16", "backbone.n_layers=1", "trainer.accelerator=cpu", *more]
     args += ["trainer.max_steps=8", "trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=3", "data.epoch_size=12"]
     args += ["trainer.log_every_n_steps=1"]
     run(compose("train", args), folder / "run", args)
     return folder / "run", args
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run of masked diffusion."""
+    return eight_steps(tmp_path_factory.mktemp("undisturbed"), "backbone=dit", "backbone.n_heads=2")
+
+
+@pytest.fixture(scope="module")
+def searching(tmp_path_factory):
+    """A run of block diffusion whose validations choose the mask rates of the following steps."""
+    blocks = ["objective=block_mdlm", "objective/masking=clipped", "objective.weighting=nelbo", "objective.block_size=4"]
+    return eight_steps(tmp_path_factory.mktemp("searching"), *blocks, "callbacks=clip_search", "optimizer.lr=2e-2")
 
 
 def rows(folder):
@@ -57,7 +69,7 @@ def assert_same(folder, whole):
         assert all(torch.equal(state[i]["exp_avg_sq"], other[i]["exp_avg_sq"]) for i in other)
         keys = ("global_step", "lr_schedulers", "tokens_seen", "SequenceDataModule", "GenomeDataModule")
         assert all(ours.get(key) == theirs.get(key) for key in keys), name
-        assert ours["callbacks"]["Checkpoints"] == theirs["callbacks"]["Checkpoints"], name
+        assert all(ours["callbacks"].get(key) == theirs["callbacks"].get(key) for key in ("Checkpoints", "ClipSearch")), name
     assert rows(folder) == rows(whole)
     ours, theirs = (json.loads((f / "metrics.json").read_text()) for f in (folder, whole))
     assert {k: ours[k] for k in ("finished", "step", "tokens", "valid_nll", "best_valid_nll")} == {
@@ -98,6 +110,28 @@ def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undi
     assert_same(tmp_path / "run", whole)
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
     assert status == 1 and "is at step 8 already" in err
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "number"),
+    [
+        (DiffusionModule, "training_step", 8),  # the last checkpoint is of step 6 and has the interval of step 4
+        (DiffusionModule, "training_step", 5),  # of step 4, saved after its validation
+        (ClipSearch, "on_validation_epoch_end", 2),  # before the last interval is chosen
+        (Checkpoints, "on_validation_end", 1),  # an interval was chosen, and no checkpoint has it
+    ],
+)
+def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(where, name, number, searching, cli, tmp_path, monkeypatch):
+    whole, args = searching
+    chosen = [(row["clip_low"], row["clip_high"]) for row in rows(whole) if row["valid_nll"]]
+    assert len(chosen) == 2 and ("0", "1") not in chosen
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, killed_at(where, name, number))
+        with pytest.raises(Killed):
+            cli("train", *args, "hydra.run.dir=run")
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 0, err
+    assert_same(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize(

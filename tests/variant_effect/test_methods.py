@@ -192,11 +192,11 @@ def test_every_method_scores_every_variant_of_a_short_record(length, inconsisten
 def test_masked_refuses_indels_and_each_method_the_other_kind_of_model():
     with pytest.raises(ValueError, match="alleles of equal length, and one:4 TA>- is none"):
         Masked().check(INDELS[1])
-    with pytest.raises(ValueError, match="cannot use an autoregressive model; set variant_method to log_prob"):
-        Masked().for_model(causal=True)
+    with pytest.raises(ValueError, match="cannot use a left-to-right model; set variant_method to log_prob"):
+        Masked().for_model(left_to_right=True)
     with pytest.raises(ValueError, match="cannot use a masked diffusion model"):
-        LogProb().for_model(causal=False)
-    assert isinstance(default_method().for_model(causal=True), LogProb)
+        LogProb().for_model(left_to_right=False)
+    assert isinstance(default_method().for_model(left_to_right=True), LogProb)
 
 
 def test_an_autoregressive_model_has_the_difference_of_log_p(make_network):

@@ -1,0 +1,106 @@
+"""The denoiser of block diffusion (BD3-LM, arXiv 2503.09573): blocks from left to right, masked diffusion inside a block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.backbone.base import Backbone, BlockBackbone, State
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.parameterization import SUBS
+
+
+class BlockDenoiser(NetworkDenoiser):
+    """A network that reads blocks under SUBS: the distribution of x0 in each block given xt in it and x0 in all blocks before it.
+
+    `nll` evaluates all blocks at once, each with the tokens of x0 before it. `log_probs` has xt alone: its predictions are those of the
+    model where no earlier block is masked, as in sampling from left to right. `step_block` and `advance` compute the same for one block
+    after another, without reading earlier blocks again.
+
+    Args:
+        backbone: the network.
+        block_size: b, tokens of a block; the last block of a sequence may have fewer.
+
+    Example:
+        >>> import torch
+        >>> from dnadiff.backbone.caduceus import Caduceus
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> vocab = DNATokenizer().vocab
+        >>> denoiser = BlockDenoiser(Caduceus(vocab, d_model=16, n_layers=1), block_size=2)
+        >>> x0 = torch.tensor([[7, 8, 10, 9]])  # A, C, T, G
+        >>> xt = torch.tensor([[7, 3, 3, 3]])  # A, mask, mask, mask
+        >>> denoiser.nll(x0, xt, positions=xt == vocab.mask_id).shape  # -log p of C given A, of T and of G given A, C
+        torch.Size([3])
+        >>> state = denoiser.advance(x0[:, :2])
+        >>> denoiser.step_block(xt[:, 2:], state).shape  # both masked positions of the second block, 12 token ids
+        torch.Size([1, 2, 12])
+    """
+
+    reads = BlockBackbone
+    backbone: BlockBackbone
+
+    def __init__(self, backbone: Backbone, block_size: int) -> None:
+        super().__init__(backbone)
+        self.block_size: int = checks.integer("objective.block_size", block_size)
+        self.parameterization = SUBS(backbone.vocab)
+        self.banned = self.parameterization.banned
+
+    @override
+    def check_window(self, length: int | None) -> None:
+        if length is not None and self.block_size > length:
+            raise ValueError(
+                f"objective.block_size {self.block_size} is more than the {length} tokens of a window; lower it, or raise data.length"
+            )
+
+    @override
+    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+        return at(self._both(xt, xt, cond, valid)[0], positions)
+
+    def _both(self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False) -> tuple[Tensor, OptTensor]:
+        size = min(self.block_size, xt.shape[1])
+        return self.backbone.block_features(xt.long(), x0.long(), size, cond, valid, clean)
+
+    @override
+    def log_probs(
+        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        return self.parameterization.log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+
+    @override
+    def nll(
+        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+        return self._nll_of(self._both(xt, x0, cond, valid)[0][positions], x0[positions])
+
+    def nll_with_next(
+        self, x0: Tensor, xt: Tensor, cond: OptTensor, positions: Tensor, next_positions: Tensor, valid: OptTensor
+    ) -> tuple[Tensor, Tensor]:
+        """`nll`, and -log p of the tokens at `next_positions (B, L)` bool given those before each, from the clean stream: (M,) and (N,).
+
+        Both come from one pass. The first token has no token before it, and is not predicted here.
+
+        It is for networks with `BlockBackbone.clean_is_causal`: another clean stream would copy the next token.
+
+        Raises:
+            ValueError: if position 0 is requested.
+        """
+        if next_positions[:, 0].any():
+            raise ValueError("next_positions includes position 0, which has no token before it")
+        noised, clean = self._both(xt, x0, cond, valid, clean=True)
+        assert clean is not None
+        before = next_positions.roll(-1, 1)  # row l - 1 predicts token l
+        return self._nll_of(noised[positions], x0[positions]), self._nll_of(clean[before], x0[next_positions])
+
+    @override
+    def step_block(
+        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        features = at(self.backbone.step_block(xt.long(), state, cond, valid), positions)
+        return self.parameterization.log_probs(self.backbone.head(features)[..., : self.vocab.size], at(xt, positions))
+
+    @override
+    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self.backbone.advance(x0.long(), state, cond, valid)

@@ -1,0 +1,45 @@
+"""The denoiser of autoregressive models: a causal network that predicts each token from those before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.backbone.base import CausalBackbone, State
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.parameterization import emitted_log_probs
+
+
+class CausalDenoiser(NetworkDenoiser):
+    """A causal backbone as an autoregressive model: the distribution of each token given those before it.
+
+    The network reads a start token (the mask, which these models do not use otherwise) and all tokens but the last. So the first token is
+    predicted and counted too, and likelihoods compare with a NELBO token by token.
+    """
+
+    reads = CausalBackbone
+    backbone: CausalBackbone
+
+    @override
+    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+        start = torch.full_like(xt[:, :1], self.vocab.mask_id)
+        if valid is not None:
+            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1)
+        return at(self.backbone.features(torch.cat([start, xt[:, :-1]], 1).long(), None, cond, valid), positions)  # row l predicts token l
+
+    @override
+    def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+        return emitted_log_probs(self.logits(x, None, cond, positions, valid), self.vocab)
+
+    @override
+    def nll(
+        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+        return self._nll_of(self._features(x0, None, cond, positions, valid), x0[positions])
+
+    @override
+    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        features, state = self.backbone.step(token.long(), state, cond)
+        return emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab), state

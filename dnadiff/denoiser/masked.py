@@ -1,0 +1,83 @@
+"""The denoiser of masked diffusion models: a bidirectional network with a parameterization."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.backbone.base import Backbone
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.noise import NoiseSchedule
+from dnadiff.parameterization import SUBS, Parameterization
+
+
+class Denoiser(NetworkDenoiser):
+    """A backbone with a parameterization: the distribution p(x0 | xt) of a masked diffusion model.
+
+    Args:
+        backbone: the network.
+        parameterization: defaults to SUBS.
+        noise: the schedule that turns t into sigma; needed for time conditioning and `log_score`.
+        time_conditioning: condition the network on the noise level. Off by default: SUBS does not need it, and without it the
+            prediction for a sequence that did not change stays valid. The backbone must have a time input.
+
+    Example:
+        >>> import torch
+        >>> from dnadiff.backbone.caduceus import Caduceus
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> vocab = DNATokenizer().vocab
+        >>> denoiser = Denoiser(Caduceus(vocab, d_model=16, n_layers=1))
+        >>> xt = torch.tensor([[7, 3, 10, 3]])  # A, mask, T, mask
+        >>> log_probs = denoiser.log_probs(xt, positions=xt == vocab.mask_id)
+        >>> log_probs.shape  # two masked positions, 12 token ids
+        torch.Size([2, 12])
+        >>> bool(torch.allclose(log_probs[:, 7:11].exp().sum(-1), torch.ones(2)))  # only A, C, G and T have probability
+        True
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        parameterization: Parameterization | None = None,
+        noise: NoiseSchedule | None = None,
+        time_conditioning: bool = False,
+    ) -> None:
+        super().__init__(backbone)
+        if time_conditioning and noise is None:
+            raise ValueError("time_conditioning=True needs the noise schedule: pass noise=")
+        if time_conditioning and not backbone.takes_sigma:
+            why = f"time_conditioning=true, but this {type(backbone).__name__} has no time input"
+            raise ValueError(f"{why}; set time_conditioning=false, or build the backbone with one")
+        self.parameterization = parameterization or SUBS(backbone.vocab)
+        self.normalized, self.banned = self.parameterization.normalized, self.parameterization.banned
+        self.noise, self.time_conditioning = noise, time_conditioning
+
+    @override
+    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+        sigma = self._sigma(t) if self.time_conditioning else None
+        return at(self.backbone.features(xt.long(), sigma, cond, valid), positions)
+
+    def _sigma(self, t: OptTensor) -> Tensor:
+        if self.noise is None:
+            raise ValueError("log_score needs the noise schedule: build the denoiser with noise=")
+        if t is None:
+            raise ValueError("this denoiser is conditioned on time: pass t (B,)")
+        return self.noise.sigma(t)
+
+    @override
+    def log_probs(
+        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        return self.parameterization.log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+
+    @override
+    def x0_log_probs(
+        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        return self.parameterization.x0_log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+
+    @override
+    def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+        sigma = self._sigma(t)[:, None].expand(xt.shape)
+        logits = self.logits(xt, t, cond, positions, valid)
+        return self.parameterization.log_score(logits, at(xt, positions), at(sigma, positions))

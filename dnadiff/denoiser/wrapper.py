@@ -1,0 +1,68 @@
+"""Denoisers that stand in front of another one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.backbone.base import Backbone, BidirectionalBackbone, State
+from dnadiff.denoiser.base import BaseDenoiser, OptTensor
+
+
+class DenoiserWrapper(BaseDenoiser):
+    """A denoiser that changes the predictions of another one. Its properties are those of the wrapped denoiser."""
+
+    def __init__(self, denoiser: BaseDenoiser) -> None:
+        super().__init__(denoiser.vocab)
+        self.denoiser, self.reads, self.block_size = denoiser, denoiser.reads, denoiser.block_size
+        self.time_conditioning, self.normalized = denoiser.time_conditioning, denoiser.normalized
+        self.rows_per_sequence, self.max_length, self.num_labels = denoiser.rows_per_sequence, denoiser.max_length, denoiser.num_labels
+
+    @property
+    def backbone(self) -> Backbone:  # type: ignore[override]  # the wrapped denoiser's submodule; assigning it here would register it twice
+        """The network of the wrapped denoiser."""
+        return self.denoiser.backbone
+
+    @property
+    @override
+    def unwrapped(self) -> BaseDenoiser:
+        return self.denoiser.unwrapped
+
+
+class InBlock(DenoiserWrapper):
+    """A block model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.
+
+    Args:
+        denoiser: reads blocks (`BaseDenoiser.step_block`).
+        state: after the blocks before; None for the first block.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, state: State | None) -> None:
+        super().__init__(denoiser)
+        self.reads, self.block_size, self.state = BidirectionalBackbone, None, state
+        self.same_for_all_rows = state is None and denoiser.same_for_all_rows
+
+    @override
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
+        state = self.state
+        if state is not None and rows is not None and not _is_all(rows, len(state.tensors[0])):  # copies a cache of keys and values
+            state = state.select(rows)
+        return InBlock(self.denoiser.for_rows(rows, columns), state)
+
+    @override
+    def without_recording(self) -> InBlock:
+        return InBlock(self.denoiser.without_recording(), self.state)
+
+    @override
+    def log_probs(
+        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        return self.denoiser.step_block(xt, self.state, cond, positions, valid)
+
+
+def _is_all(rows: Tensor, count: int) -> bool:
+    """Whether `rows`, an index or a mask, selects each of `count` sequences in its place."""
+    if rows.dtype == torch.bool:
+        return bool(rows.all())
+    return len(rows) == count and torch.equal(rows, torch.arange(count, device=rows.device))

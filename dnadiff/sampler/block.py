@@ -1,0 +1,96 @@
+"""Block sampling (BD3-LM, arXiv 2503.09573): blocks from left to right, each filled by another sampler; any length in constant memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone, BlockBackbone
+from dnadiff.draws import Draws, hash64
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.base import Sampler
+from dnadiff.sampler.counted import CountedDenoiser
+
+
+class Blockwise(Sampler):
+    """Another sampler in the blocks that the model was trained with, each given the finished blocks to its left.
+
+    The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that time is linear in the length and memory
+    does not depend on it. K calls of the other sampler per block, and one that reads the finished block. Given tokens are kept; those in
+    later blocks do not influence a mask, because the model does not see them.
+
+    Args:
+        sampler: fills the masks of a block. Its settings, such as a number of groups, are those of a block.
+        block_size: that of the model, which is also the default; another one is a ValueError.
+
+    Example:
+        >>> from dnadiff.sampler.grouped import Grouped
+        >>> Blockwise(Grouped(num_groups=4), block_size=16).num_steps_for(length=512)
+        160
+    """
+
+    reads = BlockBackbone
+    has_weights = True  # those of the other sampler
+
+    def __init__(self, sampler: Sampler, block_size: int | None = None) -> None:
+        super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
+        self.block_size = checks.optional_integer("sampler.block_size", block_size)
+        if sampler.reads is not BidirectionalBackbone:
+            raise ValueError(
+                f"block is for samplers that unmask in any order, and {type(sampler).__name__} does not; choose grouped or another"
+            )
+        self.sampler = sampler
+
+    @override
+    def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
+        if self.block_size not in (None, denoiser.block_size):
+            raise ValueError(
+                f"sampler.block_size {self.block_size} is not that of the model, which was trained in blocks of {denoiser.block_size}; leave it out"
+            )
+        return Blockwise(self.sampler, denoiser.block_size)
+
+    def size_for(self, length: int) -> int:
+        """Tokens of a block of a sequence of `length` tokens."""
+        return length if self.block_size is None else min(self.block_size, length)
+
+    @override
+    def check_length(self, length: int) -> None:
+        self.sampler.check_length(self.size_for(length))
+
+    @override
+    def window_for(self, length: int) -> int:
+        return self.size_for(length)
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        size = self.size_for(length)
+        full, rest = divmod(length, size)
+        each = 1 + self.sampler.num_steps_for(size)
+        return full * each + (1 + self.sampler.num_steps_for(rest) if rest else 0)
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        return self.sampler.supports_weights(self.size_for(length))
+
+    @override
+    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+        size, state = self.size_for(x.shape[1]), None
+        active = masked.any(-1).nonzero()[:, 0]  # sequences with a mask in this block or a later one
+        for number, start in enumerate(range(0, x.shape[1], size)):
+            if not len(active):
+                break
+            part = slice(start, min(start + size, x.shape[1]))
+            if masked[active, part].any():
+                seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
+                noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
+                inner = calls.for_block(active, part, state)
+                x[active, part] = self.sampler.fill(x[active, part], masked[active, part], inner, process, noise)
+                calls.add(inner)
+            unfinished = masked[active, part.stop :].any(-1)
+            active, state = active[unfinished], None if state is None else state.select(unfinished)
+            if len(active):
+                state = calls.advance(x[active, part], state, active, part)
+        return x

@@ -1,0 +1,246 @@
+"""Block diffusion on E. coli: blocks of 1 to 64 bases between an autoregressive model and `mdlm`, with equal tokens and equal tuning.
+
+    python scripts/experiments/ecoli_blocks.py [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+
+The setting of ecoli_objectives.py: a 64x4 Caduceus (164,160 parameters; for `ar` a Mamba with one layer more), 12 M tokens, windows of 512. Every
+model tries the same learning rates with a quarter of the tokens, all with seed 1; the rate with the best bound on the validation part is
+used at full length, with three seeds for the models in SEEDS. The checkpoint is the best of six validations. The test part (80-90 % of the
+chromosome) is read once for each run, in `test-`. `ar` is exact, the others are bounds in count form with 8 draws.
+
+Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed`, for an idle machine: training tokens per second, and seconds to sample 1
+and 64 sequences of 1,024 bases that lose 2 % of the structure; `minutes-MODEL` and `testminutes-MODEL`: trained as long as `mdlm` takes for
+12 M tokens, by the speeds of `speed`; `chr20-MODEL` and `testchr20-MODEL`: the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is
+test), one seed, with the learning rates of E. coli; `long-BLOCKS`: 1,000,000 bases sampled, with the memory and time of parts of it, judged in windows of 512.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import ecoli_objectives
+import numpy as np
+import study
+import torch
+from torch.optim import AdamW
+
+from dnadiff import checkpoint
+from dnadiff.draws import Draws
+from dnadiff.likelihood.held_out import Scores
+from dnadiff.model import Model
+
+BLOCKS = (1, 2, 4, 8, 16, 32, 64)
+CADUCEUS = ["backbone=caduceus"]
+MODELS = {
+    "ar": ["objective=ar", "backbone=mamba"],
+    **{f"b{size}": ["objective=block_mdlm", f"objective.block_size={size}", *CADUCEUS] for size in BLOCKS},
+    "b16next": ["objective=block_mdlm", "objective.block_size=16", "objective.next_token_weight=0.5", *CADUCEUS],
+    "mdlm": ["objective=mdlm", *CADUCEUS],
+}
+SEEDS = {"ar": (1, 2, 3), "b4": (1, 2, 3), "b16": (1, 2, 3), "mdlm": (1, 2, 3)}
+CHR20 = ["data=fasta", "data/split=blocks", "data.name=human chr20", "data.split.test=9", "data.split.valid=8"]
+ELSEWHERE = ("ar", "b4", "b16", "mdlm")
+TIMED = ("ar", "b4", "b16", "mdlm")
+SAME = ("sizes", "data", "steps", "tune_steps", "num_draws", "rates")  # as in the comparison of objectives
+FULL = {key: ecoli_objectives.FULL[key] for key in SAME} | {"sampled": 1024, "batches": (1, 64), "rounds": 5, "long": 1_000_000}
+QUICK = {key: ecoli_objectives.QUICK[key] for key in SAME} | {"sampled": 64, "batches": (1, 2), "rounds": 1, "long": 2_000}
+
+
+class Study:
+    """The pieces and their tables."""
+
+    data = Path("../shared/data")  # real genomes, not part of the project
+
+    def __init__(self, folder: Path, size: dict) -> None:
+        self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
+        runs = [(model, seed) for model in MODELS for seed in SEEDS.get(model, (1,))]
+        runs.sort(key=lambda run: run[1])  # one seed of every model first
+        self.pieces = {f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r) for m in MODELS for rate in size["rates"]}
+        self.pieces |= {f"final-{m}-{seed}": lambda m=m, s=seed: self.final(m, s) for m, seed in runs}
+        self.pieces |= {f"test-{m}-{seed}": lambda m=m, s=seed: self.test(f"final-{m}-{s}") for m, seed in runs}
+        self.pieces["speed"] = self.speed
+        self.pieces |= {f"minutes-{m}": lambda m=m: self.minutes(m) for m in TIMED if m != "mdlm"}
+        self.pieces |= {f"testminutes-{m}": lambda m=m: self.test(f"minutes-{m}") for m in TIMED if m != "mdlm"}
+        self.pieces |= {f"chr20-{m}": lambda m=m: self.chr20(m) for m in ELSEWHERE}
+        self.pieces |= {f"testchr20-{m}": lambda m=m: self.test(f"chr20-{m}") for m in ELSEWHERE}
+        self.pieces |= {f"long-{m}": lambda m=m: self.long(m) for m in ("b4", "b16")}
+
+    def train(self, name: str, model: str, steps: int, rate: str, seed: int, data: Sequence[str] = ()) -> dict:
+        backbone = next(a.partition("=")[2] for a in MODELS[model] if a.startswith("backbone="))
+        often = f"trainer.val_check_interval={max(1, steps // 6)}"
+        common = [
+            f"optimizer.lr={rate}",
+            "weight_decay=0.01",
+            f"seed={seed}",
+            "matmul_precision=medium",
+            f"trainer.max_steps={steps}",
+            often,
+        ]
+        return study.train(self.runs / name, [*MODELS[model], *self.size["sizes"][backbone], *(data or self.size["data"]), *common])
+
+    def score(self, name: str, part: str) -> dict:
+        """`python -m dnadiff.evaluate` on one part; on validation its h(n) stays in the run, for the samplers."""
+        run = self.runs / name
+        output = run / ("evaluate.json" if part == "valid" else f"{part}.json")
+        options = [f"part={part}", "orders=[]", f"num_draws={self.size['num_draws']}", f"windows={run / f'{part}.npz'}"]
+        result = study.evaluate(run, output, *options)
+        return {"groups": result["groups"], "protocol": result["protocol"], "checkpoint_step": result["model"]["step"]}
+
+    def tune(self, model: str, rate: str) -> dict:
+        name = f"tune-{model}-{rate}"
+        return {"training": self.train(name, model, self.size["tune_steps"], rate, 1), "valid": self.score(name, "valid")}
+
+    def rate(self, model: str) -> tuple[str, dict[str, float]]:
+        """The learning rate with the best bound on validation, and all of them."""
+        bits = {rate: self.kept[f"tune-{model}-{rate}"]["valid"]["groups"]["all"]["bits"] for rate in self.size["rates"]}
+        return min(bits, key=bits.get), bits
+
+    def final(self, model: str, seed: int) -> dict:
+        rate, bits = self.rate(model)
+        name = f"final-{model}-{seed}"
+        training = self.train(name, model, self.size["steps"], rate, seed)
+        return {"rate": rate, "rates_tried": bits, "run": name, "training": training, "valid": self.score(name, "valid")}
+
+    def test(self, name: str) -> dict:
+        return {"run": name, "training": self.kept[name]["training"], "test": self.score(name, "test")}
+
+    def minutes(self, model: str) -> dict:
+        """Trained as long as `mdlm` takes for its tokens."""
+        speeds = self.kept["speed"]["training"]
+        steps = round(self.size["steps"] * speeds[model] / speeds["mdlm"])
+        rate, _ = self.rate(model)
+        name = f"minutes-{model}"
+        return {"training": self.train(name, model, steps, rate, 1), "valid": self.score(name, "valid"), "steps": steps, "rate": rate}
+
+    def chr20(self, model: str) -> dict:
+        path = self.data / "genomes" / "GRCh37_chr20.fa.gz"
+        shape = [a for a in self.size["data"] if a.startswith(("data.length", "data.batch_size", "data.max_valid"))]
+        rate, _ = self.rate(model)
+        name = f"chr20-{model}"
+        training = self.train(name, model, self.size["steps"], rate, 1, [*CHR20, f"data.path={path}", *shape])
+        return {"training": training, "valid": self.score(name, "valid"), "rate": rate}
+
+    def speed(self) -> dict:
+        """Training steps and sampling of all models in turns; the fastest of several rounds counts."""
+        loaded = {model: checkpoint.load(self.runs / self.kept[f"final-{model}-1"]["run"]) for model in MODELS}
+        steps = {model: training_step(each, self.size["data"]) for model, each in loaded.items()}
+        seconds = dict.fromkeys(loaded, math.inf)
+        for _ in range(1 + self.size["rounds"]):
+            for model, (step, _) in steps.items():
+                seconds[model] = min(seconds[model], elapsed(step))
+        training = {model: steps[model][1] / seconds[model] for model in loaded}
+        sampling: dict[str, dict] = {}
+        for model, each in loaded.items():
+            generator = Model(each)
+            sampler = generator.default_sampler(self.size["sampled"])
+            row = {"sampler": {key: value for key, value in sampler.settings().items() if key != "top_k"}}
+            for batch in self.size["batches"]:
+                x = each.process.prior(batch, self.size["sampled"])
+                times, found = [], None
+                for seed in range(2 if batch == 1 else 1):
+                    start = time.perf_counter()
+                    found = sampler.sample(each.denoiser.eval(), each.process, x, Draws.for_batch(seed, batch))
+                    times.append(time.perf_counter() - start)
+                row[str(batch)] = {"seconds": min(times), "nfe": found.nfe}
+            sampling[model] = row
+        return {"threads": torch.get_num_threads(), "training": training, "sampling": sampling}
+
+    def long(self, model: str) -> dict:
+        """One long sequence: seconds for each tenth of it, and the peak memory after a tenth and after all."""
+        run = self.runs / self.kept[f"final-{model}-1"]["run"]
+        tenth, rows = self.size["long"] // 10, []
+        for length in (tenth, self.size["long"]):
+            output = run / f"long-{length}.fa"
+            code = [
+                sys.executable,
+                "-c",
+                _MEASURED,
+                "dnadiff.sample",
+                f"checkpoint={run}",
+                f"length={length}",
+                "num_samples=1",
+                f"output={output}",
+            ]
+            start = time.monotonic()
+            subprocess.run([*code, "num_draws=0", "overwrite=true", f"hydra.run.dir={run / 'long'}"], check=True)
+            rows.append({"length": length, "seconds": time.monotonic() - start, "peak_mb": json.loads((run / "long.json").read_text())})
+        judged = run / "long-judge.json"
+        study.command("judge", f"checkpoint={run}", f"samples={output}", "length=512", f"output={judged}", "overwrite=true")
+        return {"rows": rows, "judge": json.loads(judged.read_text(encoding="utf-8"))}
+
+    def table(self) -> str:
+        """Bits on the test part, and differences from `mdlm` and `ar` paired by window; means over seeds."""
+        rows = []
+        speeds = self.kept["speed"] if (timed := "speed" in self.kept) else {}
+        reference = {name: self.mean(name) for name in ("mdlm", "ar")}
+        for model in MODELS:
+            own = self.mean(model)
+            if own is None:
+                continue
+            finals = [self.kept[f"final-{model}-{seed}"] for seed in SEEDS.get(model, (1,)) if f"final-{model}-{seed}" in self.kept]
+            seeds = ", ".join(f"{self.kept[n]['test']['groups']['all']['bits']:.4f}" for n in self.tests(model))
+            against = [
+                ecoli_objectives.interval(own.minus(other)) if other is not None and name != model else ""
+                for name, other in reference.items()
+            ]
+            fast = [""] * 3
+            if timed:
+                sampled = speeds["sampling"][model]
+                fast = [f"{speeds['training'][model]:,.0f}", *(f"{sampled[str(b)]['seconds']:.1f}" for b in self.size["batches"])]
+            bits = own.mean()
+            shown = f"{bits.value / math.log(2):.4f} ({bits.low / math.log(2):.4f} to {bits.high / math.log(2):.4f})"
+            novel = f"{own.mean('novel').value / math.log(2):.4f}" if own.tokens.get("novel", np.zeros(1)).any() else ""
+            rows.append([model, shown, novel, seeds, *against, finals[0]["rate"], *fast])
+        header = ["model", "bits per base", "novel", "by seed", "minus mdlm", "minus ar", "rate", "training tokens/s"]
+        return study.markdown([*header, *(f"seconds for {b}" for b in self.size["batches"])], rows)
+
+    def tests(self, model: str) -> list[str]:
+        return [n for seed in SEEDS.get(model, (1,)) if (n := f"test-{model}-{seed}") in self.kept]
+
+    def mean(self, model: str) -> Scores | None:
+        """The scores of each window, averaged over the seeds."""
+        found = [Scores.load(self.runs / f"final-{name.partition('-')[2]}" / "test.npz") for name in self.tests(model)]
+        if not found:
+            return None
+        nats = {group: np.mean([each.nats[group] for each in found], 0) for group in found[0].nats}
+        return replace(found[0], nats=nats)
+
+
+_MEASURED = """
+import importlib, json, resource, sys
+from pathlib import Path
+importlib.import_module(sys.argv.pop(1)).main()
+run = next(a.partition("=")[2] for a in sys.argv if a.startswith("checkpoint="))
+(Path(run) / "long.json").write_text(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+"""
+
+
+def training_step(loaded: checkpoint.Loaded, data: list[str]) -> tuple[Callable[[], None], int]:
+    """One step of AdamW on random tokens, and the tokens of it."""
+    length, batch = (int(next(a.partition("=")[2] for a in data if a.startswith(f"data.{key}="))) for key in ("length", "batch_size"))
+    emitted = torch.tensor(loaded.process.vocab.emitted)
+    x0 = emitted[torch.randint(len(emitted), (batch, length), generator=torch.Generator().manual_seed(0))]
+    denoiser, objective = loaded.denoiser.train(), loaded.objective
+    optimizer, weight = AdamW(denoiser.parameters(), lr=0.0), torch.ones(batch, length)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        objective(denoiser, x0, weight, Draws.for_batch(0, batch)).loss.backward()
+        optimizer.step()
+
+    return step, batch * length
+
+
+def elapsed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    study.run_study(Study, __doc__, "runs/ecoli_blocks", FULL, QUICK)
