@@ -17,6 +17,7 @@ from dnadiff.kernels import (
     ScanInputs,
     conv_blocks,
     fuses_mixer,
+    fuses_two_streams,
     gated_scan,
     gated_sum,
     inputs_before_blocks,
@@ -30,6 +31,7 @@ from dnadiff.kernels import (
     selective_scans,
     short_conv,
     short_convs,
+    two_stream_mixer,
 )
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
@@ -199,6 +201,10 @@ class BiMamba(nn.Module):
         The forward direction of each noised block starts from the state and the last inputs of the clean stream before the block.
         Without `clean_output` the clean stream ends here, and only its states are computed.
         """
+        weights = [self.fwd.weights(), self.rev.weights()]
+        if self.one_projection and fuses_two_streams(noised, clean, self.in_proj.weight, weights, valid, scan=scan):
+            projections = self.in_proj.weight, self.out_proj.weight
+            return two_stream_mixer(noised, clean, *projections, weights, block_size, valid, clean_output=clean_output, scan=scan)
         way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
         if clean_output:
             x_clean, z_clean = _split(self.in_proj, clean, valid, scan)

@@ -5,7 +5,15 @@ slow); `facade` and, for sequences in blocks, `blocks` check arguments and call 
 """
 
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates
-from dnadiff.kernels.blocks import conv_blocks, inputs_before_blocks, last_inputs, scan_blocks, scan_with_states
+from dnadiff.kernels.blocks import (
+    conv_blocks,
+    fuses_two_streams,
+    inputs_before_blocks,
+    last_inputs,
+    scan_blocks,
+    scan_with_states,
+    two_stream_mixer,
+)
 from dnadiff.kernels.facade import (
     add_norm,
     fuses_mixer,
@@ -37,6 +45,7 @@ __all__ = [
     "chosen_scan",
     "conv_blocks",
     "fuses_mixer",
+    "fuses_two_streams",
     "gated_scan",
     "gated_sum",
     "inputs_before_blocks",
@@ -53,4 +62,5 @@ __all__ = [
     "selective_scans",
     "short_conv",
     "short_convs",
+    "two_stream_mixer",
 ]
