@@ -6,6 +6,7 @@ slow); `facade` and, for sequences in blocks, `blocks` check arguments and call 
 
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates
 from dnadiff.kernels.blocks import (
+    continued_mixer,
     conv_blocks,
     fuses_two_streams,
     inputs_before_blocks,
@@ -43,6 +44,7 @@ __all__ = [
     "available_scans",
     "check_scan",
     "chosen_scan",
+    "continued_mixer",
     "conv_blocks",
     "fuses_mixer",
     "fuses_two_streams",

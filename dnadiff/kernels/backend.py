@@ -198,6 +198,20 @@ class Backend(ABC):
         out = self.linear(self.gated_sum(y, y_rev, z), out_proj)
         return out, self.linear(self.gated_sum(y_clean, None, z_clean), out_proj) if clean_output else None
 
+    def continued_mixer(
+        self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A mixer of a piece of a sequence after others, as `dnadiff.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
+        (x, z), way = self._projected(hidden, in_proj, None), ways[0]
+        near = None if past is None else past[:, None]
+        u = self.block_conv(x, way.conv_weight, way.conv_bias, False, near, x.shape[1])
+        y, _, last = self.carried_scan(self._scan_inputs(u, way, None), False, state, None)
+        y_rev = None
+        if len(ways) == 2:
+            u = self.short_conv(x, ways[1].conv_weight, ways[1].conv_bias, True)
+            y_rev = self.selective_scan(self._scan_inputs(u, ways[1], None), True)
+        return self.linear(self.gated_sum(y, y_rev, z), out_proj), x if past is None else torch.cat([past, x], 1), last
+
     def _projected(self, hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """A mixer's input and gate."""
         x, z = self.linear_halves(hidden, in_proj)

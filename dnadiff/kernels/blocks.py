@@ -139,6 +139,35 @@ def fuses_two_streams(
     return SCANS[choose(scan, noised.device.type, compute_dtype(noised.dtype))].fused_two_streams
 
 
+def continued_mixer(
+    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None = None, state: Tensor | None = None,
+    *, scan: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A whole mixer of one piece of a sequence after others, in one call: for sampling, where pieces are short and calls many.
+
+    The forward direction continues the pieces before; the reverse one, if there is one, is confined to the piece. Where gradients are off
+    and `fuses_mixer` is true it is one kernel; otherwise the caller combines the operations of this module.
+
+    Args:
+        hidden: (Bt, n, D).
+        in_proj, out_proj, ways: as in `mixer`.
+        past: (Bt, K - 1, E) inputs of the convolution before the piece, and
+        state: (Bt, E, N) of the scan before it, both zero if None.
+
+    Returns:
+        (Bt, n, D), and `past` and `state` for the next piece.
+    """
+    check_mixer(hidden, in_proj, out_proj, ways, None)
+    (Bt, _, _), (E, K), N = hidden.shape, ways[0].conv_weight.shape, ways[0].A_log.shape[1]
+    dtype = compute_dtype(hidden.dtype)
+    check_state("state", state, (Bt, E, N), dtype)
+    if past is not None and past.shape != (Bt, K - 1, E):
+        raise ValueError(f"past has shape {tuple(past.shape)}, expected {(Bt, K - 1, E)}")
+    backend = SCANS[choose_for(scan, hidden.device.type, dtype, N, states=True)]
+    out, x, state = backend.continued_mixer(hidden, in_proj, out_proj, ways, past, state)
+    return out, last_inputs(x, K), state
+
+
 def two_stream_mixer(
     noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block_size: int, valid: Tensor | None = None,
     *, clean_output: bool = True, scan: str = "auto",

@@ -104,6 +104,13 @@ class CppBackend(TorchOperations):
         return run(hidden, in_proj, out_proj, ways, valid)
 
     @override
+    def continued_mixer(
+        self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        fused = not torch.is_grad_enabled() and self.fuses_mixer(hidden, in_proj, ways)
+        return (cpu_mixer.continued_mixer if fused else super().continued_mixer)(hidden, in_proj, out_proj, ways, past, state)
+
+    @override
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
         clean_output: bool,

@@ -31,6 +31,27 @@ def fits(in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
     return in_proj.numel() // 2 <= _LARGEST and all(way.conv_weight.shape[1] <= _MAX_TAPS for way in ways)
 
 
+def continued_mixer(
+    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `Backend.continued_mixer`; without gradients."""
+    hidden, in_proj, out_proj = hidden.contiguous(), in_proj.contiguous(), out_proj.contiguous()
+    ways = contiguous_ways([weight for way in ways for weight in way])
+    x, z = project_in(hidden, in_proj, None)
+    first = 0 if past is None else past.shape[1]
+    longer = x if past is None else torch.cat([past, x], 1)  # a filter of K taps then reads what is before x
+    ys, last = [], None
+    for number, (way, (u, p, delta)) in enumerate(zip(ways, make_steps(longer, None, ways), strict=True)):
+        step = Steps(u[:, first:].contiguous(), p[:, first:].contiguous(), delta[:, first:].contiguous())
+        start = None if state is None or number else state.mT
+        scan = (step.u, step.delta, -torch.exp(way.A_log), *step.inputs(way), way.D, way.dt_bias)
+        y, _, end = scan_forward(*scan, number == 1, False, start, 0, False, number == 0)
+        ys.append(y)
+        last = end if number == 0 else last
+    assert last is not None
+    return project_out(ys[0], ys[1] if len(ys) == 2 else None, z, out_proj), longer, last.mT
+
+
 class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
