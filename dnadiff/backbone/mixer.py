@@ -15,8 +15,10 @@ from dnadiff.backbone.layers import Projection, at_least_float32
 from dnadiff.kernels import (
     MixerWay,
     ScanInputs,
+    continued_mixer,
     conv_blocks,
     fuses_mixer,
+    fuses_two_streams,
     gated_scan,
     gated_sum,
     inputs_before_blocks,
@@ -30,6 +32,7 @@ from dnadiff.kernels import (
     selective_scans,
     short_conv,
     short_convs,
+    two_stream_mixer,
 )
 
 # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
@@ -199,6 +202,10 @@ class BiMamba(nn.Module):
         The forward direction of each noised block starts from the state and the last inputs of the clean stream before the block.
         Without `clean_output` the clean stream ends here, and only its states are computed.
         """
+        weights = [self.fwd.weights(), self.rev.weights()]
+        if self.one_projection and fuses_two_streams(noised, clean, self.in_proj.weight, weights, valid, scan=scan):
+            projections = self.in_proj.weight, self.out_proj.weight
+            return two_stream_mixer(noised, clean, *projections, weights, block_size, valid, clean_output=clean_output, scan=scan)
         way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
         if clean_output:
             x_clean, z_clean = _split(self.in_proj, clean, valid, scan)
@@ -216,6 +223,9 @@ class BiMamba(nn.Module):
 
     def block(self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> Tensor:
         """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams` computes it."""
+        if self._is_fused(noised, valid, scan):
+            ways = [self.fwd.weights(), self.rev.weights()]
+            return continued_mixer(noised, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan)[0]
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
         x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
         y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)
@@ -224,12 +234,20 @@ class BiMamba(nn.Module):
 
     def carry(self, clean: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor, Tensor]:
         """One clean block (B, n, D) -> (B, n, D), its last K - 1 inputs of the convolution and its last state, from those before it."""
+        if self._is_fused(clean, valid, scan):
+            return continued_mixer(clean, self.in_proj.weight, self.out_proj.weight, [self.fwd.weights()], past, h, scan=scan)
         x, z = _split(self.in_proj, clean, valid, scan)
         convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
         inputs = self.fwd.scan_inputs(convolved, valid, scan)
         y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
         past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
         return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
+
+    def _is_fused(self, hidden: Tensor, valid: Tensor | None, scan: str) -> bool:
+        """Whether `continued_mixer` is one kernel here."""
+        if torch.is_grad_enabled() or valid is not None or not self.one_projection:
+            return False
+        return fuses_mixer(hidden, self.in_proj.weight, [self.fwd.weights(), self.rev.weights()], scan=scan)
 
     def _inputs(self, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The input of the convolution and the gate of each direction."""

@@ -5,7 +5,16 @@ slow); `facade` and, for sequences in blocks, `blocks` check arguments and call 
 """
 
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates
-from dnadiff.kernels.blocks import conv_blocks, inputs_before_blocks, last_inputs, scan_blocks, scan_with_states
+from dnadiff.kernels.blocks import (
+    continued_mixer,
+    conv_blocks,
+    fuses_two_streams,
+    inputs_before_blocks,
+    last_inputs,
+    scan_blocks,
+    scan_with_states,
+    two_stream_mixer,
+)
 from dnadiff.kernels.facade import (
     add_norm,
     fuses_mixer,
@@ -35,8 +44,10 @@ __all__ = [
     "available_scans",
     "check_scan",
     "chosen_scan",
+    "continued_mixer",
     "conv_blocks",
     "fuses_mixer",
+    "fuses_two_streams",
     "gated_scan",
     "gated_sum",
     "inputs_before_blocks",
@@ -53,4 +64,5 @@ __all__ = [
     "selective_scans",
     "short_conv",
     "short_convs",
+    "two_stream_mixer",
 ]

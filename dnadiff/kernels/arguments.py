@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.backend import MixerWay, ScanInputs
 
 
 def check_rows(name: str, x: Tensor) -> torch.Size:
@@ -35,6 +37,18 @@ def check_norm(x: Tensor, added: Tensor | None, weight: Tensor) -> None:
     if weight.dim() != 1 or x.shape[-1:] != weight.shape or (added is not None and added.shape != x.shape):
         other = "" if added is None else f", added to {tuple(added.shape)}"
         raise ValueError(f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is {tuple(x.shape)}{other}")
+
+
+def check_mixer(hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> None:
+    """The operands of a whole mixer."""
+    (D, E), N = out_proj.shape, ways[0].A_log.shape[1]
+    R, K = ways[0].dt_weight.shape[1], ways[0].conv_weight.shape[1]
+    expected = ((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
+    shapes = [tuple(tuple(weight.shape) for weight in way) for way in ways]
+    if check_rows("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != expected for shape in shapes):
+        raise ValueError(f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}")
+    if valid is not None and valid.shape != hidden.shape[:2]:
+        raise ValueError(f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden")
 
 
 def check_scan_inputs(inputs: ScanInputs) -> None:

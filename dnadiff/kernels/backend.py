@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # what a back end with `keeps_dtype` reads without conversion
@@ -60,6 +61,7 @@ class Backend(ABC):
         keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them to float32.
         fused_gated_scan: `gated_scan` is one kernel; otherwise the facade calls scan and gate separately.
         fused_add_norm: `add_norm` is one kernel; otherwise the facade adds and normalizes separately.
+        fused_two_streams: `two_stream_mixer` is faster than separate operations for all that `fuses_mixer` allows.
         needs_probe: compare it with the portable back end before its first use on a machine.
         device_type: the device that it needs; None for any.
         supports_float64: whether it can compute in float64.
@@ -68,6 +70,7 @@ class Backend(ABC):
     keeps_dtype: bool = False
     fused_gated_scan: bool = False
     fused_add_norm: bool = False
+    fused_two_streams: bool = False
     needs_probe: bool = True
     device_type: str | None = None
     supports_float64: bool = True
@@ -172,23 +175,69 @@ class Backend(ABC):
 
     def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
         """A mixer with its projections, (Bt, L, D), as `dnadiff.kernels.mixer`."""
-        x, z = self.linear_halves(hidden, in_proj)
-        padding, ys = None if valid is None else ~valid[..., None], []
-        x = x if padding is None else x.masked_fill(padding, 0.0)
+        x, z = self._projected(hidden, in_proj, valid)
+        ys = []
         for number, way in enumerate(ways):
             u = self.short_conv(x, way.conv_weight, way.conv_bias, number == 1)
-            u = u if padding is None else u.masked_fill(padding, 0.0)
-            rank, states = way.dt_weight.shape[1], way.A_log.shape[1]
-            low, B, C = self.linear(u, way.x_proj).split([rank, states, states], dim=-1)
-            delta = self.narrow_linear(low, way.dt_weight)
-            delta = delta if padding is None else delta.masked_fill(padding, NO_STEP)
-            ys.append(self.selective_scan(ScanInputs(u, delta, -torch.exp(way.A_log), B, C, way.D, way.dt_bias), number == 1))
+            ys.append(self.selective_scan(self._scan_inputs(u, way, valid), number == 1))
         return self.linear(self.gated_sum(ys[0], ys[1] if len(ys) == 2 else None, z), out_proj)
+
+    def two_stream_mixer(
+        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
+        clean_output: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """A mixer of a noised stream in blocks after those of a clean stream, as `dnadiff.kernels.two_stream_mixer`."""
+        (x_clean, z_clean), (x, z), (way, way_rev) = *(self._projected(hidden, in_proj, valid) for hidden in (clean, noised)), ways
+        u = self.short_conv(x_clean, way.conv_weight, way.conv_bias, False)
+        y_clean, starts, _ = self.carried_scan(self._scan_inputs(u, way, valid), False, None, block)
+        before = taps_before_blocks(x_clean, way.conv_weight.shape[1], block)
+        u = self.block_conv(x, way.conv_weight, way.conv_bias, False, before, block)
+        y = self.restarted_scan(self._scan_inputs(u, way, valid), False, starts, block)
+        u = self.block_conv(x, way_rev.conv_weight, way_rev.conv_bias, True, None, block)
+        y_rev = self.restarted_scan(self._scan_inputs(u, way_rev, valid), True, None, block)
+        out = self.linear(self.gated_sum(y, y_rev, z), out_proj)
+        return out, self.linear(self.gated_sum(y_clean, None, z_clean), out_proj) if clean_output else None
+
+    def continued_mixer(
+        self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A mixer of a piece of a sequence after others, as `dnadiff.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
+        (x, z), way = self._projected(hidden, in_proj, None), ways[0]
+        near = None if past is None else past[:, None]
+        u = self.block_conv(x, way.conv_weight, way.conv_bias, False, near, x.shape[1])
+        y, _, last = self.carried_scan(self._scan_inputs(u, way, None), False, state, None)
+        y_rev = None
+        if len(ways) == 2:
+            u = self.short_conv(x, ways[1].conv_weight, ways[1].conv_bias, True)
+            y_rev = self.selective_scan(self._scan_inputs(u, ways[1], None), True)
+        return self.linear(self.gated_sum(y, y_rev, z), out_proj), x if past is None else torch.cat([past, x], 1), last
+
+    def _projected(self, hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A mixer's input and gate."""
+        x, z = self.linear_halves(hidden, in_proj)
+        return x if valid is None else x.masked_fill(~valid[..., None], 0.0), z
+
+    def _scan_inputs(self, u: Tensor, way: MixerWay, valid: Tensor | None) -> ScanInputs:
+        """The inputs of a mixer's scan, from the output of its convolution."""
+        u = u if valid is None else u.masked_fill(~valid[..., None], 0.0)
+        rank, states = way.dt_weight.shape[1], way.A_log.shape[1]
+        low, B, C = self.linear(u, way.x_proj).split([rank, states, states], dim=-1)
+        delta = self.narrow_linear(low, way.dt_weight)
+        delta = delta if valid is None else delta.masked_fill(~valid[..., None], NO_STEP)
+        return ScanInputs(u, delta, -torch.exp(way.A_log), B, C, way.D, way.dt_bias)
 
     def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""
         total = x if added is None else x + added
         return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)
+
+
+def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
+    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the first position."""
+    blocks, K = -(-x.shape[1] // block), num_taps
+    if K == 1:
+        return x.new_zeros(x.shape[0], blocks, 0, x.shape[2])
+    return F.pad(x, (0, 0, K - 1, 0)).unfold(1, K - 1, block)[:, :blocks].mT
 
 
 def _by_block(f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor) -> Tensor:

@@ -14,19 +14,31 @@ the clean version. Blocks have b positions; the last one may have fewer.
 Memory: the states before blocks are N / b numbers per position and channel, where u, delta and y are one each. With N = 16 they are as
 large as u at b = 16, four times as large at b = 4, and at b = 1 they are all states of all positions: scans of very short blocks are
 limited by the bandwidth of memory, and no kernel can avoid it while the states are an argument. Nothing else of that size is allocated,
-except by the portable scan, which also holds one state per block where blocks start from zero.
+except by the portable scan, which also holds one state per block where blocks start from zero. `two_stream_mixer` computes the whole layer,
+and in C++ its time and memory hardly depend on b.
 
 `scan` and the errors are as in `facade`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dnadiff.kernels.arguments import check_block_size, check_filter, check_inputs_before, check_rows, check_scan_inputs, check_state
-from dnadiff.kernels.backend import Backend, ScanInputs, ScanStates
+from dnadiff.kernels.arguments import (
+    check_block_size,
+    check_filter,
+    check_inputs_before,
+    check_mixer,
+    check_rows,
+    check_scan_inputs,
+    check_state,
+)
+from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates, taps_before_blocks
+from dnadiff.kernels.facade import fuses_mixer
 from dnadiff.kernels.select import SCANS, cast_inputs, choose, choose_for, compute_dtype
 
 
@@ -114,11 +126,76 @@ def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tens
 
 def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
     """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the first position."""
-    Bt, L, E = check_rows("x", x)
-    blocks, K = check_block_size(block_size, L), num_taps
-    if K == 1:
-        return x.new_zeros(Bt, blocks, 0, E)
-    return F.pad(x, (0, 0, K - 1, 0)).unfold(1, K - 1, block_size)[:, :blocks].mT
+    check_block_size(block_size, check_rows("x", x)[1])
+    return taps_before_blocks(x, num_taps, block_size)
+
+
+def fuses_two_streams(
+    noised: Tensor, clean: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto"
+) -> bool:
+    """Whether `two_stream_mixer` should compute this; otherwise the caller combines the operations above."""
+    if clean.dtype != noised.dtype or clean.device != noised.device or not fuses_mixer(noised, in_proj, ways, valid, scan=scan):
+        return False
+    return SCANS[choose(scan, noised.device.type, compute_dtype(noised.dtype))].fused_two_streams
+
+
+def continued_mixer(
+    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None = None, state: Tensor | None = None,
+    *, scan: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A whole mixer of one piece of a sequence after others, in one call: for sampling, where pieces are short and calls many.
+
+    The forward direction continues the pieces before; the reverse one, if there is one, is confined to the piece. Where gradients are off
+    and `fuses_mixer` is true it is one kernel; otherwise the caller combines the operations of this module.
+
+    Args:
+        hidden: (Bt, n, D).
+        in_proj, out_proj, ways: as in `mixer`.
+        past: (Bt, K - 1, E) inputs of the convolution before the piece, and
+        state: (Bt, E, N) of the scan before it, both zero if None.
+
+    Returns:
+        (Bt, n, D), and `past` and `state` for the next piece.
+    """
+    check_mixer(hidden, in_proj, out_proj, ways, None)
+    (Bt, _, _), (E, K), N = hidden.shape, ways[0].conv_weight.shape, ways[0].A_log.shape[1]
+    dtype = compute_dtype(hidden.dtype)
+    check_state("state", state, (Bt, E, N), dtype)
+    if past is not None and past.shape != (Bt, K - 1, E):
+        raise ValueError(f"past has shape {tuple(past.shape)}, expected {(Bt, K - 1, E)}")
+    backend = SCANS[choose_for(scan, hidden.device.type, dtype, N, states=True)]
+    out, x, state = backend.continued_mixer(hidden, in_proj, out_proj, ways, past, state)
+    return out, last_inputs(x, K), state
+
+
+def two_stream_mixer(
+    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block_size: int, valid: Tensor | None = None,
+    *, clean_output: bool = True, scan: str = "auto",
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both directions for the noised stream.
+
+    Where `fuses_two_streams` is true, one kernel scans both streams, and the states before blocks are never in memory.
+
+    Args:
+        noised, clean: (Bt, L, D).
+        in_proj, out_proj, valid: as in `mixer`.
+        ways: both directions; the second one is that of the noised stream in reverse.
+        block_size: b, 1 to L positions.
+        clean_output: whether the output of the clean stream is needed.
+
+    Returns:
+        (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
+    """
+    check_mixer(noised, in_proj, out_proj, ways, valid)
+    check_block_size(block_size, noised.shape[1])
+    if clean.shape != noised.shape or clean.dtype != noised.dtype:
+        raise ValueError(
+            f"clean has shape {tuple(clean.shape)} and type {clean.dtype}, expected {tuple(noised.shape)} and {noised.dtype} as noised"
+        )
+    if len(ways) != 2:
+        raise ValueError(f"a mixer of two streams has two directions, got {len(ways)}")
+    backend = SCANS[choose_for(scan, noised.device.type, compute_dtype(noised.dtype), ways[0].A_log.shape[1], states=True)]
+    return backend.two_stream_mixer(noised, clean, in_proj, out_proj, ways, block_size, valid, clean_output)
 
 
 def _checked(inputs: ScanInputs, block_size: int, scan: str) -> tuple[Tensor, Backend]:

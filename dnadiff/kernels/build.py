@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "products.cpp", "mixer.cpp", "gather.cpp")
+_SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "products.cpp", "mixer.cpp", "stream_scan.cpp", "gather.cpp")
 _HEADERS = ("simd.h", "products.h", "scan_tiles.h", "short_conv.h")
 # The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead of 0.7 s) and gains 2 to 3 %.
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")

@@ -1,6 +1,6 @@
 """The C++ back end, and the convolution as a custom operator that autograd and torch.compile understand.
 
-Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer`, operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
+Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer` and `cpu_streams`, operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
-from dnadiff.kernels import cpu_mixer, cpu_scan
+from dnadiff.kernels import cpu_mixer, cpu_scan, cpu_streams
 from dnadiff.kernels.backend import MixerWay, ScanInputs, ScanStates
 from dnadiff.kernels.cpu_linear import is_small, linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, AddNorm, gated_sum, narrow_linear, rms_norm
@@ -29,6 +29,7 @@ class CppBackend(TorchOperations):
     device_type = "cpu"
     supports_float64 = False
     fused_add_norm = True
+    fused_two_streams = True
 
     @override
     def description(self) -> str:
@@ -99,7 +100,23 @@ class CppBackend(TorchOperations):
 
     @override
     def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
-        return cpu_mixer.mixer(hidden, in_proj, out_proj, ways, valid)
+        run = cpu_mixer.mixer if self.fuses_mixer(hidden, in_proj, ways) else super().mixer
+        return run(hidden, in_proj, out_proj, ways, valid)
+
+    @override
+    def continued_mixer(
+        self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        fused = not torch.is_grad_enabled() and self.fuses_mixer(hidden, in_proj, ways)
+        return (cpu_mixer.continued_mixer if fused else super().continued_mixer)(hidden, in_proj, out_proj, ways, past, state)
+
+    @override
+    def two_stream_mixer(
+        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
+        clean_output: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        run = cpu_streams.two_stream_mixer if self.fuses_mixer(noised, in_proj, ways) else super().two_stream_mixer
+        return run(noised, clean, in_proj, out_proj, ways, block, valid, clean_output)
 
     @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from dnadiff.kernels.backend import ScanInputs, ScanStates
 from dnadiff.kernels.native import library, pointers, rows
 
 PLAIN = (None, 0, False, False)  # no initial state, one block, which does not restart, and no last state
-_CHUNK, _WIDEST = 32, 16  # positions between two stored states; channels of the widest vector, the unit in which work is divided
+CHUNK = 32  # positions between two stored states
+_WIDEST = 16  # channels of the widest vector, the unit in which work is divided
 
 
 def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
@@ -22,14 +23,14 @@ def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bloc
     y, kept, last = scan_operator(*inputs, reverse, block is not None or _has_gradient(*inputs, initial), start, block or 0, False, True)
     if block is None:
         return ScanStates(y, None, last.mT)
-    return ScanStates(y, (kept if block <= _CHUNK else kept[:, :: -(-block // _CHUNK)]).mT, last.mT)
+    return ScanStates(y, (kept if block <= CHUNK else kept[:, :: -(-block // CHUNK)]).mT, last.mT)
 
 
 def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
     """See `Backend.restarted_scan`."""
     if initial is not None:
         initial = (initial.flip(1) if reverse else initial).mT
-    keep = block > _CHUNK and _has_gradient(*inputs, initial)  # otherwise the kept states would be the initial ones
+    keep = block > CHUNK and _has_gradient(*inputs, initial)  # otherwise the kept states would be the initial ones
     return scan_operator(*inputs, reverse, keep, initial, block, True, False)[0]
 
 
@@ -42,7 +43,7 @@ def _has_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def _groups(batch: int, E: int, threads: int) -> int:
+def channel_groups(batch: int, E: int, threads: int) -> int:
     """The number of groups of channels of each sequence, so that there is work for all threads.
 
     Each group has its own sums of dB and dC, so there are no more groups than load balance needs.
@@ -57,7 +58,7 @@ def _groups(batch: int, E: int, threads: int) -> int:
 
 def _kept_shape(batch: int, L: int, E: int, N: int, block: int) -> tuple[int, ...]:
     block = block or L
-    return batch, -(-L // block) * -(-block // _CHUNK), N, E
+    return batch, -(-L // block) * -(-block // CHUNK), N, E
 
 
 def scan_forward(
@@ -77,7 +78,7 @@ def scan_forward(
     end = u.new_empty((Bt, N, E) if last else (0,))
     arrays = pointers(u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end if last else None)
     sizes = (Bt, L, E, N, block or L, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_forward(*arrays, *sizes, reverse, restart, _groups(Bt, E, threads), threads)
+    library().dnadiff_scan_forward(*arrays, *sizes, reverse, restart, channel_groups(Bt, E, threads), threads)
     return y, kept, end
 
 
@@ -98,7 +99,7 @@ def scan_backward(
     (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(dy), rows(u), rows(delta), rows(B), rows(C)
     A, D, bias = A.contiguous(), D.contiguous(), None if bias is None else bias.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
-    groups = _groups(Bt, E, threads)
+    groups = channel_groups(Bt, E, threads)
     before = kept if kept.numel() else initial  # blocks of one chunk restart from the initial states
     before, dkept, dlast = (None if x is None else x.contiguous() for x in (before, dkept, dlast))
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
@@ -123,7 +124,7 @@ def _(dy, u, delta, A, B, C, D, bias, kept, reverse, initial, block, restart, dk
 
 def _scan_save(ctx, inputs, output):
     *tensors, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = inputs
-    if keep or (ctx.restart and ctx.block <= _CHUNK):
+    if keep or (ctx.restart and ctx.block <= CHUNK):
         ctx.save_for_backward(*tensors, initial, output[1])
     ctx.set_materialize_grads(False)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from dnadiff.kernels.arguments import (
     check_filter,
     check_inputs_before,
+    check_mixer,
     check_norm,
     check_product,
     check_rows,
@@ -238,14 +239,7 @@ def mixer(
     Returns:
         (Bt, L, D).
     """
-    (D, E), N = out_proj.shape, ways[0].A_log.shape[1]
-    R, K = ways[0].dt_weight.shape[1], ways[0].conv_weight.shape[1]
-    expected = ((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
-    shapes = [tuple(tuple(weight.shape) for weight in way) for way in ways]
-    if check_rows("hidden", hidden)[2] != D or in_proj.shape != (2 * E, D) or any(shape != expected for shape in shapes):
-        raise ValueError(f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}")
-    if valid is not None and valid.shape != hidden.shape[:2]:
-        raise ValueError(f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden")
+    check_mixer(hidden, in_proj, out_proj, ways, valid)
     return _scan_backend(scan, hidden, ways[0].A_log).mixer(hidden, in_proj, out_proj, ways, valid)
 
 

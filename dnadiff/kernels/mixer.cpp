@@ -5,8 +5,10 @@
 //   steps     u = conv(x) in each direction, p = u W_x^T (the low-rank step sizes, B and C), delta = p[:, :R] W_dt^T
 //   output    out = ((y + y_rev) silu(z)) W_out^T
 //
-// The scans are in selective_scan.cpp. `valid` (count), if not null, is 0 at padding: there x and u are 0, and delta is so negative that
-// the step is 0. Gradients of weights are added into `sums`, one per thread.
+// The scans are in selective_scan.cpp and stream_scan.cpp. `valid` (count), if not null, is 0 at padding: there x and u are 0, and delta is
+// so negative that the step is 0. Gradients of weights are added into `sums`, one per thread.
+//
+// In block diffusion the convolutions of the noised stream are confined to blocks, and the inputs before a block are those of the clean one.
 #include "products.h"
 #include "short_conv.h"
 
@@ -35,6 +37,17 @@ static void fill_padding(const uint8_t* valid, ptrdiff_t first, ptrdiff_t count,
 
 static inline int lanes_at(ptrdiff_t e, ptrdiff_t E) { return E - e < W ? (int)(E - e) : W; }
 
+// Adds to dx, of the positions i0 <= i < i1, the gradients of the inputs before the blocks of one sequence.
+static void add_near(const float* dnear, float* dx, ptrdiff_t L, ptrdiff_t block, ptrdiff_t K, ptrdiff_t E, ptrdiff_t i0, ptrdiff_t i1) {
+  for (ptrdiff_t index = i0 / block + 1; index * block < L && index * block - (K - 1) < i1; index++)
+    for (ptrdiff_t k = 0; k < K - 1; k++) {
+      const ptrdiff_t i = index * block - (K - 1) + k;
+      if (i < i0 || i >= i1) continue;
+      const float* from = dnear + (index * (K - 1) + k) * E;
+      for (ptrdiff_t e = 0; e < E; e += W) add_to(dx + (i - i0) * E + e, load(from + e, lanes_at(e, E)), lanes_at(e, E));
+    }
+}
+
 // One direction: its weights and the arrays that it writes, p (count, R + 2 N).
 struct Way {
   const float *conv, *bias, *x_proj, *dt;  // (E, K), (E,), (R + 2 N, E), (E, R)
@@ -53,30 +66,32 @@ using namespace dnadiff;
 
 extern "C" {
 
-// w (2 E, D).
+// w (2 E, D). z may be null: not computed.
 void dnadiff_mixer_input(const float* hidden, const float* w, const uint8_t* valid, float* x, float* z, int64_t batch, int64_t L, int64_t D,
                          int64_t E, int threads) {
   const Panels first(w, D, E, 1, D), second(w + E * D, D, E, 1, D);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int) {
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
     first.multiply(hidden + row * D, D, x + row * E, E, count, false);
-    second.multiply(hidden + row * D, D, z + row * E, E, count, false);
+    if (z) second.multiply(hidden + row * D, D, z + row * E, E, count, false);
     fill_padding(valid, row, count, x + row * E, E, 0.f);
   });
 }
 
-// The second of `ways`, if there are two, runs in reverse.
-void dnadiff_mixer_steps(const float* x, const uint8_t* valid, const Way* ways, int64_t num_ways, int64_t batch, int64_t L, int64_t E, int64_t K,
-                         int64_t R, int64_t N, int threads) {
+// The second of `ways`, if there are two, runs in reverse. `block` is 0 for whole sequences; otherwise `clean` (batch, L, E) has the inputs
+// before each block.
+void dnadiff_mixer_steps(const float* x, const float* clean, const uint8_t* valid, const Way* ways, int64_t num_ways, int64_t batch, int64_t L,
+                         int64_t E, int64_t K, int64_t R, int64_t N, int64_t block, int threads) {
   const bool both = num_ways == 2;
   const ptrdiff_t P = R + 2 * N;
-  const Conv conv{L, (int)E, (int)K, ways[0].conv, ways[0].bias, both ? ways[1].conv : nullptr, both ? ways[1].bias : nullptr, 0, 0};
+  const Conv conv{L, (int)E, (int)K, ways[0].conv, ways[0].bias, both ? ways[1].conv : nullptr, both ? ways[1].bias : nullptr, block, 0};
   const Panels first(ways[0].x_proj, E, P, 1, E), second(ways[num_ways - 1].x_proj, E, P, 1, E);
   const Panels first_dt(ways[0].dt, R, E, 1, R), second_dt(ways[num_ways - 1].dt, R, E, 1, R);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int) {
     const Rows<const float> xs(x, b, L, E, false);
     const Rows<float> us(ways[0].u, b, L, E, false), us_rev(ways[num_ways - 1].u, b, L, E, false);
-    (both ? conv_forward<4, true> : conv_forward<4, false>)(conv, xs, Near{}, us, us_rev, i0, i1);
+    const Near near{nullptr, nullptr, clean ? clean + b * L * E : nullptr};
+    (both ? conv_forward<4, true> : conv_forward<4, false>)(conv, xs, near, us, us_rev, i0, i1);
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
     for (int way = 0; way < num_ways; way++) {
       const Way& to = ways[way];
@@ -159,19 +174,23 @@ void dnadiff_mixer_steps_backward(const float* ddelta, const float* dB, const fl
 }
 
 // From du of both directions (du_rev null for one): adds to dhidden the gradient through x, and to sums (threads, E D + (K + 1) E for
-// each direction) those of the first half w_x (E, D) of w_in, and of filters and biases.
-void dnadiff_mixer_input_backward(const float* du, const float* du_rev, const float* x, const float* hidden, const float* w_x,
-                                  const float* conv, const float* bias, const float* conv_rev, const float* bias_rev, const uint8_t* valid,
-                                  float* dhidden, float* sums, int64_t batch, int64_t L, int64_t D, int64_t E, int64_t K, int64_t sums_row,
-                                  int threads) {
-  const Conv c{L, (int)E, (int)K, conv, bias, conv_rev, bias_rev, 0, 0};
+// each direction) those of the first half w_x (E, D) of w_in, and of filters and biases. `dnear` (batch, blocks, K - 1, E) is the gradient of
+// the inputs before blocks: with `clean` (see above) it is written, otherwise, if not null, it is added to that of x.
+void dnadiff_mixer_input_backward(const float* du, const float* du_rev, const float* x, const float* clean, const float* hidden,
+                                  const float* w_x, const float* conv, const float* bias, const float* conv_rev, const float* bias_rev,
+                                  const uint8_t* valid, float* dnear, float* dhidden, float* sums, int64_t batch, int64_t L, int64_t D,
+                                  int64_t E, int64_t K, int64_t block, int64_t sums_row, int threads) {
+  const Conv c{L, (int)E, (int)K, conv, bias, conv_rev, bias_rev, clean ? block : 0, 0};
   const Panels back(w_x, E, D, D, 1);
   over_chunks(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int thread) {
     const Floats dx(CHUNK * E);
     const Rows<const float> xs(x, b, L, E, false), dus(du, b, L, E, false), dus_rev(du_rev ? du_rev : du, b, L, E, false);
+    float* dnear_b = dnear ? dnear + b * ((L + block - 1) / block) * (K - 1) * E : nullptr;
+    const Near near = clean ? Near{nullptr, dnear_b, clean + b * L * E} : Near{};
     const ptrdiff_t row = b * L + i0, count = i1 - i0;
     float* to = sums + thread * sums_row;
-    (du_rev ? conv_backward<4, true> : conv_backward<4, false>)(c, xs, Near{}, dus, dus_rev, dx, E, to + E * D, i0, i1);
+    (du_rev ? conv_backward<4, true> : conv_backward<4, false>)(c, xs, near, dus, dus_rev, dx, E, to + E * D, i0, i1);
+    if (dnear && !clean) add_near(dnear_b, dx, L, block, K, E, i0, i1);
     fill_padding(valid, row, count, dx, E, 0.f);
     back.multiply(dx, E, dhidden + row * D, D, count, true);
     outer_add(dx, E, E, hidden + row * D, D, D, count, to);

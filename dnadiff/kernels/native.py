@@ -26,11 +26,13 @@ _SIGNATURES = {  # number of pointers, sizes, floats and flags, in this order
     "dnadiff_product": (3, 7, 0, 2),
     "dnadiff_outer_sum": (3, 5, 0, 1),
     "dnadiff_mixer_input": (5, 4, 0, 1),
-    "dnadiff_mixer_steps": (3, 7, 0, 1),
+    "dnadiff_mixer_steps": (4, 8, 0, 1),
     "dnadiff_mixer_output": (5, 4, 0, 1),
     "dnadiff_mixer_output_backward": (10, 5, 0, 1),
     "dnadiff_mixer_steps_backward": (10, 6, 0, 1),
-    "dnadiff_mixer_input_backward": (12, 6, 0, 1),
+    "dnadiff_mixer_input_backward": (14, 7, 0, 1),
+    "dnadiff_stream_scan_forward": (6, 6, 0, 3),
+    "dnadiff_stream_scan_backward": (9, 6, 0, 3),
     "dnadiff_gather": (3, 3, 0, 0),
 }
 

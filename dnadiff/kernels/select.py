@@ -156,7 +156,7 @@ def _compare(backend: Backend, gpu: int) -> str:
     try:
         for product in products:
             product.fp32_precision = "ieee"  # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
-        ours, theirs = _probe(backend, device), _probe(SCANS["portable"], device)
+        ours, theirs = (_probe(each, device, backend.fused_two_streams) for each in (backend, SCANS["portable"]))
     except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
         if _lacks_memory(error):  # another scan would compute slightly different numbers, much more slowly
             raise MemoryError(f"there is no memory left for the kernels of {type(backend).__name__} ({error})") from error
@@ -173,8 +173,8 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in ("bad_alloc", "allocate memory", "failed to map segment"))
 
 
-def _probe(backend: Backend, device: torch.device) -> list[Tensor]:
-    """Outputs and gradients of all operations, in both directions.
+def _probe(backend: Backend, device: torch.device, streams: bool) -> list[Tensor]:
+    """Outputs and gradients of all operations, in both directions; with `streams` also those of a mixer of two streams.
 
     33 positions exceed a chunk, 37 channels exceed two of the widest vectors, and 15 = 8 + 4 + 2 + 1 states and ranks: every
     loop of the C++ kernels over tiles and over remainders runs.
@@ -202,32 +202,40 @@ def _probe(backend: Backend, device: torch.device) -> list[Tensor]:
     total, normed = backend.add_norm(*backend.scans(forward, backward), D, 1e-2)
     out = backend.gated_scan(ScanInputs(normed, total, A, B, C, D, D.flip(0)), u)
     results += [total.detach(), normed.detach(), out.detach(), *torch.autograd.grad((out * wave.flip(2)).sum(), inputs)]
-    return results + [part for two_ways in (False, True) for part in _probe_mixer(backend, device, two_ways)]
+    results += [part for num_ways in (1, 2) for part in _probe_mixer(backend, device, num_ways)]
+    return results + _probe_two_streams(backend, device) if streams else results
 
 
-def _probe_mixer(backend: Backend, device: torch.device, both: bool) -> list[Tensor]:
+def _probe_mixer(backend: Backend, device: torch.device, num_ways: int) -> list[Tensor]:
     """Output and gradients of a mixer, with padding in one sequence.
 
     57 = 48 + 6 + 2 + 1 positions, and products with 70 = 4 16 + 6, 37, 31 and 7 columns: every loop over tiles and remainders runs.
     """
+    hidden, _, in_proj, out_proj, valid, ways = _mixer_inputs(device, num_ways)
+    return _results([backend.mixer(hidden, in_proj, out_proj, ways, valid)], [hidden, in_proj, out_proj], ways)
+
+
+def _probe_two_streams(backend: Backend, device: torch.device) -> list[Tensor]:
+    """The same for two streams in blocks of 5 positions, which begin anywhere in a chunk."""
+    noised, clean, in_proj, out_proj, valid, ways = _mixer_inputs(device, 2)
+    outputs = backend.two_stream_mixer(noised, clean, in_proj, out_proj, ways, 5, valid, True)
+    return _results([x for x in outputs if x is not None], [noised, clean, in_proj, out_proj], ways)
+
+
+def _mixer_inputs(device: torch.device, num_ways: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[MixerWay]]:
     L, D, E, R, N = 57, 37, 70, 7, 12
-
-    def wave(*shape: int) -> Tensor:
-        return (
-            torch.arange(math.prod(shape), dtype=torch.float32)
-            .add(sum(shape))
-            .mul(0.7)
-            .sin()
-            .view(shape)
-            .to(device)
-            .div(4)
-            .requires_grad_()
-        )
-
-    ways = [MixerWay(wave(E, 4), wave(E), wave(R + 2 * N, E), wave(E, R), wave(E), wave(E, N), wave(E)) for _ in range(2 if both else 1)]
-    hidden, in_proj, out_proj = wave(2, L, D), wave(2 * E, D), wave(D, E)
+    ways = [MixerWay(*(_wave(device, *s) for s in ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,)))) for _ in range(num_ways)]
     valid = torch.ones(2, L, dtype=torch.bool, device=device)
     valid[1, 50:] = False
-    out = backend.mixer(hidden, in_proj, out_proj, ways, valid)
-    inputs = [hidden, in_proj, out_proj, *(weight for way in ways for weight in way)]
-    return [out.detach(), *torch.autograd.grad((out * wave(2, L, D).detach()).sum(), inputs)]
+    clean = _wave(device, 2, L, D).detach().flip(1).requires_grad_()
+    return _wave(device, 2, L, D), clean, _wave(device, 2 * E, D), _wave(device, D, E), valid, ways
+
+
+def _results(outputs: list[Tensor], inputs: list[Tensor], ways: list[MixerWay]) -> list[Tensor]:
+    total = torch.stack([(out * _wave(out.device, *out.shape).detach()).sum() for out in outputs]).sum()
+    return [*(out.detach() for out in outputs), *torch.autograd.grad(total, [*inputs, *(weight for way in ways for weight in way)])]
+
+
+def _wave(device: torch.device, *shape: int) -> Tensor:
+    count = torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape))
+    return count.mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()

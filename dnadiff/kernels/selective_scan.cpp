@@ -54,12 +54,6 @@ struct Walk {
     return restart ? states(array, s.blocks, c / s.per_block, k) : states(array, 1, 0, k);
   }
 
-  void read(Inputs& in, int c) const {
-    const auto B = rows(p.B, p.B_row), C = rows(p.C, p.C_row);
-    const ptrdiff_t i0 = s.start(c);
-    for (int i = 0; i < s.length(c); i++) in.B[i] = B[i0 + i], in.C[i] = C[i0 + i];
-  }
-
   void forward(vec* a, vec* h) const {
     const auto us = rows(p.u, p.u_row), deltas = rows(p.delta, p.delta_row);
     const auto ys = rows(p.y, s.E);
@@ -69,22 +63,16 @@ struct Walk {
     for (int c = 0; c < s.chunks; c++) {
       const ptrdiff_t i0 = s.start(c);
       const int count = s.length(c);
-      read(in, c);
+      in.read(rows(p.B, p.B_row), rows(p.C, p.C_row), i0, count);
       for (int k = k0; k < k1; k++) {
-        const int lanes = s.lanes(k), e = k * W;
-        const vec skip = load(p.D + e, lanes), bias = p.bias ? load(p.bias + e, lanes) : vec{};
+        const Channels channels(p.D, p.bias, k, s.lanes(k));
         const vec* rates = a + (k - k0) * s.N;
         vec* state = h + (k - k0) * s.N;
-        if (starts(c)) load_states(initial(p.initial, c, k), state, s, lanes, restart);
-        if (p.kept) store_states(states(p.kept, s.chunks, c, k), state, s, lanes);
-        for (int i = 0; i < count; i++) {
-          vec slope, u = load(us[i0 + i] + e, lanes);
-          at[i].step = softplus(load(deltas[i0 + i] + e, lanes) + bias, slope);
-          at[i].dx = at[i].step * u;
-          at[i].y = skip * u;
-        }
+        if (starts(c)) load_states(initial(p.initial, c, k), state, s, channels.lanes, restart);
+        if (p.kept) store_states(states(p.kept, s.chunks, c, k), state, s, channels.lanes);
+        for (int i = 0; i < count; i++) at[i].read(channels, us[i0 + i], deltas[i0 + i]);
         over_tiles<M>(s.N, [&](auto tile, int n) { advance<tile.size>(at, count, in, n, rates, state); });
-        for (int i = 0; i < count; i++) store(ys[i0 + i] + e, at[i].y, lanes);
+        for (int i = 0; i < count; i++) store(ys[i0 + i] + channels.e, at[i].y, channels.lanes);
       }
     }
     for (int k = k0; p.last && k < k1; k++) store_states(states(p.last, 1, 0, k), h + (k - k0) * s.N, s, s.lanes(k));
@@ -101,31 +89,19 @@ struct Walk {
     const auto us = rows(p.u, p.u_row), deltas = rows(p.delta, p.delta_row), dys = rows(p.dy, p.dy_row);
     const auto dus = rows(p.du, s.E), ddeltas = rows(p.ddelta, s.E);
     const ptrdiff_t i0 = s.start(c);
-    const int count = s.length(c), lanes = s.lanes(k), e = k * W, first = (k - k0) * s.N;
-    const vec skip = load(p.D + e, lanes), bias = p.bias ? load(p.bias + e, lanes) : vec{};
+    const int count = s.length(c), first = (k - k0) * s.N;
+    const Channels channels(p.D, p.bias, k, s.lanes(k));
     BackwardAt at[T];
-    for (int i = 0; i < count; i++) {
-      at[i].u = load(us[i0 + i] + e, lanes);
-      at[i].dy = load(dys[i0 + i] + e, lanes);
-      at[i].step = softplus(load(deltas[i0 + i] + e, lanes) + bias, at[i].slope);
-      at[i].dx = at[i].step * at[i].u;
-      at[i].ddx = at[i].dstep = vec{};
-    }
-    load_states(states(p.kept, s.chunks, c, k), memory.start.at, s, lanes, -1);
+    for (int i = 0; i < count; i++) at[i].read(channels, us[i0 + i], deltas[i0 + i], dys[i0 + i]);
+    load_states(states(p.kept, s.chunks, c, k), memory.start.at, s, channels.lanes, -1);
     over_tiles<BACK>(s.N, [&](auto tile, int n) {
       constexpr int m = tile.size;
-      retreat<m>(at, count, in, s.N, n, memory.rates.at + first, memory.start.at, memory.g.at + first, memory.da.at + first, memory.sums.at,
-                 (Past<m>*)memory.past.at);
+      const vec* rates = memory.rates.at + first;
+      Past<m>* past = (Past<m>*)memory.past.at;
+      replay<m>(at, count, in, s.N, n, rates, memory.start.at, memory.sums.at, past);
+      retreat<m>(at, count, in, s.N, n, rates, memory.g.at + first, memory.da.at + first, memory.sums.at, past);
     });
-    vec dD = memory.dD.at[k - k0], dbias = memory.dbias.at[k - k0];
-    for (int i = 0; i < count; i++) {
-      const vec ddelta = (at[i].ddx * at[i].u + at[i].dstep * LN2) * at[i].slope;
-      dD += at[i].dy * at[i].u;
-      dbias += ddelta;
-      store(dus[i0 + i] + e, at[i].ddx * at[i].step + at[i].dy * skip, lanes);
-      store(ddeltas[i0 + i] + e, ddelta, lanes);
-    }
-    memory.dD.at[k - k0] = dD, memory.dbias.at[k - k0] = dbias;
+    for (int i = 0; i < count; i++) at[i].write(channels, dus[i0 + i], ddeltas[i0 + i], memory.dD.at[k - k0], memory.dbias.at[k - k0]);
   }
 
   // The gradient of the state before a chunk: what it received from later positions, and from its own use as a result.
@@ -150,21 +126,12 @@ struct Walk {
     for (int c = s.chunks - 1; c >= 0; c--) {
       const ptrdiff_t i0 = s.start(c);
       const int count = s.length(c);
-      read(in, c);
+      in.read(rows(p.B, p.B_row), rows(p.C, p.C_row), i0, count);
       clear(memory.sums.at, (size_t)2 * count * s.N);
       for (int k = k0; k < k1; k++) chunk(memory, in, c, k), leave(memory.g.at + (k - k0) * s.N, c, k);
-      for (int i = 0; i < count; i++) {
-        float *dB = dBs[i0 + i], *dC = dCs[i0 + i];
-        const vec* lanes = memory.sums.at + 2 * i * s.N;
-        for (int n = 0; n < s.N; n++) dB[n] = sum(lanes + 2 * n), dC[n] = sum(lanes + 2 * n + 1);
-      }
+      store_sums(memory.sums.at, count, s.N, dBs, dCs, i0);
     }
-    for (int k = k0; k < k1; k++) {
-      const int lanes = s.lanes(k), e = k * W;
-      for (int n = 0; n < s.N; n++) store(p.dA + (b * s.N + n) * s.E + e, memory.da.at[(k - k0) * s.N + n], lanes);
-      store(p.dD + b * s.E + e, memory.dD.at[k - k0], lanes);
-      store(p.dbias + b * s.E + e, memory.dbias.at[k - k0], lanes);
-    }
+    store_totals(memory.da.at, memory.dD.at, memory.dbias.at, p.dA, p.dD, p.dbias, s, b, k0, k1);
   }
 };
 

@@ -40,7 +40,7 @@ void dnadiff_conv_forward(const float* x, const float* weight, const float* bias
   over_positions(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int) {
     const Rows<const float> xs(x, b, L, x_row, reverse);
     const Rows<float> ys(y, b, L, E, reverse);
-    (K <= 4 ? conv_forward<4, false> : conv_forward<8, false>)(p, xs, Near{near_of(near, b, p), nullptr}, ys, ys, i0, i1);
+    (K <= 4 ? conv_forward<4, false> : conv_forward<8, false>)(p, xs, Near{near_of(near, b, p), nullptr, nullptr}, ys, ys, i0, i1);
   });
 }
 
@@ -52,7 +52,7 @@ void dnadiff_conv_backward(const float* dy, const float* x, const float* weight,
   over_positions(batch, L, threads, [&](ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1, int thread) {
     const Rows<const float> xs(x, b, L, x_row, reverse), dys(dy, b, L, dy_row, reverse);
     const Rows<float> dxs(dx, b, L, E, reverse);
-    const Near nears{near_of(near, b, p), near_of(dnear, b, p)};
+    const Near nears{near_of(near, b, p), near_of(dnear, b, p), nullptr};
     float* to = sums + thread * (K + 1) * E;
     (K <= 4 ? conv_backward<4, false> : conv_backward<8, false>)(p, xs, nears, dys, dys, dxs[i0], dxs.stride, to, i0, i1);
   });

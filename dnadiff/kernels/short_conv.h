@@ -3,8 +3,9 @@
 //   a_l = bias + sum_k weight[:, k] x_{l-K+1+k};   y_l = a_l logistic(a_l);   in the other direction x_{l+K-1-k}
 //
 // Both directions need the same K inputs: when x_i has been read, position i of the first and i-K+1 of the second can be computed.
-// Positions may be in blocks, each convolved on its own, with K - 1 given inputs before it (one direction alone). Blocks count in the order
-// of the walk; of a reverse walk the first one may be the shorter one.
+// Positions may be in blocks, each convolved on its own, with K - 1 inputs before it. Blocks count in the order of the walk; of a reverse
+// walk the first one may be the shorter one. In both directions together the inputs before a block are those of the first direction; the
+// other one has none after it.
 //
 // Inputs and gradients of the last K positions are in registers. Rows further on are prefetched, because one vector of channels of
 // consecutive positions is a stride of whole rows, which processors do not foresee.
@@ -26,10 +27,12 @@ struct Conv {
   ptrdiff_t end(ptrdiff_t index) const { return block && (index + 1) * block - missing < L ? (index + 1) * block - missing : L; }
 };
 
-// The inputs before the blocks of one sequence and their gradients, (blocks, K - 1, E); may be null: zero.
+// The inputs before the blocks of one sequence and their gradients, (blocks, K - 1, E). Or the inputs are those of another sequence (L, E)
+// before the same positions. May be null: zero.
 struct Near {
   const float* inputs;
   float* gradients;
+  const float* sequence;
 };
 
 // The last taps - 1 inputs before position i of a block that begins at `first`.
@@ -39,6 +42,7 @@ static inline void load_seen(const Conv& p, Rows<const float> x, Near near, ptrd
     const ptrdiff_t at = i - taps + t, given = at - first + p.K - 1;
     seen[t] = vec{};
     if (at >= first) seen[t] = load(x[at] + e, lanes);
+    else if (near.sequence && at >= 0) seen[t] = load(near.sequence + at * p.E + e, lanes);
     else if (near.inputs && given >= 0) seen[t] = load(near.inputs + (p.index(i) * (p.K - 1) + given) * p.E + e, lanes);
   }
 }
@@ -130,7 +134,7 @@ static void conv_backward(const Conv& p, Rows<const float> x, Near near, Rows<co
         if constexpr (both) {
           shift<taps>(da_rev);
           da_rev[taps - 1] = vec{};
-          if (back >= 0) {
+          if (back >= first) {
             da_rev[taps - 1] = silu_gradient(filtered<taps>(w_rev, seen, bias_rev, true), load(dy_rev[back] + e, lanes));
             __builtin_prefetch(dy_rev[back + AHEAD] + e);
           }

@@ -1,6 +1,6 @@
-"""Time scans and convolutions of blocks relative to those of the whole sequence, in the same run.
+"""Time scans, convolutions and training steps of block diffusion relative to those of whole sequences, in the same run.
 
-    python scripts/bench/blocks.py [--quick] [--device cuda] [--scan NAME] [--json FILE]
+    python scripts/bench/blocks.py [--quick] [--steps] [--device cuda] [--scan NAME] [--json FILE]
 
 Block diffusion with a carried state needs three scans of L positions in each layer and direction pair; each is compared with the plain scan
 of the same size:
@@ -12,10 +12,15 @@ of the same size:
 The throughput is that of the plain scan divided by the time of the block scan over that of the plain one. Calls alternate, and the ratio is
 the median of ratios of neighboring calls, because the speed of a busy machine changes slowly. The limit of a block scan is written with it: the
 plain scan's time plus the bytes of the states, each moved once, at the rate of a copy.
+
+A training step of two streams, the loss with its gradients, is compared with that of the same network without blocks. Calls take turns and the
+ratio is that of the fastest ones. The number beside it counts multiplications and additions of products, convolutions and scans:
+the clean stream has one direction where the noised one has two, and in the last layer it ends at its states.
 """
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,7 +29,10 @@ from pathlib import Path
 import torch
 from measuring import Machine
 
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import keep_freed_memory
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import BlockDenoiser, Denoiser
 from dnadiff.kernels import (
     SCANS,
     ScanInputs,
@@ -40,6 +48,9 @@ from dnadiff.kernels import (
 SIZES = [(4, 1024, 256, 16), (16, 1024, 128, 16)]  # batch, length, channels, states
 BLOCKS = (1, 4, 8, 16, 32, 64)
 TAPS = 4
+NETWORKS = [(64, 4, 512, 16), (128, 4, 1024, 8)]  # width, layers, length, batch
+STATES = (16, 4)
+STEP_BLOCKS = (1, 4, 16, 64)  # and the whole sequence
 Call = Callable[[], object]
 
 
@@ -76,10 +87,55 @@ def parts(f: Callable[[], tuple[torch.Tensor, ...]], leaves: list[torch.Tensor])
     return {"forward": forward, "forward+backward": lambda: torch.autograd.grad(f(), leaves, grads)}
 
 
+def operations_ratio(width: int, layers: int, states: int) -> float:
+    """Operations of a training step of two streams over those of a plain one, for each position and layer."""
+    E, R = 2 * width, math.ceil(width / 16)
+    product = 3 * width * E  # half of the input projection, or the output projection: forward, and both gradients
+    steps = 3 * (E * (R + 2 * states) + R * E) + E * (4 * TAPS + 24)  # step sizes, B and C; the convolution with its SiLU
+    direction = steps + 31 * E * states  # 12 operations for a state in the forward pass, of which the exponential is 9, and 19 backward
+    plain = 3 * product + 2 * direction
+    both, last = plain + 3 * product + direction, plain + product + direction
+    return ((layers - 1) * both + last) / (layers * plain)
+
+
+def training_steps(network: tuple[int, int, int, int], states: int, blocks: tuple[int, ...], scan: str, device: str) -> dict[int, Call]:
+    """The loss and its gradients at half of the positions: of the plain network (0), and in blocks of each size."""
+    width, layers, L, Bt = network
+    torch.manual_seed(0)
+    vocab = DNATokenizer().vocab
+    backbone = Caduceus(vocab, d_model=width, n_layers=layers, d_state=states, scan=scan).to(device)
+    x0 = torch.randint(7, 11, (Bt, L), device=device)
+    masked = torch.rand(Bt, L, device=device) < 0.5
+    xt = x0.masked_fill(masked, vocab.mask_id)
+    denoisers = {0: Denoiser(backbone), **{b: BlockDenoiser(backbone, b) for b in (*blocks, L)}}
+    return {b: lambda d=denoiser: d.nll(x0, xt, positions=masked).mean().backward() for b, denoiser in denoisers.items()}
+
+
+def compare_steps(machine: Machine, scan: str) -> list[dict]:
+    """Rows of the training steps, printed."""
+    rows, rounds = [], 2 if machine.quick else 25
+    for network in NETWORKS[:1] if machine.quick else NETWORKS:
+        width, layers, L, Bt = network
+        for states in STATES[:1] if machine.quick else STATES:
+            calls = training_steps(network, states, (16,) if machine.quick else STEP_BLOCKS, scan, machine.device)
+            fastest = dict.fromkeys(calls, math.inf)
+            for _ in range(rounds):
+                for b, call in calls.items():
+                    fastest[b] = min(fastest[b], machine.once(call))
+            base, counted = fastest.pop(0), operations_ratio(width, layers, states)
+            for b, took in fastest.items():
+                name = f"training step, b {b}, width {width} x {layers} layers, N{states}, B{Bt} L{L}"
+                to = f"a plain step, {base * 1e3:.1f} ms"
+                rows.append({"name": name, "value": took * 1e3, "unit": "ms", "ratio": took / base, "to": to, "counted": counted})
+                print(f"{name:64} {took * 1e3:8.1f} ms {took / base:6.2f} x the time of {to}, operations {counted:.2f} x", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the first size and blocks of 16, a few repeats")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--steps", action="store_true", help="only the training steps")
     parser.add_argument("--scan", default="auto", choices=["auto", *SCANS])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and the reference of the ratio")
     args = parser.parse_args()
@@ -99,7 +155,7 @@ def main() -> None:
         rows.append({"name": label, "value": took * 1e3, "unit": "ms", "ratio": ratio, "to": f"{to}, {base * 1e3:.2f} ms", "limit": limit})
         print(f"{label:64} {took * 1e3:8.2f} ms {ratio:6.2f} x the throughput of {to} ({base * 1e3:.2f} ms), limit {limit:.2f}", flush=True)
 
-    for size in sizes:
+    for size in () if args.steps else sizes:
         Bt, L, E, N = size
         inputs = tensors(size, args.device)
         at = f"B{Bt} L{L} E{E} N{N}"
@@ -129,6 +185,7 @@ def main() -> None:
                     "the plain one",
                     near.nbytes * (1 if part == "forward" else 3),
                 )
+    rows += compare_steps(machine, scan)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -23,6 +23,26 @@ def scan_inputs() -> Callable[..., list[Tensor]]:
 
 
 @pytest.fixture
+def mixer_tensors() -> Callable[..., list[Tensor]]:
+    """One or two hidden states (2, L, D), in_proj, out_proj and the weights of the directions, the same numbers in every dtype."""
+
+    def make(
+        L: int, D: int, E: int, N: int, R: int, K: int, num_ways: int, dtype: torch.dtype = torch.float32, streams: int = 1
+    ) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(L + E)
+
+        def normal(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float().to(dtype).requires_grad_()
+
+        tensors = [*(normal(2, L, D) for _ in range(streams)), normal(2 * E, D, scale=0.3), normal(D, E, scale=0.3)]
+        for _ in range(num_ways):
+            tensors += [normal(E, K), normal(E), normal(R + 2 * N, E, scale=0.3), normal(E, R), normal(E), normal(E, N), normal(E)]
+        return tensors
+
+    return make
+
+
+@pytest.fixture
 def values_and_grads() -> Callable[..., list[Tensor]]:
     """f(*inputs) and the gradients of a fixed weighted sum of it."""
 

@@ -9,18 +9,6 @@ from dnadiff.kernels import MixerWay, add_norm, fuses_mixer, mixer
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
 
 
-def arguments(L, D, E, N, R, K, num_ways, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(L + E)
-
-    def normal(*shape, scale=1.0):
-        return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float().to(dtype).requires_grad_()
-
-    tensors = [normal(2, L, D), normal(2 * E, D, scale=0.3), normal(D, E, scale=0.3)]
-    for _ in range(num_ways):
-        tensors += [normal(E, K), normal(E), normal(R + 2 * N, E, scale=0.3), normal(E, R), normal(E), normal(E, N), normal(E)]
-    return tensors
-
-
 def run(*tensors, valid=None, scan):
     ways = [MixerWay(*tensors[i : i + 7]) for i in range(3, len(tensors), 7)]
     return mixer(*tensors[:3], ways, valid, scan=scan)
@@ -29,29 +17,29 @@ def run(*tensors, valid=None, scan):
 @pytest.mark.parametrize("num_ways", [1, 2])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_match_the_operations_in_float64(shape, padded, num_ways, values_and_grads, close):
+def test_values_and_gradients_match_the_operations_in_float64(shape, padded, num_ways, mixer_tensors, values_and_grads, close):
     valid = torch.ones(2, shape[0], dtype=torch.bool)
     valid[1, shape[0] // 2 :] = False
     valid = valid if padded else None
-    expected = values_and_grads(run, arguments(*shape, num_ways, torch.float64), valid=valid, scan="reference")
-    close(values_and_grads(run, arguments(*shape, num_ways), valid=valid, scan="cpu"), expected, 1e-5)
+    expected = values_and_grads(run, mixer_tensors(*shape, num_ways, torch.float64), valid=valid, scan="reference")
+    close(values_and_grads(run, mixer_tensors(*shape, num_ways), valid=valid, scan="cpu"), expected, 1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_results_do_not_depend_on_the_number_of_threads_and_repeat_exactly(threads, values_and_grads, close):
-    expected = values_and_grads(run, arguments(*SHAPES[2], 2, torch.float64), scan="reference")
+def test_results_do_not_depend_on_the_number_of_threads_and_repeat_exactly(threads, mixer_tensors, values_and_grads, close):
+    expected = values_and_grads(run, mixer_tensors(*SHAPES[2], 2, torch.float64), scan="reference")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        first, second = (values_and_grads(run, arguments(*SHAPES[2], 2), scan="cpu") for _ in range(2))
+        first, second = (values_and_grads(run, mixer_tensors(*SHAPES[2], 2), scan="cpu") for _ in range(2))
     finally:
         torch.set_num_threads(before)
     close(first, expected, 1e-5)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
-def test_a_row_has_the_same_result_in_any_batch():
-    tensors = [x.detach() for x in arguments(*SHAPES[2], 2)]
+def test_a_row_has_the_same_result_in_any_batch(mixer_tensors):
+    tensors = [x.detach() for x in mixer_tensors(*SHAPES[2], 2)]
     whole = run(*tensors, scan="cpu")
     assert torch.equal(run(tensors[0][1:], *tensors[1:], scan="cpu"), whole[1:])
 
@@ -65,8 +53,8 @@ def test_a_layer_computes_the_same_with_and_without_the_fused_mixer(make, close)
         close([layer(hidden, valid, "cpu")[keep]], [layer(hidden, valid, "portable")[keep]], 1e-5)
 
 
-def test_what_the_kernel_does_not_compute_is_left_to_the_operations():
-    hidden, in_proj, _, *weights = arguments(*SHAPES[1], 1)
+def test_what_the_kernel_does_not_compute_is_left_to_the_operations(mixer_tensors):
+    hidden, in_proj, _, *weights = mixer_tensors(*SHAPES[1], 1)
     ways = [MixerWay(*weights)]
     assert fuses_mixer(hidden, in_proj, ways, scan="cpu") and not fuses_mixer(hidden, in_proj, ways, scan="portable")
     assert not fuses_mixer(hidden.double(), in_proj, ways) and not fuses_mixer(hidden[:0], in_proj, ways)
@@ -76,15 +64,21 @@ def test_what_the_kernel_does_not_compute_is_left_to_the_operations():
         assert not fuses_mixer(hidden, in_proj, ways, scan="cpu")
 
 
-def test_a_second_derivative_is_refused():
-    tensors = arguments(*SHAPES[1], 1)
+def test_more_taps_than_the_kernel_has_are_computed_by_the_operations(mixer_tensors, values_and_grads, close):
+    shape = (50, 10, 20, 4, 1, 6)
+    expected = values_and_grads(run, mixer_tensors(*shape, 2, torch.float64), scan="reference")
+    close(values_and_grads(run, mixer_tensors(*shape, 2), scan="cpu"), expected, 1e-5)
+
+
+def test_a_second_derivative_is_refused(mixer_tensors):
+    tensors = mixer_tensors(*SHAPES[1], 1)
     (gradient,) = torch.autograd.grad(run(*tensors, scan="cpu").square().sum(), tensors[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
 
-def test_wrong_shapes_are_refused():
-    hidden, in_proj, out_proj, *weights = arguments(*SHAPES[1], 1)
+def test_wrong_shapes_are_refused(mixer_tensors):
+    hidden, in_proj, out_proj, *weights = mixer_tensors(*SHAPES[1], 1)
     ways = [MixerWay(*weights)]
     for wrong in ((hidden, in_proj[:-1], out_proj, ways), (hidden, in_proj, out_proj, [ways[0]._replace(D=in_proj)])):
         with pytest.raises(ValueError, match="do not fit out_proj"):

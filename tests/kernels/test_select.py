@@ -170,14 +170,14 @@ def test_the_probe_runs_on_the_gpu_of_the_calling_thread(clear_caches, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(select, "_probe", lambda backend, device: seen.append(str(device)) or [torch.ones(1)])
+    monkeypatch.setattr(select, "_probe", lambda backend, device, streams: seen.append(str(device)) or [torch.ones(1)])
     assert check_scan("mamba_ssm") == "mamba_ssm" and seen == ["cuda:3", "cuda:3"]
 
 
 def test_products_on_gpu_and_cpu_may_have_different_precision(clear_caches, monkeypatch):
     gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before, seen = (gpu.fp32_precision, other.fp32_precision), []
-    monkeypatch.setattr(select, "_probe", lambda backend, device: seen.append(other.fp32_precision) or [torch.ones(1)])
+    monkeypatch.setattr(select, "_probe", lambda backend, device, streams: seen.append(other.fp32_precision) or [torch.ones(1)])
     try:
         gpu.fp32_precision, other.fp32_precision = "tf32", "ieee"  # torch.get_float32_matmul_precision cannot express this
         assert available_scans()["cpu"] == "" and seen == ["ieee"] * len(seen) != []
@@ -214,7 +214,8 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
 
 
 @pytest.mark.parametrize(
-    "name", ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer"]
+    "name",
+    ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer", "two_stream_mixer"],
 )
 def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
     right = getattr(SCANS["cpu"], name)
@@ -237,7 +238,7 @@ def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeyp
             calls.append(name)
             return getattr(library, name)
 
-    for name in ("cpu", "cpu_scan", "cpu_mixer", "cpu_linear", "cpu_rowwise"):
+    for name in ("cpu", "cpu_scan", "mixer_parts", "cpu_streams", "cpu_linear", "cpu_rowwise"):
         monkeypatch.setattr(sys.modules[f"dnadiff.kernels.{name}"], "library", Spy)
     assert available_scans()["cpu"] == ""
     others = {"dnadiff_gather"}  # not part of a scan
