@@ -40,9 +40,9 @@ from dnadiff.commands import keep_freed_memory
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.kernels.cpu_linear import linear
-from dnadiff.kernels.cpu_mixer import _Way
 from dnadiff.kernels.cpu_rowwise import AddNorm
 from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
+from dnadiff.kernels.mixer_parts import _Way
 from dnadiff.kernels.native import library, pointers
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
@@ -187,13 +187,13 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
 
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
-        Operator("two convolutions, x_proj, dt", layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
+        Operator("two convolutions, x_proj, dt", layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, 0, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
         Operator("scan of one direction", 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, keep, *PLAIN), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + keep * wide / 2),
         Operator("gate, output projection", layers, lambda: lib.dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads), f["in"] + silu, 3 * wide + narrow, 1.0 * rows * E),
         Operator("gate, output projection and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_output_backward(*pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums), *sizes, S, threads), 4 * f["in"] + 3 * silu, 4 * wide + 3 * narrow, 1.0 * rows * E),
         Operator("scan of one direction, backward", 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False, *PLAIN[:3], None, None), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
         Operator("x_proj and dt of one direction, backward", 2 * layers, lambda: lib.dnadiff_mixer_steps_backward(*pointers(ddelta, dB, dC, u, p, x_proj, dt, None, du, sums), batch, length, E, R, N, S, threads), 2 * f["x"], 4 * wide + 4.0 * rows * (P + 2 * N)),
-        Operator("two convolutions and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_input_backward(*pointers(du, du_rev, x, hidden, in_proj, taps, bias, taps, bias, None, dhidden, sums), *sizes, K, S, threads), 2 * f["in"] + 2 * (3 * taps_flops + 2 * silu), 3 * wide + 3 * narrow, 2.0 * rows * E),
+        Operator("two convolutions and half of input projection, backward", layers, lambda: lib.dnadiff_mixer_input_backward(*pointers(du, du_rev, x, None, hidden, in_proj, taps, bias, taps, bias, None, None, dhidden, sums), *sizes, K, 0, S, threads), 2 * f["in"] + 2 * (3 * taps_flops + 2 * silu), 3 * wide + 3 * narrow, 2.0 * rows * E),
         Operator("(one convolution alone)", 0, conv(False), taps_flops + silu, 2 * wide, 1.0 * rows * E),
         Operator("(one convolution alone, backward)", 0, conv(True), 3 * taps_flops + 2 * silu, 3 * wide, 1.0 * rows * E),
     ]  # fmt: skip
