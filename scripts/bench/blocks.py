@@ -14,7 +14,7 @@ the median of ratios of neighboring calls, because the speed of a busy machine c
 plain scan's time plus the bytes of the states, each moved once, at the rate of a copy.
 
 A training step of two streams, the loss with its gradients, is compared with that of the same network without blocks. Calls take turns and the
-ratio is that of the fastest ones. The number beside it counts multiplications and additions of products, convolutions and scans:
+ratio is that of the fastest ones; with one thread, in processor time, which other processes disturb least. The number beside it counts multiplications and additions of products, convolutions and scans:
 the clean stream has one direction where the noised one has two, and in the last layer it ends at its states.
 """
 
@@ -111,9 +111,18 @@ def training_steps(network: tuple[int, int, int, int], states: int, blocks: tupl
     return {b: lambda d=denoiser: d.nll(x0, xt, positions=masked).mean().backward() for b, denoiser in denoisers.items()}
 
 
+def step_seconds(machine: Machine, call: Call) -> float:
+    """Seconds of a call, of processor time if it uses one thread of the CPU."""
+    if machine.cuda or torch.get_num_threads() > 1:
+        return machine.once(call)
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
 def compare_steps(machine: Machine, scan: str) -> list[dict]:
     """Rows of the training steps, printed."""
-    rows, rounds = [], 2 if machine.quick else 25
+    rows, rounds = [], 2 if machine.quick else 15
     for network in NETWORKS[:1] if machine.quick else NETWORKS:
         width, layers, L, Bt = network
         for states in STATES[:1] if machine.quick else STATES:
@@ -121,7 +130,7 @@ def compare_steps(machine: Machine, scan: str) -> list[dict]:
             fastest = dict.fromkeys(calls, math.inf)
             for _ in range(rounds):
                 for b, call in calls.items():
-                    fastest[b] = min(fastest[b], machine.once(call))
+                    fastest[b] = min(fastest[b], step_seconds(machine, call))
             base, counted = fastest.pop(0), operations_ratio(width, layers, states)
             for b, took in fastest.items():
                 name = f"training step, b {b}, width {width} x {layers} layers, N{states}, B{Bt} L{L}"
