@@ -60,7 +60,7 @@ def find_compiler() -> list[str]:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache or compiled now (under a second on two idle cores); CannotCompile if that fails.
+    """The compiled kernels, from the cache or compiled now (1.5 s on two idle cores); CannotCompile if that fails.
 
     Without a compiler, a cached library of any compiler is used if sources and processor are the same.
     """
