@@ -77,7 +77,7 @@ class Draws:
     def for_blocks(self, blocks: int) -> Draws:
         """Random numbers for every block of every sequence: B * blocks rows, those of a sequence one after another.
 
-        Stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
+        With `num_rows`, stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
         """
         stride = _BLOCK_STRIDE if self.num_rows is None else self.num_rows
         rows = self.rows[:, None] + stride * torch.arange(blocks, device=self.rows.device)

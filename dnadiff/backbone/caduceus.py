@@ -111,7 +111,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         mixed, mixed_clean = mixer.two_streams(hidden, hidden_clean, block_size, valid, self.scan, clean_output)
         if gate is not None:
             mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
-        return (noised, clean), (mixed, mixed_clean)
+        return (noised, clean), (self.dropout(mixed), None if mixed_clean is None else self.dropout(mixed_clean))
 
     @override
     def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:

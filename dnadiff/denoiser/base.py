@@ -73,6 +73,11 @@ class BaseDenoiser(nn.Module):
     def check_window(self, length: int | None) -> None:
         """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have no fixed length)."""
 
+    def require_any_order(self, what: str) -> None:
+        """Raise a ValueError that begins with `what` if it goes from left to right."""
+        if self.left_to_right:
+            raise ValueError(f"{what} needs a model that unmasks in any order, and this one goes from left to right")
+
     @property
     def autoregressive(self) -> bool:
         """Whether each token is predicted from those before it: likelihoods are exact, and one network call gives all of them."""
@@ -97,6 +102,8 @@ class BaseDenoiser(nn.Module):
             t, cond, valid: as in `log_probs`.
             positions: (B, L) bool; None is everywhere.
         """
+        if self.left_to_right:
+            raise ValueError(f"{type(self).__name__} does not provide the nll of a model that goes from left to right; use `unwrapped`")
         positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
         ids = x0[positions].long()[:, None]
         if self.fused_head:  # without (M, V) logits

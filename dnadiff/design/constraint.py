@@ -48,10 +48,10 @@ class Constrained(DenoiserWrapper):
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
         part = copy.copy(self)  # records into the same `log_mass`
+        if columns is not None:  # first, so that only these are copied
+            part.kind, part.start = self.kind[:, columns], self.start + (columns.start or 0)
         if rows is not None:
-            part.kind, part.rows = self.kind[rows], self.rows[rows]
-        if columns is not None:
-            part.kind, part.start = part.kind[:, columns], self.start + (columns.start or 0)
+            part.kind, part.rows = part.kind[rows], self.rows[rows]
         return part
 
     @override

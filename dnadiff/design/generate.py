@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff import likelihood
+from dnadiff.blocks import block_rows, sequence_rows
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.design.request import Request, Target
@@ -179,15 +180,21 @@ class ConditionalSampler:
     def bounds(self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
         """Estimates of a lower bound on log p of the generated part given the fixed part, in nats: (B,), with `num_draws` calls each.
 
-        For a model that goes from left to right it is of everything from the first generated token on (exact, if autoregressive). It is the distribution of the
-        model itself, without constraints and guidance.
+        For a model that goes from left to right it includes the fixed tokens that its draws do not see: those after the first generated token
+        (autoregressive, exact) or after its block. It is the distribution of the model itself, without constraints and guidance.
         """
         x_init, _, valid = padded([target.pattern for target in batch.targets], self.process.vocab.pad_id)
         ids = x_init.clone()
         for row, tokens in enumerate(batch.tokens):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
         counted = x_init == self.process.vocab.mask_id
-        counted = (counted.cumsum(-1) > 0) & valid if self.denoiser.left_to_right else counted
+        if self.denoiser.left_to_right:
+            size = min(self.denoiser.block_size or 1, counted.shape[1])
+            begun = sequence_rows(
+                (block_rows(counted, size, 0).any(-1, keepdim=True)).expand(-1, size), counted.shape[1]
+            )  # in whole blocks
+            first = begun.int().argmax(-1, keepdim=True) + size  # after the first block with a mask
+            counted = counted | (begun.any(-1, keepdim=True) & (torch.arange(counted.shape[1]) >= first) & valid)
         padding = None if bool(valid.all()) else valid
         windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
         return -likelihood.estimate(self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1).per_sequence()

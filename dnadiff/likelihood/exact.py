@@ -32,8 +32,9 @@ def exact_curve(
         (B, L) float64, nats, with L the number of maskable tokens; its sum over n is the NELBO.
 
     Raises:
-        ValueError: if there are too many masks, or nothing to mask.
+        ValueError: if there are too many masks, or nothing to mask, or for a model that goes from left to right.
     """
+    denoiser.require_any_order("enumeration of all masks")
     maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
     if not len(maskable_at):
         raise ValueError("there is no token to mask; exact enumeration needs at least one")

@@ -20,7 +20,7 @@ def site_log_probs(
     tokens outside all of them. The time of a network that is conditioned on time is that of the masked share of the window.
 
     Args:
-        denoiser: not autoregressive.
+        denoiser: a model that unmasks in any order.
         ids: (B, L) tokens.
         sites: (B, L) bool, where predictions are requested; what `ids` has there is not read.
         stranded: read the given strand alone. Otherwise the reverse complement is read too, in a second call. A network that is equivariant
@@ -32,8 +32,9 @@ def site_log_probs(
         token on the given strand.
 
     Raises:
-        ValueError: for an autoregressive model, and for a vocabulary without complement unless `stranded`.
+        ValueError: for a model that goes from left to right, and for a vocabulary without complement unless `stranded`.
     """
+    denoiser.require_any_order("the distribution at a site given both sides")
     xt = torch.where(sites, process.vocab.mask_id, ids)
     t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(ids).sum(-1)).float()
     forward = denoiser.log_probs(xt, t, positions=sites, valid=valid)

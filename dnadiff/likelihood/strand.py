@@ -24,11 +24,13 @@ class OtherStrand(BaseDenoiser):
     """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
 
     Using the same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
-    Raises ValueError if the vocabulary has no complement.
+    Raises ValueError if the vocabulary has no complement, or for a model that goes from left to right, whose other strand has other masks
+    (see `ReverseComplemented`).
     """
 
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
         super().__init__(vocab)
+        denoiser.require_any_order("reading the other strand with the same masks")
         if vocab.complement is None:
             raise ValueError("this vocabulary has no complement: only alphabets with two strands, such as DNA, have another strand")
         self.denoiser, self.complement, self.time_conditioning = denoiser, vocab.complement, denoiser.time_conditioning

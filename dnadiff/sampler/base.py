@@ -85,6 +85,7 @@ class Sampler(Configurable, ABC):
         exact: whether the distribution of the samples converges to the model's as steps grow (at temperature 1, without truncation and
             guidance).
         reads: which models it samples from, by how their network reads a sequence: a subclass of `Backbone`.
+        moves_window: whether the network reads a part of the sequence at a time.
         has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
             rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
     """
@@ -95,6 +96,7 @@ class Sampler(Configurable, ABC):
 
     exact: ClassVar[bool] = False
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
+    moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -36,12 +37,12 @@ class Blockwise(Sampler):
     has_weights = True  # those of the other sampler
 
     def __init__(self, sampler: Sampler, block_size: int | None = None) -> None:
+        if not isinstance(sampler, Sampler) or sampler.reads is not BidirectionalBackbone or sampler.moves_window:
+            raise ValueError(
+                f"sampler.sampler {type(sampler).__name__} does not fill the masks of a block in any order; choose grouped or another one"
+            )
         super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
         self.block_size = checks.optional_integer("sampler.block_size", block_size)
-        if sampler.reads is not BidirectionalBackbone:
-            raise ValueError(
-                f"block is for samplers that unmask in any order, and {type(sampler).__name__} does not; choose grouped or another"
-            )
         self.sampler = sampler
 
     @override
@@ -78,7 +79,8 @@ class Blockwise(Sampler):
     @override
     def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         size, state = self.size_for(x.shape[1]), None
-        active = masked.any(-1).nonzero()[:, 0]  # sequences with a mask in this block or a later one
+        ends = (masked * torch.arange(1, x.shape[1] + 1, device=x.device)).amax(-1)  # one after the last mask, 0 without any
+        active = ends.nonzero()[:, 0]  # sequences with a mask in this block or a later one
         for number, start in enumerate(range(0, x.shape[1], size)):
             if not len(active):
                 break
@@ -89,7 +91,7 @@ class Blockwise(Sampler):
                 inner = calls.for_block(active, part, state)
                 x[active, part] = self.sampler.fill(x[active, part], masked[active, part], inner, process, noise)
                 calls.add(inner)
-            unfinished = masked[active, part.stop :].any(-1)
+            unfinished = ends[active] > part.stop
             active, state = active[unfinished], None if state is None else state.select(unfinished)
             if len(active):
                 state = calls.advance(x[active, part], state, active, part)

@@ -35,6 +35,7 @@ class SemiAR(Sampler):
         96
     """
 
+    moves_window = True
     has_weights = True  # those of the other sampler
 
     def __init__(self, sampler: Sampler, window: int | None = None, stride: int | None = None) -> None:

@@ -10,7 +10,7 @@ chromosome) is read once for each run, in `test-`. `ar` is exact, the others are
 Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed`, for an idle machine: training tokens per second, and seconds to sample 1
 and 64 sequences of 1,024 bases that lose 2 % of the structure; `minutes-MODEL` and `testminutes-MODEL`: trained as long as `mdlm` takes for
 12 M tokens, by the speeds of `speed`; `chr20-MODEL` and `testchr20-MODEL`: the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is
-test), one seed, with the learning rates of E. coli; `long-BLOCKS`: 1,000,000 bases sampled, with the memory and time of parts of it, judged in windows of 512.
+test), one seed, with the learning rates of E. coli; `long-BLOCKS`: 1,000,000 bases sampled, with the time and memory of a tenth of it and of all, judged in windows of 512.
 """
 
 import json
@@ -150,27 +150,22 @@ class Study:
         return {"threads": torch.get_num_threads(), "training": training, "sampling": sampling}
 
     def long(self, model: str) -> dict:
-        """One long sequence: seconds for each tenth of it, and the peak memory after a tenth and after all."""
+        """One long sequence: time and peak memory of a tenth of it and of all, judged in windows."""
         run = self.runs / self.kept[f"final-{model}-1"]["run"]
-        tenth, rows = self.size["long"] // 10, []
-        for length in (tenth, self.size["long"]):
+        rows, records = [], run / "long-windows.fa"
+        for length in (self.size["long"] // 10, self.size["long"]):
             output = run / f"long-{length}.fa"
-            code = [
-                sys.executable,
-                "-c",
-                _MEASURED,
-                "dnadiff.sample",
-                f"checkpoint={run}",
-                f"length={length}",
-                "num_samples=1",
-                f"output={output}",
-            ]
+            code = [sys.executable, "-c", _MEASURED, "dnadiff.sample", f"checkpoint={run}", "sampler=block", f"length={length}"]
             start = time.monotonic()
-            subprocess.run([*code, "num_draws=0", "overwrite=true", f"hydra.run.dir={run / 'long'}"], check=True)
+            subprocess.run([*code, "num_samples=1", f"output={output}", "overwrite=true", f"hydra.run.dir={run / 'long'}"], check=True)
             rows.append({"length": length, "seconds": time.monotonic() - start, "peak_mb": json.loads((run / "long.json").read_text())})
+            text = "".join(line for line in output.read_text(encoding="ascii").splitlines() if line[0] != ">")
+        window = min(512, len(text) // 20)
+        cut = (text[at : at + window] for at in range(0, len(text) - window + 1, window))
+        records.write_text("".join(f">window_{number}\n{piece}\n" for number, piece in enumerate(cut)), encoding="ascii")
         judged = run / "long-judge.json"
-        study.command("judge", f"checkpoint={run}", f"samples={output}", "length=512", f"output={judged}", "overwrite=true")
-        return {"rows": rows, "judge": json.loads(judged.read_text(encoding="utf-8"))}
+        study.command("judge", f"checkpoint={run}", f"samples={records}", f"output={judged}", "overwrite=true")
+        return {"rows": rows, "window": window, "judge": json.loads(judged.read_text(encoding="utf-8"))}
 
     def table(self) -> str:
         """Bits on the test part, and differences from `mdlm` and `ar` paired by window; means over seeds."""

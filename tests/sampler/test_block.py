@@ -2,14 +2,20 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, Denoiser, InBlock
 from dnadiff.design.constraint import Constrained
+from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.guidance import Guided
+from dnadiff.design.request import Target
+from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import Draws
+from dnadiff.likelihood import Conjoined, OtherStrand, WindowBatch, estimate, exact_nelbo, site_log_probs
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
@@ -191,12 +197,57 @@ def test_models_and_samplers_that_do_not_fit_are_refused():
         sample(Denoiser(model.backbone), Blockwise(Grouped(2)), x_init)
     with pytest.raises(ValueError, match=r"sampler\.block_size 5 is not that of the model, which was trained in blocks of 4"):
         sample(model, Blockwise(Grouped(2), block_size=5), x_init)
-    with pytest.raises(ValueError, match="Autoregressive does not"):
-        Blockwise(Autoregressive())
+    for other in (Autoregressive(), SemiAR(Grouped(2), window=2), None):
+        with pytest.raises(ValueError, match=r"sampler\.sampler .* does not fill the masks of a block in any order"):
+            Blockwise(other)
     with pytest.raises(ValueError, match="semi_ar is for samplers that unmask in any order"):
         SemiAR(Blockwise(Grouped()))
     with pytest.raises(ValueError, match="num_groups 5 is larger than the length 4"):
         sample(model, Blockwise(Grouped(5)), x_init)
+
+
+def test_functions_for_any_order_refuse_a_block_model():
+    model, process = (
+        denoiser(4, Vocab(12, 3, 4, DNA.never_emitted, complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))),
+        AbsorbingProcess(DNA, LogLinear()),
+    )
+    x0 = torch.full((1, 6), 7)
+    calls = [
+        lambda: exact_nelbo(model, process, x0),
+        lambda: site_log_probs(model, process, x0, x0 == 7, stranded=True),
+        lambda: OtherStrand(model, model.vocab),
+        lambda: Conjoined(model, model.vocab),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="needs a model that unmasks in any order"):
+            call()
+    constrained = Constrained(model, torch.zeros(1, 6, dtype=torch.int64), torch.ones(1, 12, dtype=torch.bool))
+    with pytest.raises(ValueError, match="does not provide the nll"):  # it would read masks of earlier blocks
+        constrained.nll(x0, torch.full((1, 6), 3))
+
+
+def test_log_prob_of_a_design_is_given_the_fixed_tokens_of_the_first_block():
+    # One block: the generated tokens given the others. Blocks of one: everything from the first generated token on.
+    pattern = Pattern(np.array([7, 3, 3, 8, 3, 9]), np.full(6, FREE, np.uint8), None)
+    target, tokens = Target("t", pattern, (0, 6), (0, 6), {}), np.array([7, 8, 9, 8, 10, 9])
+    found = {}
+    for size in (6, 1):
+        model = denoiser(size).float()
+        sampler = ConditionalSampler(model, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(Grouped(1)))
+        batch = SampleBatch([target], [tokens], 1, 1, None)
+        found[size] = float(sampler.bounds(batch, [0], 2, seed=0)[0])
+        counted = torch.tensor([[False, True, True, size == 1, True, size == 1]])
+        windows = [WindowBatch(torch.from_numpy(tokens)[None], {"all": counted}, rows=torch.tensor([0]))]
+        expected = -estimate(model, AbsorbingProcess(DNA, LogLinear()), windows, 2, 0, 1).per_sequence()[0]
+        assert found[size] == pytest.approx(expected)
+
+
+def test_dropout_is_applied_in_blocks():
+    net = denoiser(4, dropout=0.5).backbone.train()
+    x = torch.full((1, 8), 7)
+    torch.manual_seed(0)
+    first = net.block_features(x, x, 4)[0]
+    assert not torch.equal(first, net.block_features(x, x, 4)[0])
 
 
 def test_a_block_is_a_masked_diffusion_model():
