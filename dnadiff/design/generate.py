@@ -115,7 +115,7 @@ class ConditionalSampler:
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if self.sampler.supports_weights(max(lengths)) else None
+        log_weights = weight if self.supports_weights(max(lengths)) else None
         return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
     def has_weights(self, request: Request) -> bool | None:
@@ -123,7 +123,15 @@ class ConditionalSampler:
         # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
         firsts = (request[group * request.each] for group in range(request.num_groups))
         constrained = self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
-        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
+        return None if constrained and not self.supports_weights(request.lengths[1]) else constrained
+
+    def supports_weights(self, length: int) -> bool:
+        """Whether samples of `length` tokens or fewer have importance weights.
+
+        Those of a guided block diffusion model do not: the mass of tokens fixed in later blocks is only known without guidance.
+        """
+        guided_blocks = self.denoiser.block_size is not None and self.denoiser is not self.denoiser.unwrapped
+        return not guided_blocks and self.sampler.supports_weights(length)
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for a block model)."""
@@ -149,7 +157,7 @@ class ConditionalSampler:
             return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
         constrained = Constrained(self.denoiser, kind, self.allowed, self._added())
         samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
-        if not self.sampler.supports_weights(x_init.shape[1]):
+        if not self.supports_weights(x_init.shape[1]):
             return samples, np.zeros(len(x_init))
         return samples, constrained.log_weight(x_init, samples.tokens, cond).cpu().numpy()
 

@@ -242,6 +242,15 @@ def test_log_prob_of_a_design_is_given_the_fixed_tokens_of_the_first_block():
         assert found[size] == pytest.approx(expected)
 
 
+def test_guided_block_models_have_no_weights():
+    model = denoiser(4, num_labels=2)
+    made = [
+        ConditionalSampler(m, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(Grouped(1)))
+        for m in (model, Guided(model, 2.0))
+    ]
+    assert [each.supports_weights(8) for each in made] == [True, False]
+
+
 def test_dropout_is_applied_in_blocks():
     net = denoiser(4, dropout=0.5).backbone.train()
     x = torch.full((1, 8), 7)
