@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 def test_the_evaluation_is_of_blocks(run):
     found = json.loads((run / "evaluate.json").read_text())
-    assert found["protocol"].startswith("NELBO, count form of each block, 4 stratified draws")
+    assert found["protocol"].startswith("NELBO, count form in blocks of b = 4 tokens, 4 stratified draws")
     table = found["code_length"]
     assert table["length"] == 4 and [row["groups"] for row in table["rows"]] == [1, 2, 4]
     assert table["applies_to"].startswith("each block of sampler=block")

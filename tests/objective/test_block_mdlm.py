@@ -85,7 +85,8 @@ def test_blocks_of_one_are_the_chain_rule(process, net, x0):
         torch.testing.assert_close(loss.nll, expected.detach(), rtol=0, atol=1e-12)
         for a, b in zip(gradients(loss.loss, net), gradients(expected, net)):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    result = estimate(objective.denoiser(net), process, [WindowBatch(x0, {"all": torch.ones(4, L, dtype=torch.bool)})], 2)
+    result = estimate(objective.denoiser(net), process, [WindowBatch(x0, {"all": torch.ones(4, L, dtype=torch.bool)})], 8)
+    assert result.num_draws == 1 and result.se_mc() == 0  # one network call is exact: there is nothing to draw
     torch.testing.assert_close(torch.from_numpy(result.per_sequence()), token_by_token(net, x0).sum(1).detach(), rtol=0, atol=1e-6)
 
 
@@ -104,7 +105,7 @@ def enumerated(denoiser, x0, size):
     return total
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_bound_and_its_estimate_equal_enumeration(process, net, x0, size):
     x0 = x0[:, :7]
     objective = BlockMDLM(process, size, weighting="nelbo")
@@ -118,8 +119,6 @@ def test_the_bound_and_its_estimate_equal_enumeration(process, net, x0, size):
         losses = [objective(denoiser, x0, torch.ones(4, 7), Draws.for_batch(5, 4, step)).nll for step in range(256)]
     mean, spread = torch.stack(losses).mean(), torch.stack(losses).std() / 16
     assert abs(mean - exact.mean() / 7) <= 4 * spread + 1e-6
-    # By block: the same numbers in another order, and h(0) is exact.
-    torch.testing.assert_close(torch.from_numpy(result.by_block.per_sequence()).view(4, -1).sum(1), torch.from_numpy(result.per_sequence()))
 
 
 def test_tokens_of_weight_zero_and_padding_are_not_counted(process, net, x0):
