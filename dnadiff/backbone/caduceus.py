@@ -16,6 +16,7 @@ from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
+from dnadiff.kernels import check_states
 from dnadiff.vocab import Vocab
 
 
@@ -76,6 +77,15 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     """
 
     clean_is_causal = True
+
+    @override
+    def check_blocks(self) -> None:
+        check_states(self.scan)
+        if self.takes_sigma:
+            raise ValueError(
+                "backbone.time_conditioning true, expected false: every block has another time, so the network would never read it and its "
+                "weights for the time would not be trained; set backbone.time_conditioning=false"
+            )
 
     @override
     def block_features(

@@ -10,6 +10,7 @@ from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
+from dnadiff.kernels import select
 from dnadiff.likelihood import WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
@@ -174,8 +175,24 @@ def test_networks_that_do_not_fit_are_refused(process, dna):
         BlockMDLM(process, 4).denoiser(Mamba(dna, 8, 1))
     with pytest.raises(ValueError, match="time_conditioning=true"):
         BlockMDLM(process, 4).denoiser(Caduceus(dna, 8, 1, time_conditioning=True), True)
+    # Weights for a time that no block reads were trained on nothing.
+    with pytest.raises(ValueError, match=r"^backbone\.time_conditioning true, expected false: .*; set backbone\.time_conditioning=false$"):
+        BlockMDLM(process, 4).denoiser(Caduceus(dna, 8, 1, time_conditioning=True))
     with pytest.raises(ValueError, match="AR does not fit backbone Caduceus: it needs a causal network"):
         AR(process).denoiser(Caduceus(dna, 8, 1))
+
+
+def test_a_scan_without_states_is_refused_with_the_denoiser(process, dna, monkeypatch):
+    # On a machine where it runs, the first pass over blocks refused it: after the data were read.
+    monkeypatch.setattr(select, "_failure", lambda name: "")
+    for scan in ("mamba_ssm", "auto"):
+        monkeypatch.setenv("DNADIFF_SCAN", "mamba_ssm")
+        net = Caduceus(dna, 8, 1, scan=scan)
+        with pytest.raises(RuntimeError, match="scan 'mamba_ssm' was asked for and cannot run: states .*; set scan=portable"):
+            BlockMDLM(process, 4).denoiser(net)
+        MDLM(process).denoiser(net)
+    monkeypatch.delenv("DNADIFF_SCAN")
+    BlockMDLM(process, 4).denoiser(net)
 
 
 def test_weights_of_an_unblocked_run_fit(process, net, dna, x0):
