@@ -60,7 +60,8 @@ class CurveSums:
         """
         row, a, zero = (np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start))
         cells = Cells.of(row, a, masked.ravel(), nats.ravel(), zero, length)
-        return cls(cells, *_per_unit(unit, tokens, tokens * start, tokens * nats.mean(1)), length)
+        of_units, zeros, means = (_per_unit(unit, each) for each in (tokens, tokens * start, tokens * nats.mean(1)))
+        return cls(cells, of_units, zeros, means, length)
 
     @classmethod
     def from_estimates(cls, result: Likelihood, start: Likelihood | None, length: int) -> CurveSums:
@@ -80,8 +81,8 @@ class CurveSums:
             return cls.of(result.counts[used], result.cross_entropy()[used], zero / tokens, tokens, unit[used], length)
         cells = of_blocks.cells._replace(row=unit[of_blocks.cells.row])
         alone = of_blocks.first_start / max(of_blocks.first_tokens, 1)
-        per_unit = _per_unit(unit, result.available, of_blocks.start, result.per_sequence())
-        return cls(Cells.joined([cells]), *per_unit, of_blocks.length, alone)
+        of_units, zeros, means = (_per_unit(unit, each) for each in (result.available, of_blocks.start, result.per_sequence()))
+        return cls(Cells.joined([cells]), of_units, zeros, means, of_blocks.length, alone)
 
     def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:
         """h(0) .. h(L - 1), piecewise linear between means over bins of n; their sum is the NELBO of the draws.
@@ -115,8 +116,9 @@ class CurveSums:
             return weights @ np.bincount(place, values[inner], units * bins).reshape(units, bins)  # (R, bins)
 
         total, squares = binned(cells.tokens, weights), binned(cells.squares, weights**2)
-        sums = [binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares)]
-        return np.stack([_through_bins(*each, length) for each in zip(h0, nelbo, total, squares, *sums)])
+        n_sum, rise, rise_squares = (binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares))
+        each = zip(h0, nelbo, total, squares, n_sum, rise, rise_squares)
+        return np.stack([_through_bins(length, *sums) for sums in each])
 
     def bootstrap_replicates(self, num_resamples: int = 100, seed: int = 0) -> Floats:
         """Fits to resampled units, `(num_resamples, L)`: their spread is the error of the fit."""
@@ -148,13 +150,13 @@ class CurveSums:
         return None if n < MIN_BLOCKS or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
-def _per_unit(unit: np.ndarray, *values: np.ndarray) -> tuple[Floats, ...]:
-    """The sum of each of `values (S,)` over the sequences of each unit: (U,)."""
-    return tuple(np.bincount(unit, each) for each in values)
+def _per_unit(unit: np.ndarray, values: np.ndarray) -> Floats:
+    """The sum of `values (S,)` over the sequences of each unit: (U,)."""
+    return np.bincount(unit, values).astype(np.float64)
 
 
 def _through_bins(
-    h0: float, nelbo: float, total: Floats, squares: Floats, n: Floats, rise: Floats, rise_squares: Floats, length: int
+    length: int, h0: float, nelbo: float, total: Floats, squares: Floats, n: Floats, rise: Floats, rise_squares: Floats
 ) -> Floats:
     """The curve (L,) through h(0) and the means of the bins, from sums over the measurements of each bin, (bins,)."""
     used = total > 0

@@ -163,7 +163,7 @@ PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
 
 
 def estimator_for(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> type[Estimator]:
-    """How the likelihood of a model is estimated with `protocol`; exactly, if one network call gives it (`is_exact`) or an order is given."""
+    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it (`is_exact`) or an order is given."""
     if order is not None:
         return Ordered
     return ChainRule if is_exact(denoiser) else PROTOCOLS[protocol]

@@ -46,7 +46,7 @@ class Cells(NamedTuple):
         row, n, *sums = (np.concatenate(column) for column in zip(*parts))
         width = int(n.max(initial=0)) + 1
         keys, index = np.unique(row * width + n, return_inverse=True)
-        return cls(keys // width, keys % width, *(np.bincount(index, column, len(keys)) for column in sums))
+        return cls(keys // width, keys % width, *(np.bincount(index, column, len(keys)).astype(np.float64) for column in sums))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,13 @@ class BlockMeasurements:
 
     @classmethod
     def of(cls, counts: Ints, available: Ints, nats: Floats, start: Floats, length: int) -> BlockMeasurements:
-        """Of one batch: masked tokens and estimates of each draw (D, B, blocks), maskable tokens and nats without any visible (B, blocks)."""
+        """Of one batch, from numbers of each block.
+
+        Args:
+            counts, nats: masked tokens of each draw and its estimate: (D, B, blocks).
+            available, start: tokens that can be masked, and nats with all of them masked: (B, blocks).
+            length: as above.
+        """
         used = np.broadcast_to(available > 0, counts.shape)
         row = np.broadcast_to(np.arange(len(available))[:, None], counts.shape)
         a, zero = np.broadcast_to(available, counts.shape)[used], np.broadcast_to(start, counts.shape)[used]

@@ -1,4 +1,4 @@
-"""Monte Carlo estimates of the NELBO, and the exact likelihood of autoregressive models in the same form.
+"""Monte Carlo estimates of the NELBO, and exact likelihoods of autoregressive models in the same form.
 
 Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times their summed cross-entropy is an
 upper bound on -log p, the NELBO of one position at a time (arXiv 2310.01334, section 2). Without time conditioning it equals MDLM's
@@ -124,8 +124,8 @@ def estimate(
         if curve and size is not None:
             start = _at_count(denoiser, process, batch, available, available, draws)
             nats = [each.of_blocks for each in (start, *results) if each.of_blocks is not None]
-            arrays = [x.cpu().numpy() for x in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0])]
-            measured.append(BlockMeasurements.of(*arrays, min(size, batch.ids.shape[1])))
+            k, a, x, x0 = (each.cpu().numpy() for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0]))
+            measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
         return results
 
     result = collect(denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress)

@@ -127,14 +127,14 @@ class Likelihood:
     def curve(self, bins: int = 16) -> Curve:
         """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as `check_curve`."""
         self.check_curve()
-        if self.by_block is not None:
-            cells, longest = self.by_block.cells, self.by_block.length
-            row, visible, number, masked = cells.row, cells.n, cells.number, cells.masked
-            nats = cells.nats / masked
-        else:
+        masked: np.ndarray
+        if self.by_block is None:
             row, draw = np.nonzero(self.counts)
             masked, nats = self.counts[row, draw], self.cross_entropy()[row, draw]
             visible, number, longest = self.available[row] - masked, np.ones(len(row)), max(int(self.available.max()), 1)
+        else:
+            cells, longest = self.by_block.cells, self.by_block.length
+            row, visible, number, masked, nats = cells.row, cells.n, cells.number, cells.masked, cells.nats / cells.masked
         index, unit = np.minimum(visible * bins // longest, bins - 1), blocks(len(self.available), self.block_size)[row]
         chosen = [c for b in range(bins) if number[c := index == b].sum() > 1] or [np.ones(len(row), bool)]  # few windows
         mean = [(np.average(visible[c], weights=masked[c]), *_weighted_mean(nats[c], masked[c], unit[c])) for c in chosen]

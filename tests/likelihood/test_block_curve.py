@@ -91,7 +91,7 @@ def test_whole_windows_are_resampled(denoiser):
 def test_h_of_blocks_is_measured_on_request_only(denoiser):
     plain = estimate(denoiser, PROCESS, windows(6, 16), 2)
     for use in (plain.curve, lambda: CurveSums.from_estimates(plain, None, 16)):
-        with pytest.raises(ValueError, match="h\\(n\\) of blocks was not measured; call likelihood.estimate with curve=True"):
+        with pytest.raises(ValueError, match=r"h\(n\) of blocks was not measured; call likelihood\.estimate with curve=True"):
             use()
     result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
     assert result.num_draws == 8 and result.by_block.cells.number.sum() == 8 * (6 * 4)

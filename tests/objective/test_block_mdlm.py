@@ -150,7 +150,7 @@ def test_the_auxiliary_loss_is_next_token_prediction_by_the_clean_stream(process
 def test_an_auxiliary_loss_that_would_copy_is_refused(process, dna):
     net = Caduceus(dna, 8, 1)
     net.clean_is_causal = False  # as for DiT
-    with pytest.raises(ValueError, match=r"objective\.next_token_weight: the clean stream of Caduceus sees whole blocks"):
+    with pytest.raises(ValueError, match=r"objective\.next_token_weight 0\.5 must be 0: the clean stream of Caduceus sees whole blocks"):
         BlockMDLM(process, 3, next_token_weight=0.5).denoiser(net)
 
 
@@ -188,7 +188,7 @@ def test_a_scan_without_states_is_refused_with_the_denoiser(process, dna, monkey
     for scan in ("mamba_ssm", "auto"):
         monkeypatch.setenv("DNADIFF_SCAN", "mamba_ssm")
         net = Caduceus(dna, 8, 1, scan=scan)
-        with pytest.raises(RuntimeError, match="scan 'mamba_ssm' was asked for and cannot run: states .*; set scan=portable"):
+        with pytest.raises(RuntimeError, match=r"scan 'mamba_ssm' was asked for and cannot run: states .*; set scan=portable"):
             BlockMDLM(process, 4).denoiser(net)
         MDLM(process).denoiser(net)
     monkeypatch.delenv("DNADIFF_SCAN")
