@@ -61,8 +61,8 @@ class BlockMDLM(MDLM):
         denoiser.backbone.check_blocks()
         if self.next_token_weight and not denoiser.backbone.clean_is_causal:
             raise ValueError(
-                f"objective.next_token_weight: the clean stream of {type(backbone).__name__} sees whole blocks, and would copy the next token; "
-                "set it to 0, or use backbone=caduceus"
+                f"objective.next_token_weight {self.next_token_weight:g} must be 0: the clean stream of {type(backbone).__name__} sees whole "
+                "blocks, and would copy the next token; set it to 0, or use backbone=caduceus"
             )
         return denoiser
 

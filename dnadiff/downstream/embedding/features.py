@@ -36,7 +36,7 @@ class Embedder:
         pool: None is the mean over positions.
         layer: number of layers from the first one, followed by the final norm; None is all.
         stranded: read the given strand alone.
-        block_size: b of a model that reads blocks: each block is read after those before it. None reads all of a sequence at once.
+        block_size: b of a block diffusion model: each block is read after those before it. None reads all of a sequence at once.
 
     Attributes:
         width: D, the length of a vector.
