@@ -230,7 +230,7 @@ def finish(
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
         "sampler": provenance.sampler_name(sampler),
         "sampler_settings": provenance.sampler_settings(sampler),
-        "steps": sampler.num_steps_for(request.lengths[1]),  # upper limit of the network calls of a batch
+        "steps": sampler.num_steps_for(request.lengths[1]),  # upper limit of the network calls that fill the masks of a batch
         "network_calls": totals["nfe"],
         "rows": totals["rows"],
         "tokens": totals["tokens"],

@@ -35,6 +35,8 @@ class BaseDenoiser(nn.Module):
         num_labels: C, the labels that it can be conditioned on.
         normalized: whether the ratios of `log_score` at a masked position sum to what probabilities would; those of SEDD need not.
         banned: ids that have probability 0 in `x0_log_probs`.
+        given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from left to right (`score_given`); None for most
+            denoisers.
     """
 
     backbone: Backbone
@@ -46,6 +48,7 @@ class BaseDenoiser(nn.Module):
     max_length: int | None = None
     num_labels: int = 0
     normalized: bool = True
+    given: OptTensor = None
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
@@ -179,6 +182,17 @@ class BaseDenoiser(nn.Module):
     def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
         """Read one more finished block x0 (B, n): the state after it, from the state before it (not modified)."""
         raise ValueError(f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm")
+
+    def score_given(self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> list[int]:
+        """Record the probability of the `given` tokens of a block whose masks are not filled yet.
+
+        Args:
+            state, cond, valid: as in `step_block`.
+
+        Returns:
+            The number of sequences in each network call.
+        """
+        return []
 
 
 class NetworkDenoiser(BaseDenoiser):

@@ -17,8 +17,8 @@ class Autoregressive(Sampler):
     """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values for the transformer.
 
     Given tokens are read and kept. Those to the right of a mask do not influence it, because an autoregressive model cannot see them. A
-    sequence is read up to its last mask. A frozen mask before that is read as the start token, which these models never saw in the
-    middle of a sequence.
+    sequence is read up to its last mask, or, for importance weights, up to the last token that counts in them. A frozen mask before that is
+    read as the start token, which these models never saw in the middle of a sequence.
 
     Example:
         >>> Autoregressive(temperature=0.9).num_steps_for(length=512)
@@ -34,7 +34,7 @@ class Autoregressive(Sampler):
         if not masked.any():
             return x
         length = x.shape[1]
-        ends = (masked * torch.arange(1, length + 1, device=x.device)).amax(-1)  # one after the last mask, 0 without any
+        ends = calls.ends(masked)
         uniform = draws.uniform("token", length)
         active = (ends > 0).nonzero()[:, 0]
         token = torch.full_like(active, process.vocab.mask_id)  # the mask is the start token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser, InBlock, State
@@ -57,6 +58,18 @@ class CountedDenoiser:
         self.nfe += 1
         self.rows += len(rows) * self.denoiser.rows_per_sequence
         return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled yet."""
+        if self.denoiser.given is not None:
+            calls = self.denoiser.for_rows(rows, columns).score_given(state, *self._of_block(rows, columns))
+            self.nfe += len(calls)
+            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+
+    def ends(self, masked: Tensor) -> Tensor:
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0 if there are none: (B,)."""
+        asked = masked if self.denoiser.given is None else masked | self.denoiser.given
+        return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
 
     def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
         """Labels and padding of a block."""
