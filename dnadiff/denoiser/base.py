@@ -167,6 +167,10 @@ class BaseDenoiser(nn.Module):
         """
         raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
 
+    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last state."""
+        raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
+
     def step_block(
         self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:

@@ -98,14 +98,25 @@ class Constrained(DenoiserWrapper):
 
     @override
     def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
-        # Called on `for_rows` of the one column that is predicted.
+        # Called on `for_rows` of the column that is predicted.
         log_probs, state = self.denoiser.step(token, state, cond)
-        restricted, mass = self._restrict(log_probs, self.kind[:, 0])
+        return self._next(log_probs[:, None])[:, 0], state
+
+    @override
+    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        # Called on `for_rows` of the columns that are predicted.
+        log_probs, state = self.denoiser.read(tokens, state, cond)
+        return self._next(log_probs), state
+
+    def _next(self, log_probs: Tensor) -> Tensor:
+        """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part, and records the mass."""
+        restricted, mass = (x.view(log_probs.shape[: x.ndim + 1]) for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten()))
         if self.template is not None and self.given is not None:
-            fixed = log_probs.gather(-1, self.template)[:, 0]
-            mass = torch.where(self.template[:, 0] == self.vocab.mask_id, mass, torch.where(self.given[:, 0], fixed, 0.0))
-            self._record(torch.arange(len(mass), device=mass.device), 0, mass)
-        return restricted, state
+            row, column = torch.ones_like(self.kind).nonzero().unbind(-1)
+            fixed = log_probs.gather(-1, self.template[..., None])[..., 0]
+            mass = torch.where(self.template == self.vocab.mask_id, mass, torch.where(self.given, fixed, 0.0))
+            self._record(row, column, mass[row, column])
+        return restricted
 
     @override
     def step_block(
@@ -164,11 +175,11 @@ class Constrained(DenoiserWrapper):
         self._record(row[chosen], column[chosen], mass)
         return flat.index_copy(0, chosen, restricted.to(flat)).view(predicted.shape)
 
-    def _record(self, row: Tensor, column: Tensor | int, mass: Tensor) -> None:
+    def _record(self, row: Tensor, column: Tensor, mass: Tensor) -> None:
         """Store the mass (M,) at rows and columns of this part of the batch."""
         if self.recording:
-            index = self.rows[row], torch.as_tensor(column, device=row.device) + self.start
-            self.log_mass[tuple(x.to(self.log_mass.device) for x in index)] = mass.to(self.log_mass)
+            at = (x.to(self.log_mass.device) for x in (self.rows[row], column + self.start))
+            self.log_mass[tuple(at)] = mass.to(self.log_mass)
 
     def _restrict(self, log_probs: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
         """`log_probs (M, V)` restricted and normalized, and the log of the allowed mass (M,); 0 where nothing changes."""

@@ -33,6 +33,13 @@ class CountedDenoiser:
         """Log-ratios (M, V); arguments as in `log_probs`."""
         return self._call(lambda denoiser: denoiser.log_score, x, t, positions)
 
+    def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`: the state afterwards."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, columns)
+        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
+
     def step(self, token: Tensor, state: State | None, rows: Tensor, column: int) -> tuple[Tensor, State]:
         """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
         self.nfe += 1

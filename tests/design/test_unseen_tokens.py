@@ -159,6 +159,19 @@ def test_an_autoregressive_model_never_reads_a_whole_sequence():
     assert (samples.nfe, samples.rows) == (6, 6 + 6 + 4 + 6)  # up to the last letter
 
 
+def test_an_autoregressive_model_reads_what_is_scored_in_pieces():
+    model = CausalDenoiser(initialized(Mamba(DNA.vocab, d_model=8, n_layers=2, d_state=4)))
+    template = torch.cat([TEMPLATE[:2], torch.randint(7, 11, (2, 150))], 1)
+    template[1, 140:] = 4
+    samples, found = drawn(model, Autoregressive(), template, valid=template != 4)
+    with torch.no_grad():
+        log_probs = model.next_log_probs(samples.tokens).gather(-1, samples.tokens[..., None])[..., 0]
+    letters = (template >= 7) & (template <= 10)
+    expected = torch.where(letters & ((template == 3).cumsum(-1) > 0), log_probs, 0.0).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert (samples.nfe, samples.rows) == (4 + 3, 2 * 4 + 2 + 2 + 2)  # up to the last mask, then 64, 64 and 24 tokens
+
+
 def test_a_sampler_reads_on_for_the_weights_alone():
     model, template = block_model(2), TEMPLATE[:1].clone()
     template[:, 3] = 7  # masks in the first of three blocks
