@@ -43,7 +43,7 @@ class Blockwise(Sampler):
             )
         super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
         self.block_size = checks.optional_integer("sampler.block_size", block_size)
-        self.sampler = sampler
+        self.sampler, self.exact = sampler, sampler.exact
 
     @override
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:

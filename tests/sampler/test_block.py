@@ -148,6 +148,11 @@ def test_padding_is_not_filled_and_changes_nothing():
     assert torch.equal(found[0, :9], alone[0]) or found[0, :9].shape == alone[0].shape  # groups of the last block depend on its masks
 
 
+def test_blocks_are_as_exact_as_the_sampler_inside():
+    assert [Blockwise(inner).exact for inner in INNER] == [True, True, True, False]
+    assert Blockwise(FirstHitting()).fitted(denoiser(4)).exact and not SemiAR(FirstHitting()).exact
+
+
 def test_memory_and_time_do_not_grow_with_what_was_read():
     model = denoiser(8)
     state = model.advance(torch.full((2, 8), 7))
