@@ -114,6 +114,17 @@ class BaseDenoiser(nn.Module):
             return log_sum - at_ids[:, 0]
         return -self.log_probs(xt, t, cond, positions, valid).gather(-1, ids)[:, 0]
 
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        """The network's features (B, L, D) of sequences that it reads without masks, as embeddings: no noise level and no labels.
+
+        Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a block model, its block and those before it.
+
+        Args:
+            ids: (B, L) token ids.
+            valid: as in `log_probs`.
+        """
+        raise ValueError(f"{type(self).__name__} has no network with features")
+
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
@@ -212,6 +223,10 @@ class NetworkDenoiser(BaseDenoiser):
     @override
     def fused_head(self) -> bool:
         return self.vocab.size >= LARGE and self.backbone.head_matrix() is not None
+
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.backbone.features(ids.long(), valid=valid)
 
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         raise NotImplementedError  # (M, D), or (B, L, D) where positions is None

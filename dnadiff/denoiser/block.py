@@ -55,6 +55,10 @@ class BlockDenoiser(NetworkDenoiser):
             )
 
     @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self._both(ids, ids, None, valid)[0]
+
+    @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         return at(self._both(xt, xt, cond, valid)[0], positions)
 
