@@ -74,6 +74,16 @@ def test_features_are_read_as_the_model_reads_whole_sequences(denoiser):
         Labelled().features(ids)
 
 
+def test_one_block_needs_no_clean_stream(denoiser):
+    backbone, x0, xt = denoiser.backbone, torch.tensor([[7, 8, 9, 10]]), torch.tensor([[7, 3, 9, 3]])
+    with torch.no_grad():
+        features = backbone.block_features(xt, x0, 4)[0]
+    expected = -backbone.head(features)[..., 7:11].log_softmax(-1)
+    backbone.block_features = None
+    found = BlockDenoiser(backbone, 16).nll(x0, xt, positions=xt == 3)
+    torch.testing.assert_close(found, torch.stack([expected[0, 1, 1], expected[0, 3, 3]]))
+
+
 class Labelled(BaseDenoiser):
     """p = (.7, .3) with a label and (.5, .5) without, at every position; the mask is id 2."""
 

@@ -64,6 +64,8 @@ class BlockDenoiser(NetworkDenoiser):
 
     def _both(self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False) -> tuple[Tensor, OptTensor]:
         size = min(self.block_size, xt.shape[1])
+        if size == xt.shape[1] and not clean:  # no block reads the clean stream
+            return self.backbone.features(xt.long(), None, cond, valid), None
         return self.backbone.block_features(xt.long(), x0.long(), size, cond, valid, clean)
 
     @override
