@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
-from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
+from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab

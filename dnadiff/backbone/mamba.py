@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import CausalBackbone, State
-from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.conditioning import modulate
+from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import UniMamba
 from dnadiff.checks import PositiveInt
 from dnadiff.kernels import SCANS, chosen_scan
