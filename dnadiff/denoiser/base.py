@@ -180,6 +180,10 @@ class BaseDenoiser(nn.Module):
         """Read one more finished block x0 (B, n): the state after it, from the state before it (not modified)."""
         raise ValueError(f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm")
 
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside `columns` to predict inside (approximate)."""
+        raise ValueError(f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit")
+
 
 class NetworkDenoiser(BaseDenoiser):
     """A denoiser computed by one network. Raises ValueError if the network does not read as `reads` requires."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, InBlock, State
+from dnadiff.denoiser import BaseDenoiser, InBlock, InContext, State
 
 
 class CountedDenoiser:
@@ -51,6 +51,27 @@ class CountedDenoiser:
         """A counter for one block of some `rows` of the batch, after the blocks in `state`; see `for_columns`."""
         cond, valid = self._of_block(rows, columns)
         return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
+
+    def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
+        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in `read` again in each call; see `for_columns`.
+
+        The other tokens are read here, once, and their keys and values are used in each call (`BaseDenoiser.around`).
+
+        Args:
+            x: (B, L) tokens of the batch.
+            rows: index of sequences.
+            read: includes `columns`.
+            columns: positions to predict.
+        """
+        state = None
+        if read.stop - read.start < x.shape[1]:
+            self.nfe += 1
+            self.rows += len(rows) * self.denoiser.rows_per_sequence
+            state = self.denoiser.around(x[rows], read, *self._of_block(rows, slice(None)))
+        cond, valid = self._of_block(rows, read)
+        inside = slice(columns.start - read.start, columns.stop - read.start)
+        inner = InContext(self.denoiser.for_rows(rows, read), state, x[rows, read], inside, valid)
+        return CountedDenoiser(inner, cond, None if valid is None else valid[:, inside])
 
     def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
         """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
