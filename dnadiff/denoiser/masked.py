@@ -87,6 +87,10 @@ class Denoiser(NetworkDenoiser):
     def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
         return self._cached_backbone().around(xt.long(), columns, cond, valid)
 
+    @override
+    def require_cache(self) -> None:
+        self._cached_backbone()
+
     def _cached_backbone(self) -> AttentionCacheBackbone:
         if not isinstance(self.backbone, AttentionCacheBackbone):
             raise ValueError(f"this sampler needs {AttentionCacheBackbone.described}; {type(self.backbone).__name__} has none")

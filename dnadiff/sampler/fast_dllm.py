@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.denoiser import BidirectionalBackbone
+from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Configurable, Sampler
@@ -78,6 +78,11 @@ class FastDLLM(Sampler):
     def blocks(self, length: int) -> list[slice]:
         """The blocks of a sequence of `length` tokens."""
         return [slice(start, min(start + self.block_size, length)) for start in range(0, length, self.block_size)]
+
+    @override
+    def check_model(self, denoiser: BaseDenoiser) -> None:
+        super().check_model(denoiser)
+        denoiser.unwrapped.require_cache()
 
     @override
     def check_length(self, length: int) -> None:
