@@ -102,6 +102,10 @@ class Constrained(DenoiserWrapper):
     def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
         return self.denoiser.advance(x0, state, cond, valid)
 
+    @override
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self.denoiser.around(xt, columns, cond, valid)
+
     def log_weight(self, x_init: Tensor, tokens: Tensor, cond: OptTensor = None) -> Tensor:
         """The log importance weight of each sample, (B,) float64, in nats.
 
