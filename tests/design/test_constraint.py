@@ -62,6 +62,9 @@ class Exact(BaseDenoiser):
     def advance(self, x0, state=None, cond=None, valid=None):
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 
+    def require_cache(self):
+        pass
+
     def nll(self, x0, xt, t=None, cond=None, positions=None, valid=None):
         assert self.reads is BlockBackbone
         first = self.at(torch.cat([xt[:, :2], torch.full_like(xt[:, 2:], 3)], 1))[:, :2]
@@ -97,7 +100,7 @@ def test_constraints_always_hold_and_weights_correct_the_distribution(name, tilt
     sampler, tokens, log_weight = draw(name, toy, batch, tilt)
     assert ALLOWED[KIND.expand(batch, 3), tokens].all()
     if not sampler.supports_weights(3):
-        assert name in ("low_confidence", "threshold", "remdm", "forward_backward")
+        assert name in ("low_confidence", "threshold", "fast_dllm", "remdm", "forward_backward")
         return
     mass = kept(toy, tilt).sum()
     target, weight = kept(toy, tilt) / mass, log_weight.exp()
