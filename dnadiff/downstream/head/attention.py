@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.downstream.head.base import Head, lengths_of, position_features
+from dnadiff.downstream.head.base import Head, HeadSizes, lengths_of, position_features
 
 
 class AttentionHead(Head):
@@ -17,32 +17,30 @@ class AttentionHead(Head):
     a place, or where something is.
 
     Args:
-        width, num_outputs, max_length: as in `Head`.
         num_heads: weighted means.
         head_width: features of each.
         num_wavelengths: of the position features.
         dropout: on the means.
+        **sizes: see `Head`.
     """
 
     def __init__(
         self,
-        width: int,
-        num_outputs: int,
-        max_length: int,
         num_heads: checks.PositiveInt = 8,
         head_width: checks.PositiveInt = 32,
         num_wavelengths: checks.PositiveInt = 6,
         dropout: float = 0.1,
+        **sizes: Unpack[HeadSizes],
     ) -> None:
-        super().__init__(width, num_outputs, max_length)
+        super().__init__(**sizes)
         self.num_heads, self.head_width = checks.integer("head.num_heads", num_heads), checks.integer("head.head_width", head_width)
         self.num_wavelengths = checks.integer("head.num_wavelengths", num_wavelengths)
         inner = self.num_heads * self.head_width
-        self.norm = nn.LayerNorm(width)
-        self.hidden = nn.Linear(width + 4 * self.num_wavelengths, inner)
+        self.norm = nn.LayerNorm(self.width)
+        self.hidden = nn.Linear(self.width + 4 * self.num_wavelengths, inner)
         self.score = nn.Conv1d(inner, self.num_heads, 1, groups=self.num_heads)  # one score from the features of each head
         self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
-        self.output = nn.Linear(inner, num_outputs)
+        self.output = nn.Linear(inner, self.num_outputs)
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+
+
+class HeadSizes(TypedDict):
+    """Keyword arguments of every `Head`, which documents them."""
+
+    width: int
+    num_outputs: int
+    max_length: int
 
 
 class Head(nn.Module, ABC):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.downstream.head.base import Head, lengths_of
+from dnadiff.downstream.head.base import Head, HeadSizes, lengths_of
 
 
 class ConvHead(Head):
@@ -17,40 +17,38 @@ class ConvHead(Head):
     normalization is avoided: predictions do not depend on the batch.
 
     Args:
-        width, num_outputs, max_length: as in `Head`.
         channels: of each convolution.
         kernel_size: odd.
         num_convolutions: number of convolutions, connected by residuals.
         num_bins: parts of the sequence.
         hidden: width of the hidden layer.
         dropout: before the hidden layer.
+        **sizes: see `Head`.
     """
 
     def __init__(
         self,
-        width: int,
-        num_outputs: int,
-        max_length: int,
         channels: checks.PositiveInt = 64,
         kernel_size: checks.PositiveInt = 7,
         num_convolutions: checks.PositiveInt = 2,
         num_bins: checks.PositiveInt = 16,
         hidden: checks.PositiveInt = 64,
         dropout: float = 0.2,
+        **sizes: Unpack[HeadSizes],
     ) -> None:
-        super().__init__(width, num_outputs, max_length)
+        super().__init__(**sizes)
         channels, kernel = checks.integer("head.channels", channels), checks.integer("head.kernel_size", kernel_size)
         if not kernel % 2:
             raise ValueError(f"head.kernel_size {kernel} must be odd")
         self.num_bins, hidden = checks.integer("head.num_bins", num_bins), checks.integer("head.hidden", hidden)
         count = checks.integer("head.num_convolutions", num_convolutions)
-        self.norm = nn.LayerNorm(width)
-        self.first = nn.Linear(width, channels)
+        self.norm = nn.LayerNorm(self.width)
+        self.first = nn.Linear(self.width, channels)
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
         self.convolutions = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count))
         self.hidden = nn.Linear(2 * channels * self.num_bins, hidden)
         self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
-        self.output = nn.Linear(hidden, num_outputs)
+        self.output = nn.Linear(hidden, self.num_outputs)
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:

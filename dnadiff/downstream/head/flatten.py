@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.downstream.head.base import Head
+from dnadiff.downstream.head.base import Head, HeadSizes
 
 
 class FlattenHead(Head):
@@ -15,28 +15,26 @@ class FlattenHead(Head):
     It is for sequences of one length, in which a position always means the same, such as the distance to a splice site.
 
     Args:
-        width, num_outputs, max_length: as in `Head`; every sequence has `max_length` tokens.
         channels: of each position.
         hidden: width of the hidden layer.
         dropout: before and after the hidden layer.
+        **sizes: see `Head`; every sequence has `max_length` tokens.
     """
 
     def __init__(
         self,
-        width: int,
-        num_outputs: int,
-        max_length: int,
         channels: checks.PositiveInt = 16,
         hidden: checks.PositiveInt = 64,
         dropout: float = 0.2,
+        **sizes: Unpack[HeadSizes],
     ) -> None:
-        super().__init__(width, num_outputs, max_length)
+        super().__init__(**sizes)
         channels, hidden = checks.integer("head.channels", channels), checks.integer("head.hidden", hidden)
-        self.norm = nn.LayerNorm(width)
-        self.first = nn.Linear(width, channels)
-        self.hidden = nn.Linear(channels * max_length, hidden)
+        self.norm = nn.LayerNorm(self.width)
+        self.first = nn.Linear(self.width, channels)
+        self.hidden = nn.Linear(channels * self.max_length, hidden)
         self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
-        self.output = nn.Linear(hidden, num_outputs)
+        self.output = nn.Linear(hidden, self.num_outputs)
 
     @property
     @override
