@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
+from dnadiff.checks import PositiveInt
 from dnadiff.downstream.head.base import Head, HeadSizes, lengths_of, position_features
 
 
@@ -25,13 +26,9 @@ class AttentionHead(Head):
     """
 
     def __init__(
-        self,
-        num_heads: checks.PositiveInt = 8,
-        head_width: checks.PositiveInt = 32,
-        num_wavelengths: checks.PositiveInt = 6,
-        dropout: float = 0.1,
+        self, num_heads: PositiveInt = 8, head_width: PositiveInt = 32, num_wavelengths: PositiveInt = 6, dropout: float = 0.1,
         **sizes: Unpack[HeadSizes],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**sizes)
         self.num_heads, self.head_width = checks.integer("head.num_heads", num_heads), checks.integer("head.head_width", head_width)
         self.num_wavelengths = checks.integer("head.num_wavelengths", num_wavelengths)

@@ -9,6 +9,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from dnadiff import checks
+
 
 class HeadSizes(TypedDict):
     """Keyword arguments of every `Head`, which documents them."""
@@ -47,6 +49,15 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         """Features (B, L, D) float32 -> (B, C); positions outside `valid (B, L)`, at the end, have no influence."""
+
+
+class HiddenLayer(nn.Sequential):
+    """Features of a sequence (B, F) -> outputs (B, C) by a network of one hidden layer."""
+
+    def __init__(self, num_features: int, hidden: int, num_outputs: int, dropout: float) -> None:
+        hidden, share = checks.integer("head.hidden", hidden), checks.below_one("head.dropout", dropout)
+        layers = nn.Linear(num_features, hidden), nn.GELU(), nn.Dropout(share), nn.Linear(hidden, num_outputs)
+        super().__init__(nn.Dropout(share), *layers)
 
 
 def lengths_of(features: Tensor, valid: Tensor | None) -> Tensor:

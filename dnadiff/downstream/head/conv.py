@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.downstream.head.base import Head, HeadSizes, lengths_of
+from dnadiff.checks import PositiveInt
+from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer, lengths_of
 
 
 class ConvHead(Head):
@@ -22,33 +23,26 @@ class ConvHead(Head):
         num_convolutions: number of convolutions, connected by residuals.
         num_bins: parts of the sequence.
         hidden: width of the hidden layer.
-        dropout: before the hidden layer.
+        dropout: before and after the hidden layer.
         **sizes: see `Head`.
     """
 
     def __init__(
-        self,
-        channels: checks.PositiveInt = 64,
-        kernel_size: checks.PositiveInt = 7,
-        num_convolutions: checks.PositiveInt = 2,
-        num_bins: checks.PositiveInt = 16,
-        hidden: checks.PositiveInt = 64,
-        dropout: float = 0.2,
-        **sizes: Unpack[HeadSizes],
-    ) -> None:
+        self, channels: PositiveInt = 64, kernel_size: PositiveInt = 7, num_convolutions: PositiveInt = 2, num_bins: PositiveInt = 16,
+        hidden: PositiveInt = 64, dropout: float = 0.2, **sizes: Unpack[HeadSizes],
+    ) -> None:  # fmt: skip
         super().__init__(**sizes)
-        channels, kernel = checks.integer("head.channels", channels), checks.integer("head.kernel_size", kernel_size)
+        channels = checks.integer("head.channels", channels)
+        kernel = checks.integer("head.kernel_size", kernel_size)
         if not kernel % 2:
             raise ValueError(f"head.kernel_size {kernel} must be odd")
-        self.num_bins, hidden = checks.integer("head.num_bins", num_bins), checks.integer("head.hidden", hidden)
+        self.num_bins = checks.integer("head.num_bins", num_bins)
         count = checks.integer("head.num_convolutions", num_convolutions)
         self.norm = nn.LayerNorm(self.width)
         self.first = nn.Linear(self.width, channels)
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
         self.convolutions = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count))
-        self.hidden = nn.Linear(2 * channels * self.num_bins, hidden)
-        self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
-        self.output = nn.Linear(hidden, self.num_outputs)
+        self.output = HiddenLayer(2 * channels * self.num_bins, hidden, self.num_outputs, dropout)
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -59,7 +53,7 @@ class ConvHead(Head):
                 y = torch.where(valid[..., None], y, 0.0)
             x = x + convolution(y.transpose(1, 2)).transpose(1, 2)
         pooled = self._pooled(nn.functional.gelu(x), lengths_of(features, valid), valid)
-        return self.output(self.dropout(nn.functional.gelu(self.hidden(self.dropout(pooled)))))
+        return self.output(pooled)
 
     def _pooled(self, x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
         """Mean and maximum of each part: (B, L, C) -> (B, 2 * bins * C). A part without a position, of a short sequence, has zeros."""

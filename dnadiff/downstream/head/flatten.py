@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.downstream.head.base import Head, HeadSizes
+from dnadiff.checks import PositiveInt
+from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer
 
 
 class FlattenHead(Head):
@@ -21,20 +22,12 @@ class FlattenHead(Head):
         **sizes: see `Head`; every sequence has `max_length` tokens.
     """
 
-    def __init__(
-        self,
-        channels: checks.PositiveInt = 16,
-        hidden: checks.PositiveInt = 64,
-        dropout: float = 0.2,
-        **sizes: Unpack[HeadSizes],
-    ) -> None:
+    def __init__(self, channels: PositiveInt = 16, hidden: PositiveInt = 64, dropout: float = 0.2, **sizes: Unpack[HeadSizes]) -> None:
         super().__init__(**sizes)
-        channels, hidden = checks.integer("head.channels", channels), checks.integer("head.hidden", hidden)
+        channels = checks.integer("head.channels", channels)
         self.norm = nn.LayerNorm(self.width)
         self.first = nn.Linear(self.width, channels)
-        self.hidden = nn.Linear(channels * self.max_length, hidden)
-        self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
-        self.output = nn.Linear(hidden, self.num_outputs)
+        self.output = HiddenLayer(channels * self.max_length, hidden, self.num_outputs, dropout)
 
     @property
     @override
@@ -54,4 +47,4 @@ class FlattenHead(Head):
         if valid is not None or features.shape[1] != self.max_length:
             raise ValueError(f"this classifier takes sequences of {self.max_length} bases, got others; it was trained with head=flatten")
         x = nn.functional.gelu(self.first(self.norm(features)))
-        return self.output(self.dropout(nn.functional.gelu(self.hidden(self.dropout(x.flatten(1))))))
+        return self.output(x.flatten(1))
