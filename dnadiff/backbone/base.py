@@ -188,3 +188,22 @@ class BlockBackbone(Backbone):
     @abstractmethod
     def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
         """The state after one more block x0 (B, n) of the clean stream, from the state before it (None at the first), not modified."""
+
+
+class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
+    """A bidirectional transformer that can compute some positions with stored keys and values of the others (arXiv 2505.22618)."""
+
+    described = "a transformer with a key-value cache, such as dit"
+
+    @abstractmethod
+    def around(self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        """Read a sequence in both directions and keep the tokens outside some positions, as a state for `step_block` at these positions.
+
+        `step_block` then returns what `features` returns there, as long as no token changes. If tokens at these positions change, the
+        result is approximate: the keys and values of the others do not.
+
+        Args:
+            ids: (B, L) token ids.
+            columns: positions that are left out.
+            cond, valid: as in `features`.
+        """

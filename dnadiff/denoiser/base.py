@@ -81,6 +81,10 @@ class BaseDenoiser(nn.Module):
         if self.left_to_right:
             raise ValueError(f"{what} needs a model that unmasks in any order, and this one goes from left to right")
 
+    def require_cache(self) -> None:
+        """Raise a ValueError if it cannot predict some positions with stored keys and values of the others (`around`)."""
+        raise ValueError(f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit")
+
     @property
     def autoregressive(self) -> bool:
         """Whether each token is predicted from those before it: likelihoods are exact, and one network call gives all of them."""
@@ -208,6 +212,10 @@ class BaseDenoiser(nn.Module):
             The number of sequences in each network call.
         """
         return []
+
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside `columns` to predict inside (approximate)."""
+        raise ValueError(f"{type(self).__name__} has no key-value cache")
 
 
 class NetworkDenoiser(BaseDenoiser):

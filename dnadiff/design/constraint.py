@@ -147,6 +147,10 @@ class Constrained(DenoiserWrapper):
             sizes.append(len(row))
         return sizes
 
+    @override
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self.denoiser.around(xt, columns, cond, valid)
+
     def log_weight(self) -> Tensor:
         """The log importance weight of each sample of the batch that was drawn, (B,) float64, in nats.
 

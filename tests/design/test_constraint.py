@@ -58,6 +58,9 @@ class Exact(BaseDenoiser):
     def advance(self, x0, state=None, cond=None, valid=None):
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 
+    def require_cache(self):
+        pass
+
 
 def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
@@ -87,7 +90,7 @@ def test_constraints_always_hold_and_weights_correct_the_distribution(name, tilt
     sampler, tokens, log_weight = draw(name, toy, batch, tilt)
     assert ALLOWED[KIND.expand(batch, 3), tokens].all()
     if not sampler.supports_weights(3):
-        assert name in ("low_confidence", "threshold", "remdm", "forward_backward")
+        assert name in ("low_confidence", "threshold", "fast_dllm", "remdm", "forward_backward")
         return
     mass = kept(toy, tilt).sum()
     target, weight = kept(toy, tilt) / mass, log_weight.exp()
