@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from dnadiff import checks
@@ -139,6 +140,15 @@ class CausalBackbone(Backbone):
             ValueError: if the network reads whole sequences only, or has read `max_length` tokens.
         """
         raise ValueError(f"{type(self).__name__} cannot read token by token; mamba and transformer can")
+
+    def read(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last state."""
+        features = []
+        for token in ids.unbind(1):
+            found, state = self.step(token, state, cond)
+            features.append(found)
+        assert state is not None
+        return torch.stack(features, 1), state
 
 
 class BlockBackbone(Backbone):

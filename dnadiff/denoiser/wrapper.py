@@ -29,6 +29,10 @@ class DenoiserWrapper(BaseDenoiser):
     def unwrapped(self) -> BaseDenoiser:
         return self.denoiser.unwrapped
 
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.denoiser.features(ids, valid)
+
 
 class InBlock(DenoiserWrapper):
     """A block model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.

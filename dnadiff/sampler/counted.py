@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser, InBlock, InContext, State
@@ -31,6 +32,13 @@ class CountedDenoiser:
     def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-ratios (M, V); arguments as in `log_probs`."""
         return self._call(lambda denoiser: denoiser.log_score, x, t, positions)
+
+    def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`: the state afterwards."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, columns)
+        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
 
     def step(self, token: Tensor, state: State | None, rows: Tensor, column: int) -> tuple[Tensor, State]:
         """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
@@ -81,6 +89,18 @@ class CountedDenoiser:
         self.nfe += 1
         self.rows += len(rows) * self.denoiser.rows_per_sequence
         return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled yet."""
+        if self.denoiser.given is not None:
+            calls = self.denoiser.for_rows(rows, columns).score_given(state, *self._of_block(rows, columns))
+            self.nfe += len(calls)
+            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+
+    def ends(self, masked: Tensor) -> Tensor:
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0 if there are none: (B,)."""
+        asked = masked if self.denoiser.given is None else masked | self.denoiser.given
+        return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
 
     def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
         """Labels and padding of a block."""

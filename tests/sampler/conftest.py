@@ -92,8 +92,12 @@ TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbo
 
 
 def make(name, **settings):
-    """The sampler of a yaml with some settings changed."""
-    return build(settings_of(name) | settings)
+    """The sampler of a yaml with some settings changed; those that it has not are of the sampler inside."""
+    known = settings_of(name)
+    if "sampler" in known:
+        inner = {key: settings.pop(key) for key in settings.keys() & known["sampler"].keys() - known.keys()}
+        known = known | {"sampler": known["sampler"] | inner}
+    return build(known | settings)
 
 
 @cache

@@ -26,6 +26,7 @@ STEPS = {
     "analytic": ("num_steps", 1, 64),
     "ancestral": ("num_steps", 1, 64),
     "ar": None,
+    "block": ("num_groups", 1, 2),
     "confidence": ("num_steps", 1, 3),
     "entropy_bounded": ("bound", 10.0, 0.0),
     "first_hitting": None,
