@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,3 +17,10 @@ def sequence_rows(rows: Tensor, length: int) -> Tensor:
     """The inverse of `block_rows`: (B * blocks, b) -> (B, L)."""
     blocks = -(-length // rows.shape[1])
     return rows.reshape(-1, blocks * rows.shape[1])[:, :length]
+
+
+def after_first(chosen: Tensor, block_size: int) -> Tensor:
+    """The positions in blocks after the first block with a chosen one: (B, L) bool -> (B, L) bool, nothing where none is chosen."""
+    block = torch.arange(chosen.shape[1], device=chosen.device) // block_size
+    first = torch.where(chosen, block, chosen.shape[1]).amin(-1, keepdim=True)
+    return block > first

@@ -51,8 +51,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         raise ValueError(f"input is read as DNA, but {model.path} was trained on text; give a model of DNA")
     model.denoiser.to(commands.pick_device(config["accelerator"]))
     layer = optional_integer("layer", config["layer"])
-    read = model.denoiser
-    embedder = Embedder(read.backbone, pool, layer, config["stranded"], config["dtype"], read.block_size)
+    embedder = Embedder(model.denoiser, pool, layer, config["stranded"], config["dtype"])
     fasta, regions = (None, config["input"]) if has_regions else (config["input"], None)
     source = open_input(fasta, config["genome"], regions, config["feature"], key="input")
     embedder.check_lengths(source)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,18 +15,14 @@ from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import Progress, duration, table
 
 if TYPE_CHECKING:
-    from dnadiff.backbone.base import Backbone
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.items import TaskData
-    from dnadiff.downstream.model import TaskModel
     from dnadiff.downstream.protocol import FixedSplit
     from dnadiff.kmers import KmerSet
 
 log = logging.getLogger("dnadiff")
 
-FINE_TUNED, SCRATCH = "fine-tuned", "scratch"
-PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
 MAX_KMER = 8  # a table of counts has 4^k columns
 Rate = Annotated[float, checks.Range(maximum=1, above=0)]
 KEYS: Keys = {
@@ -46,6 +41,9 @@ KEYS: Keys = {
     "probe": bool,
     "neighbours": bool,
     "layer": checks.PositiveInt | None,
+    "inputs.layers": list[checks.PositiveInt],
+    "inputs.one_hot": bool,
+    "inputs.length": bool,
     "pretraining_overlap": bool,
     "results": str | None,
     "save_models": list[Literal["fine-tuned", "scratch"]],
@@ -160,8 +158,9 @@ def run_task(
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
+    from dnadiff.downstream.study_models import FINE_TUNED, PROBE, RANDOM_PROBE, SCRATCH, build_models
 
-    models = build_models(config, loaded, protocol)
+    models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
     log_task(data)
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
@@ -193,73 +192,6 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     return published_model_of(type(loaded.denoiser.backbone).__name__, objective) if layer is None else None
-
-
-def build_models(config: Config, loaded: Loaded, protocol: FixedSplit) -> dict[str, TaskModel]:
-    """The models of the study by name: baselines, the trained network, and the same network untrained."""
-    import torch
-
-    from dnadiff.checkpoint import build_denoiser
-    from dnadiff.downstream.baselines import KmerLogistic
-    from dnadiff.downstream.classifier import keep_first_layers
-    from dnadiff.downstream.finetuning import NetworkModel
-    from dnadiff.downstream.probe import LinearProbe, NearestNeighbors
-    from dnadiff.downstream.results import weights_digest
-    from dnadiff.draws import hash64
-
-    def trained(seed: int) -> Backbone:
-        return keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"])
-
-    def untrained(seed: int) -> Backbone:
-        torch.manual_seed(hash64(seed, "scratch") % 2**63)
-        denoiser = build_denoiser(loaded.config, loaded.tokenizer, ("dnadiff", *config["trust"]))[0]
-        return keep_first_layers(denoiser.backbone, config["layer"])
-
-    about: dict[str, Json] = {} if config["layer"] is None else {"layer": config["layer"]}
-    if loaded.denoiser.backbone.reads_both_strands:  # predictions stored before these networks became strand-invariant are not reused
-        about["strands"] = "merged unless stranded"
-    about_untrained = {"untrained": loaded.config["backbone"], **about}
-    about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    device = commands.pick_device(config["accelerator"])
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(dna_tokenizer(loaded), config["kmer"])}
-    for name, baseline in (config.get("baselines") or {}).items():
-        if not isinstance(baseline, Mapping) or "_target_" not in baseline:
-            raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
-        built = build(dict(baseline), loaded.tokenizer, trust=None)
-        if isinstance(built, NetworkModel):
-            built.trainer.setdefault("accelerator", config["accelerator"])
-        models.setdefault(name, built)
-    if config["neighbours"]:
-        models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)
-    if config["probe"]:
-        models[PROBE] = LinearProbe(trained, about=about_trained, device=device)
-        models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
-    if config["fine_tune"]:
-        models[FINE_TUNED] = fine_tuned_model(config, protocol, trained, config["lr"], about_trained)
-    if config["scratch"]:
-        models[SCRATCH] = fine_tuned_model(config, protocol, untrained, config["lr_scratch"], about_untrained)
-    return models
-
-
-def fine_tuned_model(
-    config: Config, protocol: FixedSplit, backbone: Callable[[int], Backbone], rates: Sequence[float], about: Mapping[str, object]
-) -> TaskModel:
-    """A network that is trained on the task; several learning rates or batch sizes make a grid search."""
-    from dnadiff.downstream.finetuning import FineTunedModel, TrainingSettings
-    from dnadiff.downstream.grid import GridSearch
-
-    shared: TrainingSettings = {
-        "epochs": config["epochs"] or protocol.epochs,
-        "weight_decay": config["weight_decay"],
-        "warmup": protocol.warmup if config["warmup"] is None else config["warmup"],
-        "trainer": {"accelerator": config["accelerator"], "devices": 1},
-        "patience": config["patience"],
-    }
-    grid = []
-    for rate, size in itertools.product(rates, config["batch_size"]):
-        settings: TrainingSettings = {**shared, "batch_size": size}
-        grid.append(({"lr": rate, "batch_size": size}, FineTunedModel(backbone, rate, about, **settings)))
-    return GridSearch(grid) if len(grid) > 1 else grid[0][1]
 
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:

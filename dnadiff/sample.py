@@ -131,8 +131,10 @@ def generate(
     """Generate and write the remaining batches."""
     low, high = request.lengths
     span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
-    steps = generator.sampler.num_steps_for(high)
-    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}, at most {steps} network calls per batch")
+    calls = f"at most {generator.sampler.num_steps_for(high)} network calls per batch"
+    if weighted and model.denoiser.block_size is not None:
+        calls += ", and one for each token that is fixed in a later block"
+    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}, {calls}")
     totals = TOTALS | stream.notes
     totals["sessions"] += 1
     start, before = time.monotonic(), totals["seconds"]
@@ -230,7 +232,7 @@ def finish(
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
         "sampler": provenance.sampler_name(sampler),
         "sampler_settings": provenance.sampler_settings(sampler),
-        "steps": sampler.num_steps_for(request.lengths[1]),  # upper limit of the network calls of a batch
+        "steps": sampler.num_steps_for(request.lengths[1]),  # upper limit of the network calls that fill the masks of a batch
         "network_calls": totals["nfe"],
         "rows": totals["rows"],
         "tokens": totals["tokens"],

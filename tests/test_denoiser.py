@@ -3,7 +3,7 @@ import torch
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
+from dnadiff.denoiser import BaseDenoiser, BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.design.guidance import Guided
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
@@ -55,6 +55,33 @@ def test_time_conditioning_needs_a_network_with_a_time_input():
     backbone.takes_sigma = False
     with pytest.raises(ValueError, match="this DiT has no time input; set time_conditioning=false"):
         Denoiser(backbone, noise=LogLinear(), time_conditioning=True)
+
+
+def test_features_are_read_as_the_model_reads_whole_sequences(denoiser):
+    ids, valid = torch.tensor([[7, 8, 9, 10, 7, 4], [8, 8, 7, 9, 10, 10]]), torch.tensor([[True] * 5 + [False], [True] * 6])
+    changed = torch.where(torch.arange(6) < 4, ids, 9)
+    for parameter in denoiser.parameters():  # otherwise no position sees another one
+        torch.nn.init.normal_(parameter, std=0.3)
+    causal, blocks = CausalDenoiser(Transformer(DNA, 16, 1, 2).eval()), BlockDenoiser(denoiser.backbone, 4)
+    for each, unchanged in ((denoiser, 0), (causal, 4), (blocks, 4)):  # positions that do not see tokens 4 and 5
+        found, same = each.features(ids, valid), (each.features(ids, valid) == each.features(changed, valid)).all(-1).all(0)
+        assert found.shape == (2, 6, 16) and same.tolist() == [position < unchanged for position in range(6)]
+    assert torch.equal(denoiser.features(ids), denoiser.backbone.features(ids))
+    assert torch.equal(causal.features(ids), causal.backbone.features(ids))
+    assert torch.equal(blocks.features(ids), blocks.backbone.block_features(ids, ids, 4)[0])
+    assert torch.equal(Guided(blocks, 2.0).features(ids), blocks.features(ids))
+    with pytest.raises(ValueError, match="Labelled has no network with features"):
+        Labelled().features(ids)
+
+
+def test_one_block_needs_no_clean_stream(denoiser):
+    backbone, x0, xt = denoiser.backbone, torch.tensor([[7, 8, 9, 10]]), torch.tensor([[7, 3, 9, 3]])
+    with torch.no_grad():
+        features = backbone.block_features(xt, x0, 4)[0]
+    expected = -backbone.head(features)[..., 7:11].log_softmax(-1)
+    backbone.block_features = None
+    found = BlockDenoiser(backbone, 16).nll(x0, xt, positions=xt == 3)
+    torch.testing.assert_close(found, torch.stack([expected[0, 1, 1], expected[0, 3, 3]]))
 
 
 class Labelled(BaseDenoiser):

@@ -1,5 +1,6 @@
 """The commands `export` and `info`: the published layout, the model card, and what is known about a model."""
 
+import errno
 import json
 import os
 import shutil
@@ -125,6 +126,19 @@ def test_an_export_is_replaced_with_overwrite(cli, run, tmp_path):
     assert cli("export", "checkpoint=run", "output=model")[0] == 0
     assert cli("export", "checkpoint=run", "output=model", "overwrite=true", "name=Other")[0] == 0
     assert "\n# Other\n" in (tmp_path / "model" / "README.md").read_text() and sorted(os.listdir(tmp_path / "model")) == FILES
+
+
+def test_an_error_of_the_disk_is_not_taken_for_missing_data(cli, run, tmp_path, monkeypatch):
+    # The card lacked what is known of the data, and the command succeeded.
+    def broken(self, trust=()):
+        raise OSError(errno.EIO, "Input/output error", "cache/genomes")
+
+    monkeypatch.setattr(checkpoint.Loaded, "training_data", broken)
+    status, _, err = cli("export", "checkpoint=run", "output=model")
+    assert status == 1 and "Input/output error" in err and not (tmp_path / "model").exists()
+    monkeypatch.setattr(checkpoint.Loaded, "training_data", lambda self, trust=(): (_ for _ in ()).throw(FileNotFoundError("no such file")))
+    status, _, err = cli("export", "checkpoint=run", "output=model")
+    assert status == 0 and "described by their configuration alone" in err
 
 
 def test_networks_without_a_published_layout_are_refused(cli, train_args):

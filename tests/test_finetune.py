@@ -11,10 +11,15 @@ from dnadiff import commands, finetune
 from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.downstream import study_models
+from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import build_protocol
 
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
+
+ITEMS = Items.from_sequences([np.full(9, 7, np.uint8)] * 2, [0, 1], 4)
+DATA = TaskData("t", ["a", "b"], ITEMS, ITEMS, ITEMS)
 
 
 def checkpoint(path: Path, tokenizer, network: tuple[str, ...] = DIT) -> str:
@@ -124,10 +129,10 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length alone", "GC alone", "4-mer gradient boosting", finetune.PROBE, finetune.NEIGHBORS} <= set(result["models"])
+    assert {"length alone", "GC alone", "4-mer gradient boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 1 for m in result["models"].values())
     assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
-    pairs = [(finetune.PROBE, finetune.RANDOM_PROBE), (finetune.PROBE, "2-mer logistic regression")]
+    pairs = [(study_models.PROBE, study_models.RANDOM_PROBE), (study_models.PROBE, "2-mer logistic regression")]
     assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
     assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
     assert 0 < result["differences"][0]["p_value"] <= 1
@@ -228,7 +233,7 @@ def test_trained_baselines_use_the_accelerator_of_the_command(tmp_path):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "baselines=all", "accelerator=cpu"])
     finetune.check_settings(config)
-    models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
+    models = study_models.build_models(config, loaded, DATA, build_protocol("fixed", 4), "cpu")
     assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}
 
 
@@ -258,8 +263,8 @@ def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
     finetune.check_settings(config)
     for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-        models = finetune.build_models(config, loaded, build_protocol("fixed", 4))
-        for name in (finetune.FINE_TUNED, finetune.SCRATCH, finetune.PROBE, finetune.RANDOM_PROBE):
+        models = study_models.build_models(config, loaded, DATA, build_protocol("fixed", 4), "cpu")
+        for name in (study_models.FINE_TUNED, study_models.SCRATCH, study_models.PROBE, study_models.RANDOM_PROBE):
             assert ("strands" in models[name].describe()) == merges
 
 

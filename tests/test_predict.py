@@ -309,3 +309,31 @@ def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(w
     capsys.readouterr()
     run_finetune(world, tmp_path / "folds", *quick, "scratch=false", "task.protocol=kfold")
     assert "no network is saved with task.protocol=kfold" in capsys.readouterr().err and not (tmp_path / "folds" / "models").exists()
+
+
+@pytest.mark.parametrize("head", ["auto", "conv"])
+def test_a_saved_network_has_the_head_that_validation_chose(cli, world, tmp_path, head):
+    run_finetune(
+        world, tmp_path / "run", f"head={head}", "seeds=1", "inputs.one_hot=true", "head.dropout=0.3" if head == "conv" else "patience=1"
+    )
+    result = json.loads((tmp_path / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
+    found = result["found"][0][0]
+    if head == "auto":
+        assert {one["head"] for one in found["tried"]} == {"mean", "attention", "conv"}  # flatten takes one length
+        best = max(found["tried"], key=lambda one: (one["valid_accuracy"], -one["valid_loss"]))
+        assert found["chosen"]["head"] == best["head"] and best["head"] in found["head"]["_target_"]
+    else:
+        assert found["head"]["dropout"] == 0.3
+    saved = json.loads((tmp_path / "run" / "models" / "seed_1" / "model.json").read_text())
+    assert saved["head"] == found["head"] and saved["inputs"] == {"layers": [], "one_hot": True, "length": False}
+    args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    assert cli("predict", *args)[0] == 0
+    metrics = json.loads((tmp_path / "p.tsv.json").read_text())["metrics"]["each_seed"]
+    assert metrics["accuracy"]["per_seed"] == result["per_seed"]
+
+
+def test_flatten_is_refused_for_sequences_of_several_lengths(world, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_finetune(world, tmp_path / "run", "head=flatten")
+    err = capsys.readouterr().err
+    assert "error: head=flatten is for sequences of one length, and these have 20 to 40 bases" in err and not (tmp_path / "run").exists()

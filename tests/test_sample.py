@@ -245,6 +245,7 @@ def test_guidance_needs_training_without_labels(labeled):
         (["sampler=ancestral", "sampler.num_steps=null"], "sampler.num_steps None must be an integer of at least 1"),
         (["sampler=confidence", "sampler.order=[max]"], "sampler.order ['max'] must be a string"),
         (["sampler=semi_ar", "sampler.window=0"], "sampler.window 0 must be an integer of at least 1"),
+        (["sampler=fast_dllm"], "this sampler needs a transformer with a key-value cache, such as dit; Caduceus has none"),
         (["sampler=grouping"], "sampler=grouping does not exist; did you mean grouped?"),
     ],
 )
@@ -260,6 +261,10 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
     assert "length 100 is more than this network takes; use at most 64, sampler=semi_ar for longer sequences, or train" in err
     assert cli("sample", "checkpoint=run", "length=100", "sampler=semi_ar", "num_samples=1", "output=a.fa")[0] == 0
     assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
+    for cache in ("dual", "prefix"):
+        output = f"output={cache}.fa"
+        status, _, err = cli("sample", "checkpoint=run", "sampler=fast_dllm", f"sampler/cache={cache}", "num_samples=1", output)
+        assert status == 0 and "sampler=fast_dllm" in read_fasta(tmp_path / f"{cache}.fa")[0].description, err
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [100, 100]  # the window is the network's
     # a bound needs the whole sequence in one call: left out if not requested, else an error before anything is sampled

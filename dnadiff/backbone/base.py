@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from dnadiff import checks
@@ -140,6 +141,15 @@ class CausalBackbone(Backbone):
         """
         raise ValueError(f"{type(self).__name__} cannot read token by token; mamba and transformer can")
 
+    def read(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last state."""
+        features = []
+        for token in ids.unbind(1):
+            found, state = self.step(token, state, cond)
+            features.append(found)
+        assert state is not None
+        return torch.stack(features, 1), state
+
 
 class BlockBackbone(Backbone):
     """A network that reads a sequence in blocks: each block in both directions, after the blocks to its left (arXiv 2503.09573).
@@ -181,3 +191,22 @@ class BlockBackbone(Backbone):
     @abstractmethod
     def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
         """The state after one more block x0 (B, n) of the clean stream, from the state before it (None at the first), not modified."""
+
+
+class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
+    """A bidirectional transformer that can compute some positions with stored keys and values of the others (arXiv 2505.22618)."""
+
+    described = "a transformer with a key-value cache, such as dit"
+
+    @abstractmethod
+    def around(self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        """Read a sequence in both directions and keep the tokens outside some positions, as a state for `step_block` at these positions.
+
+        `step_block` then returns what `features` returns there, as long as no token changes. If tokens at these positions change, the
+        result is approximate: the keys and values of the others do not.
+
+        Args:
+            ids: (B, L) token ids.
+            columns: positions that are left out.
+            cond, valid: as in `features`.
+        """

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
-from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
+from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
 from dnadiff.kernels import check_states
@@ -121,15 +121,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     @override
     def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
         self.check_inputs(x0, None, cond)
-        condition = None if self.condition is None else self.condition(None, cond)
-        stream, branch, tensors = self.embedded(x0), None, list[Tensor]()
-        for number, (layer, mixer) in enumerate(self.mixers()):
-            stream, hidden, gate = layer.enter(stream, branch, condition)
-            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
-            mixed, past, h = mixer.carry(hidden, past, h, valid, self.scan)
-            branch = mixed if gate is None else gate * mixed
-            tensors += [past, h]
-        return State(tensors, (0 if state is None else state.length) + x0.shape[1])
+        return self.carried(x0, state, cond, valid)[2]
 
 
 def two_streams(

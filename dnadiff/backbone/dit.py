@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions, Mask
-from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
+from dnadiff.backbone.base import AttentionCacheBackbone, State
 from dnadiff.backbone.block_attention import CachedAttention, cached_mask, two_streams
 from dnadiff.backbone.conditioning import SigmaMap, modulate
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32, rotated
@@ -70,7 +70,7 @@ class FinalNorm(nn.Module):
         return modulate(self.norm_final(x), shift[:, None], scale[:, None])
 
 
-class DiT(AttentionBackbone, BidirectionalBackbone, BlockBackbone):
+class DiT(AttentionBackbone, AttentionCacheBackbone):
     """The published DiT. Its modules have the published names, so that published weights load unchanged.
 
     In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far, the last `max_length` of them.
@@ -159,14 +159,20 @@ class DiT(AttentionBackbone, BidirectionalBackbone, BlockBackbone):
             tensors[keys] = [rotated(x, self.rotary_emb.angles(1, x.device, shift)) for x in tensors[keys]]
         return State(tensors, length)
 
+    @override
+    def around(self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+        self.check_inputs(ids, None, cond)
+        kept = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
+        kept[columns] = False
+        return State([x[:, :, kept] for x in self._read(ids, State([]), valid)[1]], columns.start or 0)
+
     def _read(self, ids: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with this block.
 
         They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False on padding, if there is any.
         """
         size = ids.shape[1]
-        kept = state.length if self.max_length is None else self.max_length - size
-        past = [x[:, :, max(0, x.shape[2] - kept) :] for x in state.tensors]
+        past = state.tensors if self.max_length is None else [x[:, :, max(0, x.shape[2] + size - self.max_length) :] for x in state.tensors]
         seen = self._seen(past, ids, valid)
         mask = cached_mask(seen[0], size) if seen else None
         x, condition, tensors = self._embedded(ids), self._condition(None, ids.device), list[Tensor]()

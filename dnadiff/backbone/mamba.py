@@ -9,10 +9,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import CausalBackbone, State
-from dnadiff.backbone.blocks import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.conditioning import modulate
+from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import UniMamba
 from dnadiff.checks import PositiveInt
+from dnadiff.kernels import SCANS, chosen_scan
 from dnadiff.vocab import Vocab
 
 
@@ -42,6 +43,15 @@ class Mamba(MambaBackbone, CausalBackbone):
             stream = stream + change
             tensors += [past, h]
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
+
+    @override
+    def read(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+        self.check_inputs(ids, None, cond)
+        weight = self.embedding.weight
+        if SCANS[chosen_scan(self.scan, weight.device.type, weight.dtype)].lacks_states():
+            return super().read(ids, state, cond)
+        stream, branch, state = self.carried(ids, state, cond, None)
+        return self.normalized(stream, branch), state
 
     def _blocks(self) -> Iterator[tuple[MambaBlock, UniMamba]]:
         for block in self.layers:

@@ -106,7 +106,27 @@ class Direction(nn.Module):
         return y.to(x.dtype), window[:, 1:], h
 
 
-class UniMamba(nn.Module):
+class ForwardMixer(nn.Module):
+    """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after others."""
+
+    in_proj: Projection
+    out_proj: Projection
+    fwd: Direction
+
+    def carry(self, piece: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from those before it (None at the first)."""
+        ways = [self.fwd.weights()]
+        if not torch.is_grad_enabled() and valid is None and fuses_mixer(piece, self.in_proj.weight, ways, scan=scan):
+            return continued_mixer(piece, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan)
+        x, z = _split(self.in_proj, piece, valid, scan)
+        convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
+        inputs = self.fwd.scan_inputs(convolved, valid, scan)
+        y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
+        past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
+
+
+class UniMamba(ForwardMixer):
     """The mixer of the published Mamba: one scan from the first position to the last, between two projections.
 
     Args:
@@ -140,7 +160,7 @@ class UniMamba(nn.Module):
         return nn.functional.linear(y * nn.functional.silu(z), self.out_proj.weight), past, h
 
 
-class BiMamba(nn.Module):
+class BiMamba(ForwardMixer):
     """Two scans, one in each direction, as in Caduceus (arXiv 2403.03234, section 4.1).
 
     The published network projects the sequence and its reversal separately and combines two outputs. Projections act on
@@ -223,31 +243,15 @@ class BiMamba(nn.Module):
 
     def block(self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> Tensor:
         """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams` computes it."""
-        if self._is_fused(noised, valid, scan):
-            ways = [self.fwd.weights(), self.rev.weights()]
+        ways = [self.fwd.weights(), self.rev.weights()]
+        is_plain = not torch.is_grad_enabled() and valid is None and self.one_projection
+        if is_plain and fuses_mixer(noised, self.in_proj.weight, ways, scan=scan):
             return continued_mixer(noised, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan)[0]
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
         x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
         y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)
         y_rev = selective_scan(*self.rev.scan_inputs(self.rev.conv(x_rev, scan), valid, scan), reverse=True, scan=scan)
         return self._combined(y, y_rev, z, z_rev, scan)
-
-    def carry(self, clean: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor, Tensor]:
-        """One clean block (B, n, D) -> (B, n, D), its last K - 1 inputs of the convolution and its last state, from those before it."""
-        if self._is_fused(clean, valid, scan):
-            return continued_mixer(clean, self.in_proj.weight, self.out_proj.weight, [self.fwd.weights()], past, h, scan=scan)
-        x, z = _split(self.in_proj, clean, valid, scan)
-        convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
-        inputs = self.fwd.scan_inputs(convolved, valid, scan)
-        y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
-        past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
-        return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
-
-    def _is_fused(self, hidden: Tensor, valid: Tensor | None, scan: str) -> bool:
-        """Whether `continued_mixer` is one kernel here."""
-        if torch.is_grad_enabled() or valid is not None or not self.one_projection:
-            return False
-        return fuses_mixer(hidden, self.in_proj.weight, [self.fwd.weights(), self.rev.weights()], scan=scan)
 
     def _inputs(self, hidden: Tensor, valid: Tensor | None, scan: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The input of the convolution and the gate of each direction."""

@@ -41,13 +41,19 @@ def join(streams: Tensor) -> Tensor:
     return torch.cat([first, second.flip(1, 2)], dim=-1)
 
 
+def strands(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the order of the first."""
+    first, second = features.chunk(2, dim=-1)
+    return first, second.flip(-1)
+
+
 def invariant(features: Tensor) -> Tensor:
     """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D) -> (..., D).
 
     A linear layer that treats the strands alike cannot use any other part of the features.
     """
-    first, second = features.chunk(2, dim=-1)
-    return (first + second.flip(-1)) / 2
+    first, second = strands(features)
+    return (first + second) / 2
 
 
 def shared_head(weight: Tensor, complement: Tensor) -> Tensor:

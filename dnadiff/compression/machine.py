@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.backbone.blocks import MambaBackbone
+from dnadiff.backbone.mamba_backbone import MambaBackbone
 from dnadiff.compression.coding import library
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser

@@ -11,7 +11,7 @@ from dnadiff.denoiser.base import BaseDenoiser, NetworkDenoiser, OptTensor
 from dnadiff.denoiser.block import BlockDenoiser
 from dnadiff.denoiser.causal import CausalDenoiser
 from dnadiff.denoiser.masked import Denoiser
-from dnadiff.denoiser.wrapper import DenoiserWrapper, InBlock
+from dnadiff.denoiser.wrapper import DenoiserWrapper, InBlock, InContext
 
 __all__ = [
     "Backbone",
@@ -24,6 +24,7 @@ __all__ = [
     "Denoiser",
     "DenoiserWrapper",
     "InBlock",
+    "InContext",
     "NetworkDenoiser",
     "OptTensor",
     "State",

@@ -35,6 +35,8 @@ class BaseDenoiser(nn.Module):
         num_labels: C, the labels that it can be conditioned on.
         normalized: whether the ratios of `log_score` at a masked position sum to what probabilities would; those of SEDD need not.
         banned: ids that have probability 0 in `x0_log_probs`.
+        given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from left to right (`score_given`); None for most
+            denoisers.
     """
 
     backbone: Backbone
@@ -46,6 +48,7 @@ class BaseDenoiser(nn.Module):
     max_length: int | None = None
     num_labels: int = 0
     normalized: bool = True
+    given: OptTensor = None
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
@@ -77,6 +80,10 @@ class BaseDenoiser(nn.Module):
         """Raise a ValueError that begins with `what` if it goes from left to right."""
         if self.left_to_right:
             raise ValueError(f"{what} needs a model that unmasks in any order, and this one goes from left to right")
+
+    def require_cache(self) -> None:
+        """Raise a ValueError if it cannot predict some positions with stored keys and values of the others (`around`)."""
+        raise ValueError(f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit")
 
     @property
     def autoregressive(self) -> bool:
@@ -110,6 +117,17 @@ class BaseDenoiser(nn.Module):
             log_sum, at_ids = self.log_sum_and_logits(ids, self.vocab.never_emitted, xt, t, cond, positions, valid)
             return log_sum - at_ids[:, 0]
         return -self.log_probs(xt, t, cond, positions, valid).gather(-1, ids)[:, 0]
+
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        """The network's features (B, L, D) of sequences that it reads without masks, as embeddings: no noise level and no labels.
+
+        Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a block model, its block and those before it.
+
+        Args:
+            ids: (B, L) token ids.
+            valid: as in `log_probs`.
+        """
+        raise ValueError(f"{type(self).__name__} has no network with features")
 
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
@@ -164,6 +182,10 @@ class BaseDenoiser(nn.Module):
         """
         raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
 
+    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last state."""
+        raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
+
     def step_block(
         self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
@@ -180,6 +202,21 @@ class BaseDenoiser(nn.Module):
         """Read one more finished block x0 (B, n): the state after it, from the state before it (not modified)."""
         raise ValueError(f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm")
 
+    def score_given(self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> list[int]:
+        """Record the probability of the `given` tokens of a block whose masks are not filled yet.
+
+        Args:
+            state, cond, valid: as in `step_block`.
+
+        Returns:
+            The number of sequences in each network call.
+        """
+        return []
+
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside `columns` to predict inside (approximate)."""
+        raise ValueError(f"{type(self).__name__} has no key-value cache")
+
 
 class NetworkDenoiser(BaseDenoiser):
     """A denoiser computed by one network. Raises ValueError if the network does not read as `reads` requires."""
@@ -194,6 +231,10 @@ class NetworkDenoiser(BaseDenoiser):
     @override
     def fused_head(self) -> bool:
         return self.vocab.size >= LARGE and self.backbone.head_matrix() is not None
+
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.backbone.features(ids.long(), valid=valid)
 
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         raise NotImplementedError  # (M, D), or (B, L, D) where positions is None

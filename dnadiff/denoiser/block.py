@@ -55,11 +55,17 @@ class BlockDenoiser(NetworkDenoiser):
             )
 
     @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self._both(ids, ids, None, valid)[0]
+
+    @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         return at(self._both(xt, xt, cond, valid)[0], positions)
 
     def _both(self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False) -> tuple[Tensor, OptTensor]:
         size = min(self.block_size, xt.shape[1])
+        if size == xt.shape[1] and not clean:  # no block reads the clean stream
+            return self.backbone.features(xt.long(), None, cond, valid), None
         return self.backbone.block_features(xt.long(), x0.long(), size, cond, valid, clean)
 
     @override

@@ -40,6 +40,11 @@ class CausalDenoiser(NetworkDenoiser):
         return self._nll_of(self._features(x0, None, cond, positions, valid), x0[positions])
 
     @override
+    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        features, state = self.backbone.read(tokens.long(), state, cond)
+        return emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab), state
+
+    @override
     def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
         features, state = self.backbone.step(token.long(), state, cond)
         return emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab), state

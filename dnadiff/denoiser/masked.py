@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import AttentionCacheBackbone, Backbone, State
 from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
 from dnadiff.noise import NoiseSchedule
 from dnadiff.parameterization import SUBS, Parameterization
@@ -75,6 +75,28 @@ class Denoiser(NetworkDenoiser):
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         return self.parameterization.x0_log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+
+    @override
+    def step_block(
+        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        features = at(self._cached_backbone().step_block(xt.long(), state, cond, valid), positions)
+        return self.parameterization.log_probs(self.backbone.head(features)[..., : self.vocab.size], at(xt, positions))
+
+    @override
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self._cached_backbone().around(xt.long(), columns, cond, valid)
+
+    @override
+    def require_cache(self) -> None:
+        self._cached_backbone()
+
+    def _cached_backbone(self) -> AttentionCacheBackbone:
+        if not isinstance(self.backbone, AttentionCacheBackbone):
+            raise ValueError(f"this sampler needs {AttentionCacheBackbone.described}; {type(self.backbone).__name__} has none")
+        if self.time_conditioning:
+            raise ValueError("a key-value cache does not fit a network that is conditioned on time; set sampler=grouped or another sampler")
+        return self.backbone
 
     @override
     def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:

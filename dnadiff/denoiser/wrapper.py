@@ -29,6 +29,10 @@ class DenoiserWrapper(BaseDenoiser):
     def unwrapped(self) -> BaseDenoiser:
         return self.denoiser.unwrapped
 
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.denoiser.features(ids, valid)
+
 
 class InBlock(DenoiserWrapper):
     """A block diffusion model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.
@@ -59,6 +63,55 @@ class InBlock(DenoiserWrapper):
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         return self.denoiser.step_block(xt, self.state, cond, positions, valid)
+
+
+class InContext(InBlock):
+    """A bidirectional model at some positions, given the other tokens: those in a cache, and those that it reads in each call.
+
+    Args:
+        denoiser: has `BaseDenoiser.step_block`.
+        state: the tokens that are not in `xt` (`BaseDenoiser.around`); None if all are.
+        xt: (B, n) the tokens that are read in each call.
+        columns: the positions in `xt` that are predicted. Callers pass the tokens at these positions alone.
+        valid: (B, n) bool, False on padding in `xt`.
+        equal: whether all sequences have the same context, so that `log_probs` may be called with the first sequence alone.
+    """
+
+    def __init__(
+        self, denoiser: BaseDenoiser, state: State | None, xt: Tensor, columns: slice, valid: OptTensor = None, equal: bool = False
+    ) -> None:
+        super().__init__(denoiser, state)
+        self.xt, self.columns, self.valid, self.same_for_all_rows = xt, columns, valid, equal
+
+    @override
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InContext:
+        if columns is not None:
+            raise ValueError("InContext serves its positions as a whole; columns must be None")
+        if rows is None:
+            return self
+        inner, valid = super().for_rows(rows), None if self.valid is None else self.valid[rows]
+        return InContext(inner.denoiser, inner.state, self.xt[rows], self.columns, valid, self.same_for_all_rows)
+
+    @override
+    def without_recording(self) -> InContext:
+        return InContext(self.denoiser.without_recording(), self.state, self.xt, self.columns, self.valid, self.same_for_all_rows)
+
+    @override
+    def log_probs(
+        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+    ) -> Tensor:
+        whole, context, state = self.xt.clone(), self.valid, self.state
+        if len(xt) < len(whole):  # one for all
+            first = torch.arange(len(xt), device=xt.device)
+            whole, context, state = (
+                whole[first],
+                None if context is None else context[first],
+                None if state is None else state.select(first),
+            )
+        requested = torch.zeros_like(whole, dtype=torch.bool)
+        whole[:, self.columns], requested[:, self.columns] = xt, True if positions is None else positions
+        found = self.denoiser.step_block(whole, state, cond, requested, context)
+        return found if positions is not None else found.view(*xt.shape, -1)
 
 
 def _is_all(rows: Tensor, count: int) -> bool:

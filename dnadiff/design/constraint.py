@@ -2,7 +2,8 @@
 
 A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early token does not account for what it costs later
 ones. The weight corrects this: it is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
-constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token.
+constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token. For a model that goes
+from left to right, a fixed token that a draw could not see is a constraint as well: its probability is a factor of the weight.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import BidirectionalBackbone, State
-from dnadiff.blocks import block_rows, sequence_rows
+from dnadiff.backbone.base import State
+from dnadiff.blocks import after_first
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 
 
@@ -31,11 +32,13 @@ class Constrained(DenoiserWrapper):
         kind: (B, L) int64, the row of `allowed` that applies at each position.
         allowed: (K, V) bool, tokens allowed at positions of each kind.
         tilt: (V,) added to the log-probabilities before they are normalized; None is 0.
+        template: (B, L) the tokens to fill, for the weights of a model that goes from left to right; other models do not need it, and
+            None makes no such weights.
     """
 
     same_for_all_rows = False
 
-    def __init__(self, denoiser: BaseDenoiser, kind: Tensor, allowed: Tensor, tilt: OptTensor = None) -> None:
+    def __init__(self, denoiser: BaseDenoiser, kind: Tensor, allowed: Tensor, tilt: OptTensor = None, template: OptTensor = None) -> None:
         super().__init__(denoiser)
         allowed, self.kind = allowed.to(kind.device), kind
         emitted, zero = self.vocab.is_emitted(kind.device), torch.zeros(self.vocab.size, device=kind.device)
@@ -44,14 +47,26 @@ class Constrained(DenoiserWrapper):
         self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device="cpu" if kind.device.type == "mps" else kind.device)
         self.rows, self.start = torch.arange(len(kind), device=kind.device), 0
         self.recording = True
+        self.template = template if self.left_to_right else None
+        self.given = None if self.template is None else self._unseen(self.template)
+
+    def _unseen(self, template: Tensor) -> Tensor:
+        """The fixed tokens (B, L) bool of a template that not every draw can see."""
+        masked = template == self.vocab.mask_id
+        return after_first(masked, self.block_size or 1) & ~masked & self.vocab.is_emitted(template.device)[template]
 
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
         part = copy.copy(self)  # records into the same `log_mass`
-        if columns is not None:  # first, so that only these are copied
-            part.kind, part.start = self.kind[:, columns], self.start + (columns.start or 0)
+        if columns is not None:
+            part.start = self.start + (columns.start or 0)
         if rows is not None:
-            part.kind, part.rows = part.kind[rows], self.rows[rows]
+            part.rows = self.rows[rows]
+        for name in ("kind", "template", "given"):
+            whole = getattr(self, name)
+            if whole is not None and columns is not None:  # first, so that only these are copied
+                whole = whole[:, columns]
+            setattr(part, name, whole if whole is None or rows is None else whole[rows])
         return part
 
     @override
@@ -82,14 +97,26 @@ class Constrained(DenoiserWrapper):
         return self._constrain(log_score, xt, positions, restrict)
 
     @override
-    def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
-        return self.denoiser.next_log_probs(x, cond, positions, valid)
+    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        # Called on `for_rows` of the column that is predicted.
+        log_probs, state = self.denoiser.step(token, state, cond)
+        return self._next(log_probs[:, None])[:, 0], state
 
     @override
-    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
-        # Called on `for_rows` of the one column that is predicted. Nothing is recorded: `log_weight` computes the mass afterwards.
-        log_probs, state = self.denoiser.step(token, state, cond)
-        return self._restrict(log_probs, self.kind[:, 0])[0], state
+    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+        # Called on `for_rows` of the columns that are predicted.
+        log_probs, state = self.denoiser.read(tokens, state, cond)
+        return self._next(log_probs), state
+
+    def _next(self, log_probs: Tensor) -> Tensor:
+        """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part, and records the mass."""
+        restricted, mass = (x.view(log_probs.shape[: x.ndim + 1]) for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten()))
+        if self.template is not None and self.given is not None:
+            row, column = torch.ones_like(self.kind).nonzero().unbind(-1)
+            fixed = log_probs.gather(-1, self.template[..., None])[..., 0]
+            mass = torch.where(self.template == self.vocab.mask_id, mass, torch.where(self.given, fixed, 0.0))
+            self._record(row, column, mass[row, column])
+        return restricted
 
     @override
     def step_block(
@@ -102,52 +129,40 @@ class Constrained(DenoiserWrapper):
     def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
         return self.denoiser.advance(x0, state, cond, valid)
 
-    def log_weight(self, x_init: Tensor, tokens: Tensor, cond: OptTensor = None) -> Tensor:
-        """The log importance weight of each sample, (B,) float64, in nats.
+    @override
+    def score_given(self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> list[int]:
+        # Called on `for_rows` of the columns of the block. A row asks for one token: it and those to its right are masked. A call has as
+        # many rows as one that fills masks, so that memory does not depend on the number of tokens.
+        if self.template is None or self.given is None:
+            return []
+        place, index, sizes = torch.arange(self.template.shape[1], device=self.template.device), self.given.nonzero(), []
+        for first in range(0, len(index), len(self.template)):
+            row, column = index[first : first + len(self.template)].unbind(-1)
+            asked, template = column[:, None], self.template[row]
+            xt = torch.where(self.given[row] & (place >= asked), self.vocab.mask_id, template)
+            past = None if state is None else state.select(row)
+            labels, known = (None if x is None else x[row] for x in (cond, valid))
+            log_probs = self.denoiser.step_block(xt, past, labels, place == asked, known)
+            self._record(row, column, log_probs.gather(-1, template.gather(-1, asked))[:, 0])
+            sizes.append(len(row))
+        return sizes
 
-        For an autoregressive model a fixed token to the right of a mask is a constraint as well, which its draws could not see. One more
-        pass of the network computes the mass of these tokens and of the restricted draws. The same holds for a block model and fixed
-        tokens in later blocks. Their mass is that of the chain rule from left to right among the fixed tokens of a
-        block, before its masks: one pass for each of them, for all blocks at once.
+    @override
+    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+        return self.denoiser.around(xt, columns, cond, valid)
 
-        Args:
-            x_init: (B, L) the template that was filled.
-            tokens: (B, L) the samples.
-            cond: (B, C) labels that the network was conditioned on.
+    def log_weight(self) -> Tensor:
+        """The log importance weight of each sample of the batch that was drawn, (B,) float64, in nats.
+
+        The fixed tokens of a block have the probability of the chain rule from left to right, each given the earlier blocks and the fixed
+        tokens to its left, before the masks of the block are filled. For an autoregressive model a block is one token.
+
+        Raises:
+            ValueError: if the model goes from left to right and there is no template.
         """
-        if self.reads is BidirectionalBackbone:
-            return self.log_mass.sum(-1)
-        if not self.autoregressive:
-            return self.log_mass.sum(-1) + self._given_log_mass(x_init, tokens, cond)
-        masked = x_init == self.vocab.mask_id
-        given = ~masked & (masked.cumsum(-1) > 0) & (x_init != self.vocab.pad_id)
-        counted = given | (masked & self.changes[self.kind])
-        if not counted.any():
-            return self.log_mass.sum(-1)
-        with torch.no_grad():
-            log_probs = self.denoiser.next_log_probs(tokens, cond, counted).to(self.log_mass)
-        mass = self._restrict(log_probs, self.kind[counted])[1]
-        mass = torch.where(given[counted], log_probs.gather(-1, tokens[counted][:, None])[:, 0], mass)
-        return self.log_mass.masked_scatter(counted.to(self.log_mass.device), mass).sum(-1)
-
-    def _given_log_mass(self, x_init: Tensor, tokens: Tensor, cond: OptTensor) -> Tensor:
-        """log p of the fixed tokens in blocks after the first one with a mask, each given the earlier blocks and fixed ones: (B,)."""
-        size, length, pad_id = min(self.block_size or 1, x_init.shape[1]), x_init.shape[1], self.vocab.pad_id
-        masked = x_init == self.vocab.mask_id
-        blocks = block_rows(masked, size, 0).view(len(x_init), -1, size)
-        after = (blocks.any(-1).cumsum(-1) > 0).roll(1, 1)
-        after[:, 0] = False
-        given = sequence_rows(after[..., None].expand(blocks.shape).reshape(-1, size), length) & ~masked & (x_init != pad_id)
-        given &= self.vocab.is_emitted(tokens.device)[tokens]
-        rank = sequence_rows(block_rows(given, size, 0).cumsum(-1) - 1, length)  # from left to right inside a block
-        total = torch.zeros(len(x_init), dtype=torch.float64, device=self.log_mass.device)
-        with torch.no_grad():
-            for now in range(int(rank[given].max()) + 1 if given.any() else 0):
-                chosen = given & (rank == now)
-                xt = torch.where(masked | (given & (rank >= now)), self.vocab.mask_id, tokens)
-                nll = self.denoiser.unwrapped.nll(tokens, xt, None, cond, chosen)
-                total.index_add_(0, chosen.nonzero()[:, 0].to(total.device), -nll.to(total))
-        return total
+        if self.left_to_right and self.template is None:
+            raise ValueError("the weights of a model that goes from left to right need the template")
+        return self.log_mass.sum(-1)
 
     def _constrain(
         self, predicted: Tensor, xt: Tensor, positions: OptTensor, restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -161,9 +176,14 @@ class Constrained(DenoiserWrapper):
         if not len(chosen):
             return predicted
         restricted, mass = restrict(flat[chosen], kind[chosen])
-        if self.recording:
-            self.log_mass[self.rows[row[chosen]], column[chosen] + self.start] = mass.to(self.log_mass)
+        self._record(row[chosen], column[chosen], mass)
         return flat.index_copy(0, chosen, restricted.to(flat)).view(predicted.shape)
+
+    def _record(self, row: Tensor, column: Tensor, mass: Tensor) -> None:
+        """Store the mass (M,) at rows and columns of this part of the batch."""
+        if self.recording:
+            at = (x.to(self.log_mass.device) for x in (self.rows[row], column + self.start))
+            self.log_mass[tuple(at)] = mass.to(self.log_mass)
 
     def _restrict(self, log_probs: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
         """`log_probs (M, V)` restricted and normalized, and the log of the allowed mass (M,); 0 where nothing changes."""

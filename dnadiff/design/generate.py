@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff import likelihood
-from dnadiff.blocks import block_rows, sequence_rows
+from dnadiff.blocks import after_first
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.design.request import Request, Target
@@ -115,7 +115,7 @@ class ConditionalSampler:
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if self.supports_weights(max(lengths)) else None
+        log_weights = weight if self.sampler.supports_weights(max(lengths)) else None
         return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
     def has_weights(self, request: Request) -> bool | None:
@@ -123,23 +123,12 @@ class ConditionalSampler:
         # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
         firsts = (request[group * request.each] for group in range(request.num_groups))
         constrained = self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
-        return None if constrained and not self.supports_weights(request.lengths[1]) else constrained
-
-    def supports_weights(self, length: int) -> bool:
-        """Whether samples of `length` tokens or fewer have importance weights.
-
-        Those of a guided block diffusion model do not: the mass of tokens fixed in later blocks is only known without guidance.
-        """
-        guided_blocks = self.denoiser.block_size is not None and self.denoiser is not self.denoiser.unwrapped
-        return not guided_blocks and self.sampler.supports_weights(length)
+        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
-        masked = target.pattern.ids == self.process.vocab.mask_id
-        if not self.denoiser.left_to_right or not masked.any():
-            return False
-        size = self.denoiser.block_size or 1
-        return bool((~masked[(int(masked.argmax()) // size + 1) * size :]).any())
+        masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
+        return self.denoiser.left_to_right and bool((after_first(masked, self.denoiser.block_size or 1) & ~masked).any())
 
     def _is_constrained(self, target: Target) -> bool:
         masked = target.pattern.ids == self.process.vocab.mask_id
@@ -155,11 +144,10 @@ class ConditionalSampler:
         padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
         if self.tilt == 0 and not any(map(self._is_constrained, targets)):
             return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
-        constrained = Constrained(self.denoiser, kind, self.allowed, self._added())
+        weighted = self.sampler.supports_weights(x_init.shape[1])
+        constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), x_init if weighted else None)
         samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
-        if not self.supports_weights(x_init.shape[1]):
-            return samples, np.zeros(len(x_init))
-        return samples, constrained.log_weight(x_init, samples.tokens, cond).cpu().numpy()
+        return samples, constrained.log_weight().cpu().numpy() if weighted else np.zeros(len(x_init))
 
     def _cond(self, num_rows: int) -> Tensor | None:
         return None if self.labels is None else self.labels.expand(num_rows, -1)
@@ -197,12 +185,7 @@ class ConditionalSampler:
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
         counted = x_init == self.process.vocab.mask_id
         if self.denoiser.left_to_right:
-            size = min(self.denoiser.block_size or 1, counted.shape[1])
-            begun = sequence_rows(
-                (block_rows(counted, size, 0).any(-1, keepdim=True)).expand(-1, size), counted.shape[1]
-            )  # in whole blocks
-            first = begun.int().argmax(-1, keepdim=True) + size  # after the first block with a mask
-            counted = counted | (begun.any(-1, keepdim=True) & (torch.arange(counted.shape[1]) >= first) & valid)
+            counted = counted | (after_first(counted, self.denoiser.block_size or 1) & valid)
         padding = None if bool(valid.all()) else valid
         windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
         return -likelihood.estimate(self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1).per_sequence()

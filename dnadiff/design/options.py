@@ -123,7 +123,7 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
             raise ValueError(f"resample=true: guided block diffusion has no importance weights; set guidance=1, not {config['guidance']}")
         if weighted is None:
             raise ValueError(
-                "resample=true needs a sampler with importance weights: not low_confidence, threshold, remdm or forward_backward, "
+                "resample=true needs a sampler with importance weights: not low_confidence, threshold, fast_dllm, remdm or forward_backward, "
                 "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults"
             )
         raise ValueError(

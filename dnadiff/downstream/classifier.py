@@ -1,8 +1,9 @@
-"""Sequence classifiers: a network encodes the unmasked sequence, and a linear layer maps the mean of its features to logits."""
+"""Sequence classifiers: a network encodes the unmasked sequence, and a head maps its features to logits."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,13 @@ from typing_extensions import override
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
+from dnadiff.config import PACKAGE, Config, build, locate
+from dnadiff.downstream.head.base import Head
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.vocab import Vocab
+
+MEAN_HEAD: Config = {"_target_": "dnadiff.downstream.head.mean.MeanHead"}
 
 
 def is_strand_invariant(backbone: Backbone, stranded: bool) -> bool:
@@ -69,20 +75,71 @@ class SequenceClassifier(nn.Module, ABC):
 
 
 class Classifier(SequenceClassifier):
-    """Features of the unmasked sequence -> mean over valid positions -> linear layer; the network runs without a noise level.
+    """Features of the unmasked sequence -> head; the network runs without a noise level.
 
-    Unless `stranded`, a network that reads both strands becomes strand-invariant.
+    Unless `stranded`, a network that reads both strands becomes strand-invariant: the head reads each strand from its own beginning, and
+    the outputs are averaged.
+
+    Args:
+        backbone: the network; None for a head on the inputs alone (`HeadInputs.one_hot`).
+        head: built for `inputs.width`.
+        vocab: needed without a network.
     """
 
-    def __init__(self, backbone: Backbone, num_classes: int, stranded: bool = True) -> None:
+    def __init__(
+        self, backbone: Backbone | None, head: Head, stranded: bool = True, inputs: HeadInputs | None = None, vocab: Vocab | None = None
+    ) -> None:
         super().__init__()
-        self.backbone, self.vocab, self.num_classes, self.stranded = backbone, backbone.vocab, num_classes, stranded
-        self.invariant = is_strand_invariant(backbone, stranded)
-        self.head = nn.Linear(pooled_width(backbone, stranded), num_classes)
+        known = vocab if backbone is None else backbone.vocab
+        if known is None:
+            raise ValueError("a classifier without a network needs a vocabulary: pass vocab")
+        self.vocab = known
+        self.backbone, self.head, self.stranded, self.inputs = backbone, head, stranded, inputs or HeadInputs()
+        self.num_classes = head.num_outputs
+        self.invariant = backbone is not None and is_strand_invariant(backbone, stranded)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence that it takes; None for any."""
+        limits = [limit for limit in (self.head.fixed_length, None if self.backbone is None else self.backbone.max_length) if limit]
+        return min(limits, default=None)
 
     @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.head(pool_features(self.backbone, ids, valid, self.stranded))
+        read = self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded)
+        outputs = [self.head(features, valid) for features in read]
+        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
+
+
+def build_classifier(
+    backbone: Backbone,
+    head: Config,
+    inputs: HeadInputs,
+    num_classes: int,
+    max_length: int,
+    stranded: bool,
+    trust: Sequence[str] | None = (PACKAGE,),
+) -> Classifier:
+    """A classifier with a new head.
+
+    Args:
+        head: a configuration as in `configs/head`.
+        max_length: of the longest sequence.
+        trust: packages whose classes `head` may name; None is any.
+    """
+    inputs.check(backbone)
+    made = build(head, width=inputs.width(backbone, backbone.vocab, stranded), num_outputs=num_classes, max_length=max_length, trust=trust)
+    if not isinstance(made, Head):
+        raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
+    return Classifier(backbone, made, stranded, inputs)
+
+
+def check_head(head: Config, data: TaskData) -> None:
+    """Raise ValueError if a head does not take the lengths of a task."""
+    kind = locate(head.get("_target_"), None)
+    if not isinstance(kind, type) or not issubclass(kind, Head):
+        raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
+    kind.check_lengths(data.min_length, data.max_length)
 
 
 def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:

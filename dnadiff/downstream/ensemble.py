@@ -93,7 +93,7 @@ class ClassifierEnsemble:
         self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
         for member in self.members:
             member.classifier.to(device).eval()
-        self.stranded, self.max_length = self.members[0].classifier.stranded, self.members[0].classifier.backbone.max_length
+        self.stranded, self.max_length = self.members[0].classifier.stranded, self.members[0].classifier.max_length
 
     @property
     def seeds(self) -> tuple[int, ...]:

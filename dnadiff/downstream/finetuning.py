@@ -7,6 +7,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import NamedTuple, TypedDict
 
 import lightning
@@ -18,7 +19,8 @@ from typing_extensions import Unpack, override
 from dnadiff.backbone.base import Backbone
 from dnadiff.checks import integer, optional_integer
 from dnadiff.config import Config, Json
-from dnadiff.downstream.classifier import Classifier, SequenceClassifier, check_length
+from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassifier, build_classifier, check_length
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
 from dnadiff.draws import hash64
@@ -233,9 +235,10 @@ class NetworkModel(TaskModel):
 
 
 class FineTunedModel(NetworkModel):
-    """A backbone with a linear layer on top, both trained.
+    """A backbone with a head on top, both trained.
 
     `backbone` returns a new copy of the network for a seed; `about` identifies it in `describe`, for example by the digest of its weights.
+    `head` is a configuration as in `configs/head`, None for the published one.
     """
 
     kind = "Network"
@@ -245,18 +248,29 @@ class FineTunedModel(NetworkModel):
         backbone: Callable[[int], Backbone],
         lr: float,
         about: Mapping[str, object] | None = None,
+        head: Config | None = None,
+        inputs: HeadInputs | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
+        self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
 
     @override
     def describe(self) -> dict[str, Json]:
-        return super().describe() | self.about
+        head = {} if self.head == MEAN_HEAD else {"head": dict(self.head)}
+        inputs = {} if self.inputs == HeadInputs() else {"inputs": asdict(self.inputs)}
+        return super().describe() | self.about | head | inputs  # the defaults are those of earlier versions
+
+    @override
+    def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
+        classifier = super().fit(data, seed, report)
+        self.fit_info = {**self.fit_info, "head": dict(self.head)}
+        return classifier
 
     @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        return Classifier(backbone, len(data.classes), data.stranded)
+        return build_classifier(backbone, self.head, self.inputs, len(data.classes), data.max_length, data.stranded)

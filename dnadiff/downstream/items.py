@@ -89,6 +89,11 @@ class TaskData:
         """Tokens in the longest sequence."""
         return max(int(items.lengths.max()) for items in (self.train, self.valid, self.test))
 
+    @property
+    def min_length(self) -> int:
+        """Tokens in the shortest sequence."""
+        return min(int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items))
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Items of each class in each part."""
         parts = {"train": self.train, "valid": self.valid, "test": self.test}

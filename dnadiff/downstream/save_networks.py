@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checkpoint import resolved
 from dnadiff.config import PACKAGE, Config, Json
 from dnadiff.downstream import saved
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION
 from dnadiff.downstream.results import weights_digest
@@ -43,12 +45,12 @@ def save_networks(
         "classes": data.classes,
         "stranded": data.stranded,
         "layer": config["layer"],
-        "head": {"input": "mean of the features over the sequence", "map": "linear", "outputs": len(data.classes)},
         "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],
         "tokenizer": loaded.tokenizer.config(),
         "task": {"name": data.name, "longest": data.max_length, "items": data.counts(), "settings": config["task"]},
         "pretrained": {"checkpoint": str(loaded.path), "step": loaded.step, "weights": weights_digest(loaded.denoiser.backbone)},
     }
+    inputs = asdict(HeadInputs.of(**config["inputs"]))
     for name, subfolder in SUBFOLDERS.items():
         seeds = {seed: weights for (model, seed), weights in networks.items() if model == name}
         for seed, weights in seeds.items():
@@ -59,6 +61,8 @@ def save_networks(
                 "seeds": sorted(seeds),
                 "settings": settings[name],
                 "found": found,
+                "head": found["head"],
+                "inputs": inputs,
                 "batch_size": EVALUATION * found.get("chosen", settings[name])["batch_size"],  # that predicted the test items
                 "metrics": {metric: each["per_seed"][number] for metric, each in report["metrics"].items()},
             }

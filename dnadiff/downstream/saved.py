@@ -190,12 +190,18 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
 
 def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> Classifier:
     from dnadiff.backbone.base import Backbone
-    from dnadiff.downstream.classifier import Classifier, keep_first_layers
+    from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier, keep_first_layers
+    from dnadiff.downstream.head_inputs import HeadInputs
 
     backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(backbone, Backbone):
         raise ValueError(f"its network is {type(backbone).__name__}, which is not a network of this package; {_REMEDY}")
-    return Classifier(keep_first_layers(backbone, about["layer"]), len(about["classes"]), bool(about["stranded"]))
+    backbone = keep_first_layers(backbone, about["layer"])
+    head = about.get("head", {})
+    # Runs of earlier versions have the published head, and describe it in words.
+    inputs = HeadInputs.of(**about.get("inputs", {}))
+    longest, outputs = int(about["task"]["longest"]), len(about["classes"])
+    return build_classifier(backbone, head if "_target_" in head else MEAN_HEAD, inputs, outputs, longest, bool(about["stranded"]), trust)
 
 
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:

@@ -71,7 +71,7 @@ class Model(Generator):
             stranded: read the given strand alone; otherwise the features of both strands are averaged.
             dtype: `float32` or `float16`.
         """
-        embedder = Embedder(self.denoiser.backbone, pool_of(pool), layer, stranded, dtype, self.denoiser.block_size)
+        embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
         vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
         return vectors if embedder.pool.per_position else np.array(vectors, embedder.dtype).reshape(-1, embedder.width)
 

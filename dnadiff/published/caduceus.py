@@ -11,10 +11,10 @@ import torch
 from typing_extensions import override
 
 from dnadiff.backbone import rc
-from dnadiff.backbone.blocks import MambaBlock
 from dnadiff.backbone.caduceus import BiMambaBackbone
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.layers import RMSNorm
+from dnadiff.backbone.mamba_backbone import MambaBlock
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer

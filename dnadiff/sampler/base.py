@@ -94,7 +94,7 @@ class Sampler(Configurable, ABC):
     top_k: checks.PositiveInt | None = None
     nucleus: float = 1.0
 
-    exact: ClassVar[bool] = False
+    exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -21,7 +20,8 @@ class Blockwise(Sampler):
 
     The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that time is linear in the length and memory
     does not depend on it. K calls of the other sampler per block, and one that reads the finished block. Given tokens are kept; those in
-    later blocks do not influence a mask, because the model does not see them.
+    later blocks do not influence a mask, because the model does not see them. For importance weights they are scored before the masks of
+    their block are filled (`BaseDenoiser.score_given`), which takes further calls.
 
     Args:
         sampler: fills the masks of a block. Its settings, such as a number of groups, are those of a block.
@@ -43,7 +43,7 @@ class Blockwise(Sampler):
             )
         super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
         self.block_size = checks.optional_integer("sampler.block_size", block_size)
-        self.sampler = sampler
+        self.sampler, self.exact = sampler, sampler.exact
 
     @override
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
@@ -79,12 +79,13 @@ class Blockwise(Sampler):
     @override
     def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
         size, state = self.size_for(x.shape[1]), None
-        ends = (masked * torch.arange(1, x.shape[1] + 1, device=x.device)).amax(-1)  # one after the last mask, 0 without any
-        active = ends.nonzero()[:, 0]  # sequences with a mask in this block or a later one
+        ends = calls.ends(masked)
+        active = ends.nonzero()[:, 0]  # sequences with a mask, or a token to score, in this block or a later one
         for number, start in enumerate(range(0, x.shape[1], size)):
             if not len(active):
                 break
             part = slice(start, min(start + size, x.shape[1]))
+            calls.score_given(state, active, part)
             if masked[active, part].any():
                 seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
                 noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, InBlock, State
+from dnadiff.denoiser import BaseDenoiser, InBlock, InContext, State
 
 
 class CountedDenoiser:
@@ -32,6 +33,13 @@ class CountedDenoiser:
         """Log-ratios (M, V); arguments as in `log_probs`."""
         return self._call(lambda denoiser: denoiser.log_score, x, t, positions)
 
+    def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`: the state afterwards."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, columns)
+        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
+
     def step(self, token: Tensor, state: State | None, rows: Tensor, column: int) -> tuple[Tensor, State]:
         """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
         self.nfe += 1
@@ -52,11 +60,47 @@ class CountedDenoiser:
         cond, valid = self._of_block(rows, columns)
         return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
 
+    def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
+        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in `read` again in each call; see `for_columns`.
+
+        The other tokens are read here, once, and their keys and values are used in each call (`BaseDenoiser.around`).
+
+        Args:
+            x: (B, L) tokens of the batch.
+            rows: index of sequences.
+            read: includes `columns`.
+            columns: positions to predict.
+        """
+        x, (cond, valid) = x[rows], self._of_block(rows, slice(None))
+        equal, state = self._equal(x, cond, valid), None
+        if read.stop - read.start < x.shape[1]:
+            self.nfe += 1
+            self.rows += (1 if equal else len(x)) * self.denoiser.rows_per_sequence
+            first = slice(1 if equal else None)
+            state = self.denoiser.around(x[first], read, *(None if given is None else given[first] for given in (cond, valid)))
+            state = state.select(x.new_zeros(len(x))) if equal else state
+        inside = slice(columns.start - read.start, columns.stop - read.start)
+        context = None if valid is None else valid[:, read]
+        inner = InContext(self.denoiser.for_rows(rows, read), state, x[:, read], inside, context, equal)
+        return CountedDenoiser(inner, cond, None if valid is None else valid[:, columns])
+
     def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
         """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
         self.nfe += 1
         self.rows += len(rows) * self.denoiser.rows_per_sequence
         return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled yet."""
+        if self.denoiser.given is not None:
+            calls = self.denoiser.for_rows(rows, columns).score_given(state, *self._of_block(rows, columns))
+            self.nfe += len(calls)
+            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+
+    def ends(self, masked: Tensor) -> Tensor:
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0 if there are none: (B,)."""
+        asked = masked if self.denoiser.given is None else masked | self.denoiser.given
+        return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
 
     def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
         """Labels and padding of a block."""
@@ -66,13 +110,17 @@ class CountedDenoiser:
         """Add the counts of another one."""
         self.nfe, self.rows = self.nfe + other.nfe, self.rows + other.rows
 
+    def _equal(self, *inputs: Tensor | None) -> bool:
+        """Whether several sequences with these inputs have the same predictions."""
+        given = [x for x in inputs if x is not None]
+        return self.denoiser.same_for_all_rows and len(given[0]) > 1 and all(bool((x == x[:1]).all()) for x in given)
+
     def _call(self, method: Callable[[BaseDenoiser], Callable[..., Tensor]], x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         active = positions.any(-1).nonzero()[:, 0]
         x, t, positions = x[active], t[active], positions[active]
         cond, valid = (None if given is None else given[active] for given in (self.cond, self.valid))
         call = method(self.denoiser.for_rows(active))
-        inputs = [read for read in (x, cond, valid, t if self.denoiser.time_conditioning else None) if read is not None]
-        equal = self.denoiser.same_for_all_rows and len(active) > 1 and all(bool((read == read[:1]).all()) for read in inputs)
+        equal = self._equal(x, cond, valid, t if self.denoiser.time_conditioning else None)
         self.nfe += 1
         self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
         if not equal:

@@ -17,7 +17,7 @@ class Threshold(TokensFirstSampler):
     """In each call a token is drawn at every masked position. The most probable one is kept, and all with at least this probability.
 
     Where the network is confident, few calls are enough. Positions are chosen by tokens already drawn, so the distribution is not the
-    model's (see `LowConfidence`). Fast-dLLM's blocks are `sampler=semi_ar` around it; its approximate key-value cache is not implemented.
+    model's (see `LowConfidence`). `sampler=fast_dllm` adds Fast-dLLM's blocks and caches.
 
     Args:
         threshold: a probability.

@@ -71,13 +71,16 @@ def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = 
 
 
 def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
-    """The origin with a description of the training data, read again; a log message if they cannot be read here, or changed."""
+    """The origin with a description of the training data, read again; a log message if they are not here, or changed.
+
+    An error of the disk is raised: the same model would get another card the next time.
+    """
     try:
         return replace(origin, data=loaded.training_data(trust).describe())
     except ChangedDataError as error:
         log.warning(f"{error}; split and records that the files have now are left out")
         return replace(origin, data_changed=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, FileNotFoundError, PermissionError) as error:
         log.info(f"the training data are described by their configuration alone, because they cannot be read here: {error}")
         return origin
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.backbone.base import BlockBackbone
 from dnadiff.checks import boolean, integer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
@@ -179,10 +178,7 @@ class Network:
         """Mean of the network's features over each window: (S, D)."""
 
         def mean(ids: Tensor, chosen: Sequence[int]) -> Tensor:
-            network, size = self.denoiser.backbone, self.denoiser.block_size
-            if isinstance(network, BlockBackbone) and size is not None:
-                return network.block_features(ids, ids, min(size, ids.shape[1]))[0].float().mean(1).double().cpu()
-            return network.features(ids).float().mean(1).double().cpu()
+            return self.denoiser.features(ids).float().mean(1).double().cpu()
 
         return self._each(windows, mean)
 

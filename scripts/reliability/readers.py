@@ -1236,13 +1236,16 @@ def _classifier(folder: Path) -> None:
     from dnadiff.backbone.dit import DiT
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream import saved
-    from dnadiff.downstream.classifier import Classifier
+    from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier
+    from dnadiff.downstream.head_inputs import HeadInputs
     from dnadiff.downstream.weights import write_weights
 
     tokenizer = DNATokenizer()
     network = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": 40}
     for seed in (1, 2):
-        weights = write_weights(folder / f"{seed}.safetensors", Classifier(DiT(tokenizer.vocab, **network), 2, stranded=True))
+        weights = write_weights(
+            folder / f"{seed}.safetensors", build_classifier(DiT(tokenizer.vocab, **network), MEAN_HEAD, HeadInputs(), 2, 40, stranded=True)
+        )
         about = {
             "name": "fine-tuned",
             "classes": ["a", "b"],

@@ -44,10 +44,6 @@ class Exact(BaseDenoiser):
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         return self.at(xt)[positions]
 
-    def next_log_probs(self, x, cond=None, positions=None, valid=None):
-        rows = torch.stack([self.at(torch.where(torch.arange(3) < at, x, 3))[:, at] for at in range(3)], 1)
-        return rows[positions]
-
     def step(self, token, state=None, cond=None):
         before = State([token.new_zeros(len(token), 0)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
         seen = torch.full((len(token), 3), 3)
@@ -62,21 +58,18 @@ class Exact(BaseDenoiser):
     def advance(self, x0, state=None, cond=None, valid=None):
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 
-    def nll(self, x0, xt, t=None, cond=None, positions=None, valid=None):
-        assert self.reads is BlockBackbone
-        first = self.at(torch.cat([xt[:, :2], torch.full_like(xt[:, 2:], 3)], 1))[:, :2]
-        log_probs = torch.cat([first, self.at(torch.cat([x0[:, :2], xt[:, 2:]], 1))[:, 2:]], 1)
-        return -log_probs.gather(-1, x0[..., None])[..., 0][positions]
+    def require_cache(self):
+        pass
 
 
 def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
     sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
-    distribution = Constrained(Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt)
     x_init = process.prior(batch, 3) if x_init is None else x_init
+    distribution = Constrained(Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt, x_init)
     frozen = x_init != 3
     tokens = sampler.sample(distribution, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
-    return sampler, tokens, distribution.log_weight(x_init, tokens)
+    return sampler, tokens, distribution.log_weight()
 
 
 def total_variation(tokens, weight, target):
@@ -97,7 +90,7 @@ def test_constraints_always_hold_and_weights_correct_the_distribution(name, tilt
     sampler, tokens, log_weight = draw(name, toy, batch, tilt)
     assert ALLOWED[KIND.expand(batch, 3), tokens].all()
     if not sampler.supports_weights(3):
-        assert name in ("low_confidence", "threshold", "remdm", "forward_backward")
+        assert name in ("low_confidence", "threshold", "fast_dllm", "remdm", "forward_backward")
         return
     mass = kept(toy, tilt).sum()
     target, weight = kept(toy, tilt) / mass, log_weight.exp()
@@ -139,7 +132,7 @@ def test_whole_bases_from_the_start_need_no_weight(toy):
     tokens = make("first_hitting").sample(free, process, x_init, Draws.for_batch(0, 8000), x_init != 3).tokens
     target = toy.joint * (toy.sequences[:, 1] == 1)
     assert total_variation(tokens, torch.ones(8000).double(), target / target.sum()) < 0.03
-    assert (free.log_weight(x_init, tokens) == 0).all()
+    assert (free.log_weight() == 0).all()
 
 
 def test_autoregressive_weights_include_tokens_given_to_the_right(toy):

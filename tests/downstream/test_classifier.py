@@ -9,9 +9,10 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.classifier import Classifier, keep_first_layers
+from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, build_classifier, keep_first_layers
 from dnadiff.downstream.cnn import PublishedCNN
 from dnadiff.downstream.finetuning import FineTunedModel, FineTuningModule
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, make_batch, reverse_complement_rows
 from dnadiff.downstream.model import no_report
 
@@ -28,6 +29,11 @@ def network(kind: str, **settings):
     for block in dit.blocks:  # adaLN starts as the identity: attention would have no influence at all
         torch.nn.init.normal_(block.adaLN_modulation.weight, std=0.5)
     return dit
+
+
+def linear(backbone, num_classes: int, stranded: bool = True):
+    """A classifier with the published head."""
+    return build_classifier(backbone, MEAN_HEAD, HeadInputs(), num_classes, 100, stranded)
 
 
 def rich_or_poor(number: int, seed: int, low: int = 20, high: int = 30) -> Items:
@@ -49,7 +55,7 @@ def task(stranded: bool = False) -> TaskData:
 
 @pytest.mark.parametrize("kind, stranded", [("dit", True), ("caduceus", True), ("caduceus_ps", True), ("caduceus_ps", False)])
 def test_right_padding_changes_no_prediction(kind, stranded):
-    classifier = Classifier(network(kind), 3, stranded).eval()
+    classifier = linear(network(kind), 3, stranded).eval()
     items = rich_or_poor(6, 3)
     with torch.no_grad():
         together = make_batch(items, torch.arange(6), DNA.vocab)
@@ -59,7 +65,7 @@ def test_right_padding_changes_no_prediction(kind, stranded):
 
 
 def test_log_probs_of_both_strands_do_not_depend_on_which_one_is_given():
-    classifier = Classifier(network("caduceus"), 2)
+    classifier = linear(network("caduceus"), 2)
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     both = classifier.log_probs(items, 3, both_strands=True)
@@ -69,7 +75,7 @@ def test_log_probs_of_both_strands_do_not_depend_on_which_one_is_given():
 
 
 def test_scores_keep_the_order_of_the_items_for_any_batch_size():
-    classifier = Classifier(network("dit"), 2)
+    classifier = linear(network("dit"), 2)
     items = rich_or_poor(9, 5)
     one = torch.cat([classifier.log_probs(items.select(torch.tensor([i])), 1, False) for i in range(9)])
     assert torch.allclose(classifier.log_probs(items, 4, False), one, atol=1e-5)
@@ -100,7 +106,7 @@ def test_fine_tuning_does_not_change_the_loaded_network():
 
 def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
     data = task()
-    classifier = Classifier(network("caduceus"), 2)
+    classifier = linear(network("caduceus"), 2)
     training = FineTuningModule(classifier, data, lr=0.0, weight_decay=0.0, warmup=0.0, batch_size=20, seed=0, report=no_report)
     right = data.valid.labels.float()[:, None] * torch.tensor([-2.0, 2.0]) + torch.tensor([1.0, -1.0])
     for epoch, log_probs in enumerate([right * 0, right, right * 2, -right]):
@@ -144,7 +150,7 @@ def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels
     classifier = FineTunedModel(lambda seed: network("caduceus_ps"), 1e-3).build_classifier(task(stranded=True), 0)
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
-    assert classifier.head.in_features == classifier.backbone.d_model
+    assert classifier.head.width == classifier.backbone.d_model
     assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-4)
 
 
@@ -186,7 +192,7 @@ def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     wild = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"})
     with pytest.raises(ValueError, match=r"gc: training at lr 1e\+30 diverged"):
         wild.fit_predict(task(), 0)
-    training = FineTuningModule(Classifier(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=no_report)
+    training = FineTuningModule(linear(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=no_report)
     right = torch.nn.functional.one_hot(training.data.valid.labels, 2).float()
     for epoch, log_probs in enumerate([1 - right, right * float("nan")]):
         training.classifier.head.bias.data.fill_(epoch)

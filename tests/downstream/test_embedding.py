@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import dnadiff
+from dnadiff.backbone.base import CausalBackbone
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.downstream.classifier import keep_first_layers
 from dnadiff.downstream.embedding.features import Embedder
 from dnadiff.downstream.embedding.pooling import Max, Mean, PerPosition, pool_of
@@ -38,6 +40,10 @@ def backbone(request):
     return network
 
 
+def read_by(backbone):
+    return CausalDenoiser(backbone) if isinstance(backbone, CausalBackbone) else Denoiser(backbone)
+
+
 def ids_of(texts):
     return [TOKENIZER.encode(text) for text in texts]
 
@@ -48,8 +54,8 @@ def features(backbone, ids):
 
 
 def test_embeddings_are_the_features_of_both_strands_pooled(backbone):
-    every = Embedder(backbone, PerPosition())(ids_of(TEXTS), 2)
-    means, largest = Embedder(backbone, Mean())(ids_of(TEXTS), 3), Embedder(backbone, Max())(ids_of(TEXTS), 32)
+    every = Embedder(read_by(backbone), PerPosition())(ids_of(TEXTS), 2)
+    means, largest = Embedder(read_by(backbone), Mean())(ids_of(TEXTS), 3), Embedder(read_by(backbone), Max())(ids_of(TEXTS), 32)
     for ids, rows, mean, largest_of_row in zip(ids_of(TEXTS), every, means, largest):
         forward = features(backbone, ids)
         if backbone.reads_both_strands:
@@ -65,9 +71,9 @@ def test_embeddings_are_the_features_of_both_strands_pooled(backbone):
 def test_both_strands_have_one_embedding_and_stranded_ones_differ(backbone):
     strands = ids_of([TEXTS[1], reverse_complement(TEXTS[1])])
     for pool in (Mean(), Max()):
-        one, other = Embedder(backbone, pool)(strands)
+        one, other = Embedder(read_by(backbone), pool)(strands)
         np.testing.assert_allclose(one, other, atol=2e-6)
-    one, other = Embedder(backbone, stranded=True)(strands)
+    one, other = Embedder(read_by(backbone), stranded=True)(strands)
     assert np.abs(one - other).max() > 1e-3
     np.testing.assert_allclose(one, features(backbone, strands[0]).mean(0), atol=2e-6)
 
@@ -75,18 +81,18 @@ def test_both_strands_have_one_embedding_and_stranded_ones_differ(backbone):
 def test_a_layer_is_the_network_without_the_later_ones_and_leaves_it_intact(backbone):
     before = copy.deepcopy(backbone.state_dict())
     short = keep_first_layers(copy.deepcopy(backbone), 2)
-    found, whole = (Embedder(backbone, layer=layer, stranded=True)(ids_of(TEXTS)) for layer in (2, None))
+    found, whole = (Embedder(read_by(backbone), layer=layer, stranded=True)(ids_of(TEXTS)) for layer in (2, None))
     np.testing.assert_allclose(found[1], features(short, ids_of(TEXTS)[1]).mean(0), atol=2e-6)
     assert np.abs(found[1] - whole[1]).max() > 1e-4
     after = backbone.state_dict()
     assert list(after) == list(before) and all(torch.equal(after[key], before[key]) for key in before)
     with pytest.raises(ValueError, match="layer 4 is not one of this network's 3"):
-        Embedder(backbone, layer=4)
+        Embedder(read_by(backbone), layer=4)
     assert len(backbone.trunk) == 3
 
 
 def test_the_batch_does_not_matter(backbone):
-    one, two = (Embedder(backbone)(ids_of(TEXTS), size) for size in (1, 4))
+    one, two = (Embedder(read_by(backbone))(ids_of(TEXTS), size) for size in (1, 4))
     np.testing.assert_allclose(np.stack(one), np.stack(two), atol=2e-6)
 
 
@@ -95,7 +101,7 @@ def test_text_has_one_strand():
     torch.manual_seed(0)
     network = Caduceus(tokenizer.vocab, d_model=8, n_layers=1).eval()
     ids = tokenizer.encode("abcab")
-    np.testing.assert_allclose(Embedder(network)([ids])[0], features(network, ids).mean(0), atol=2e-6)
+    np.testing.assert_allclose(Embedder(read_by(network))([ids])[0], features(network, ids).mean(0), atol=2e-6)
 
 
 @pytest.fixture
@@ -174,7 +180,7 @@ def test_pools_and_types_have_names():
     with pytest.raises(ValueError, match="pool 'sum' is not known; choose mean, max, none"):
         pool_of("sum")
     with pytest.raises(ValueError, match="dtype 'int8' is not known"):
-        Embedder(NETWORKS["mamba"](TOKENIZER.vocab), dtype="int8")
+        Embedder(read_by(NETWORKS["mamba"](TOKENIZER.vocab)), dtype="int8")
 
 
 def test_no_sequence_gives_no_row(model):
@@ -215,4 +221,4 @@ def test_a_sequence_longer_than_the_network_takes_is_named(tmp_path):
 
     (tmp_path / "x.fa").write_text(">short\nACGT\n>long\n" + "A" * 65 + "\n")
     with pytest.raises(ValueError, match="input: long has 65 bases and this network takes at most 64"):
-        Embedder(NETWORKS["dit"](TOKENIZER.vocab)).check_lengths(FastaInput(tmp_path / "x.fa"))
+        Embedder(read_by(NETWORKS["dit"](TOKENIZER.vocab))).check_lengths(FastaInput(tmp_path / "x.fa"))

@@ -11,7 +11,8 @@ from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import saved
-from dnadiff.downstream.classifier import Classifier, keep_first_layers
+from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier, keep_first_layers
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 DNA = DNATokenizer()
@@ -45,7 +46,7 @@ def about(kind="dit", **changes):
 def classifier(kind="dit", seed=1, stranded=False, layer=None):
     torch.manual_seed(seed)
     network, settings = NETWORKS[kind]
-    made = Classifier(keep_first_layers(network(DNA.vocab, **settings), layer), 3, stranded)
+    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), MEAN_HEAD, HeadInputs(), 3, 40, stranded)
     torch.nn.init.normal_(made.head.bias)
     return made.eval()
 

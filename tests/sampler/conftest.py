@@ -40,6 +40,20 @@ class Table(BaseDenoiser):
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         return self.table[xt @ self.powers][positions]
 
+    def require_cache(self):
+        pass
+
+    def around(self, xt, columns, cond=None, valid=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        return State([xt.clone()], columns.start)
+
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        seen, part = (xt, slice(None)) if state is None else (state.tensors[0].clone(), slice(state.length, state.length + xt.shape[1]))
+        seen[:, part] = xt
+        return self.table[seen @ self.powers][:, part][positions]
+
 
 class CausalTable(Table):
     """The same distribution from left to right."""
@@ -78,8 +92,12 @@ TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbo
 
 
 def make(name, **settings):
-    """The sampler of a yaml with some settings changed."""
-    return build(settings_of(name) | settings)
+    """The sampler of a yaml with some settings changed; those that it has not are of the sampler inside."""
+    known = settings_of(name)
+    if "sampler" in known:
+        inner = {key: settings.pop(key) for key in settings.keys() & known["sampler"].keys() - known.keys()}
+        known = known | {"sampler": known["sampler"] | inner}
+    return build(known | settings)
 
 
 @cache

@@ -43,6 +43,20 @@ def test_token_by_token_equals_the_full_pass(kind):
     assert state.length == 140
 
 
+@pytest.mark.parametrize("kind", ["mamba", "transformer"])
+@torch.no_grad()
+def test_several_tokens_at_once_equal_the_full_pass(kind):
+    denoiser, ids, cond = network(kind), torch.randint(7, 11, (3, 90)), None
+    if kind == "mamba":
+        denoiser, cond = network(kind, num_labels=3), torch.eye(3)
+    whole, seen = denoiser.next_log_probs(ids, cond), torch.cat([torch.full((3, 1), 3), ids[:, :-1]], 1)
+    first, state = denoiser.read(seen[:, :2], None, cond)  # fewer than the taps of a convolution
+    second, state = denoiser.step(seen[:, 2], state, cond)
+    third, state = denoiser.read(seen[:, 3:], state, cond)
+    torch.testing.assert_close(torch.cat([first, second[:, None], third], 1), whole, rtol=1e-5, atol=1e-5)
+    assert state.length == 90
+
+
 @torch.no_grad()
 def test_in_bfloat16_token_by_token_is_as_good_as_the_full_pass():
     # Both against float32. A state kept in bfloat16 forgets: slow channels decay by less than the type can say.

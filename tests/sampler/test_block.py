@@ -121,36 +121,6 @@ def test_samples_have_the_distribution_of_the_model(size):
     assert float((found - p).abs().sum() / 2) < 0.01  # total variation; about 0.003 is expected
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_weights_correct_for_tokens_fixed_to_the_right(size):
-    # Tokens 2 and 3 are given; the first two cannot see them unless they are in the same block.
-    model, count = denoiser(size, SMALL), 20_000
-    x_init = torch.tensor([3, 3, 1, 2]).expand(count, 4)
-    kind, allowed = torch.zeros(count, 4, dtype=torch.int64), torch.tensor([[True, True, True, False]])
-    constrained = Constrained(model, kind, allowed)
-    tokens = sample(constrained, Blockwise(FirstHitting()), x_init, frozen=x_init != 3).tokens
-    weight = constrained.log_weight(x_init, tokens).exp()
-    # The model's distribution of the first two given the last two, where those of a block are drawn after its given tokens.
-    sequences = torch.tensor([[a, b, 1, 2] for a in range(3) for b in range(3)])
-    target = torch.ones(9, dtype=torch.float64)
-    for start in range(0, 4, size):
-        places = range(start, min(start + size, 4))
-        masks, given = [i for i in places if i < 2], [i for i in places if i >= 2]
-        orders = [[*given, *free] for free in itertools.permutations(masks)]
-        block = torch.zeros_like(target)
-        for order in orders:
-            chain = torch.ones_like(target)
-            for step, place in enumerate(order):
-                hidden, position = torch.zeros(4, dtype=torch.bool), torch.zeros(9, 4, dtype=torch.bool)
-                hidden[order[step:]], position[:, place] = True, True
-                with torch.no_grad():
-                    chain *= (-model.nll(sequences, torch.where(hidden, 3, sequences), positions=position)).exp()
-            block += chain / len(orders)
-        target *= block
-    found = torch.zeros(9, dtype=torch.float64).index_add(0, tokens[:, 0] * 3 + tokens[:, 1], weight)
-    assert float((found / found.sum() - target / target.sum()).abs().sum() / 2) < 0.015
-
-
 def test_labels_and_guidance():
     model, x_init = denoiser(4, num_labels=2), torch.full((3, 10), 3)
     cond = torch.tensor([[1.0, 0.0]]).expand(3, 2)
@@ -176,6 +146,11 @@ def test_padding_is_not_filled_and_changes_nothing():
     assert (found[~valid] == 4).all()
     alone = sample(model, Blockwise(Grouped(2)), x_init[:1, :9]).tokens
     assert torch.equal(found[0, :9], alone[0]) or found[0, :9].shape == alone[0].shape  # groups of the last block depend on its masks
+
+
+def test_blocks_are_as_exact_as_the_sampler_inside():
+    assert [Blockwise(inner).exact for inner in INNER] == [True, True, True, False]
+    assert Blockwise(FirstHitting()).fitted(denoiser(4)).exact and not SemiAR(FirstHitting()).exact
 
 
 def test_memory_and_time_do_not_grow_with_what_was_read():
@@ -240,15 +215,6 @@ def test_log_prob_of_a_design_is_given_the_fixed_tokens_of_the_first_block():
         windows = [WindowBatch(torch.from_numpy(tokens)[None], {"all": counted}, rows=torch.tensor([0]))]
         expected = -estimate(model, AbsorbingProcess(DNA, LogLinear()), windows, 2, 0, 1).per_sequence()[0]
         assert found[size] == pytest.approx(expected)
-
-
-def test_guided_block_models_have_no_weights():
-    model = denoiser(4, num_labels=2)
-    made = [
-        ConditionalSampler(m, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(Grouped(1)))
-        for m in (model, Guided(model, 2.0))
-    ]
-    assert [each.supports_weights(8) for each in made] == [True, False]
 
 
 def test_dropout_is_applied_in_blocks():

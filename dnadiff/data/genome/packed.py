@@ -6,6 +6,7 @@ Folders are written atomically (`dnadiff.data.atomic_folder`).
 
 from __future__ import annotations
 
+import io
 import os
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dnadiff.config import Json
 from dnadiff.data.atomic_folder import ensure_folder, read_index, verify
 from dnadiff.data.cache import cache_dir, content_hash, megabytes
-from dnadiff.data.checksums import Checksum, checksum_of
+from dnadiff.data.checksums import Checksum
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
 
@@ -106,9 +107,17 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
         os.fsync(bases.fileno())
     if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
-    np.save(part / "runs.npy", packer.runs())
+    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the file would be cut short without a message.
+    content = io.BytesIO()
+    np.lib.format.write_array(content, packer.runs(), allow_pickle=False)
+    checksum = Checksum()
+    checksum.update(content.getvalue())
+    with (part / "runs.npy").open("wb") as runs:
+        runs.write(content.getvalue())
+        runs.flush()
+        os.fsync(runs.fileno())
     index = {"source": {"name": source.name, "sha256": digest}, "records": packer.records}
-    return index, {"bases": packer.checksum, "runs.npy": checksum_of(part / "runs.npy")}
+    return index, {"bases": packer.checksum, "runs.npy": checksum}
 
 
 class Packer:

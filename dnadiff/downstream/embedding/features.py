@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff.backbone import rc
-from dnadiff.backbone.base import Backbone, BlockBackbone
+from dnadiff.backbone.base import Backbone
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.downstream.classifier import is_strand_invariant, keep_first_layers, pooled_width
 from dnadiff.downstream.embedding.pooling import Mean, Pool
 from dnadiff.downstream.items import reverse_complement_rows
@@ -32,11 +33,10 @@ class Embedder:
     features are kept. Text has one strand.
 
     Args:
-        backbone: in evaluation mode; no noise level and no labels.
+        denoiser: in evaluation mode (see `BaseDenoiser.features`).
         pool: None is the mean over positions.
         layer: number of layers from the first one, followed by the final norm; None is all.
         stranded: read the given strand alone.
-        block_size: b of a block diffusion model: each block is read after those before it. None reads all of a sequence at once.
 
     Attributes:
         width: D, the length of a vector.
@@ -46,15 +46,15 @@ class Embedder:
     """
 
     def __init__(
-        self, backbone: Backbone, pool: Pool | None = None, layer: int | None = None, stranded: bool = False, dtype: str = "float32",
-        block_size: int | None = None,
-    ) -> None:  # fmt: skip
+        self, denoiser: BaseDenoiser, pool: Pool | None = None, layer: int | None = None, stranded: bool = False, dtype: str = "float32"
+    ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
-        self.backbone, self.pool, self.layer, self.dtype = backbone, Mean() if pool is None else pool, layer, np.dtype(DTYPES[dtype])
-        self.block_size, self.stranded = block_size, stranded or backbone.vocab.complement is None
-        self.width = pooled_width(backbone, self.stranded)
-        with first_layers(backbone, layer):
+        self.denoiser, self.backbone, self.layer = denoiser, denoiser.backbone, layer
+        self.pool, self.dtype = Mean() if pool is None else pool, np.dtype(DTYPES[dtype])
+        self.stranded = stranded or denoiser.vocab.complement is None
+        self.width = pooled_width(self.backbone, self.stranded)
+        with first_layers(self.backbone, layer):
             pass  # refuses a layer that the network does not have
 
     @torch.no_grad()
@@ -72,23 +72,17 @@ class Embedder:
 
     def _features(self, ids: Tensor, valid: Tensor | None, lengths: Sequence[int], vocab: Vocab) -> Iterator[Tensor]:
         """Float32 features (L_i, D) of each row of `ids (B, L)`."""
-        features = self._read(ids, valid)
+        features = self.denoiser.features(ids, valid).float()
         if is_strand_invariant(self.backbone, self.stranded):
             features = rc.invariant(features)
         elif not self.stranded:
             reverse = reverse_complement_rows(ids, torch.tensor(lengths, device=ids.device), vocab)
-            other = self._read(reverse, valid)
+            other = self.denoiser.features(reverse, valid).float()
             for row, length in enumerate(lengths):
                 yield (features[row, :length] + other[row, :length].flip(0)) / 2
             return
         for row, length in enumerate(lengths):
             yield features[row, :length]
-
-    def _read(self, ids: Tensor, valid: Tensor | None) -> Tensor:
-        if self.block_size is None:
-            return self.backbone.features(ids, valid=valid).float()
-        assert isinstance(self.backbone, BlockBackbone)
-        return self.backbone.block_features(ids, ids, min(self.block_size, ids.shape[1]), None, valid)[0].float()
 
     def check_lengths(self, source: SequenceInput) -> None:
         """Raise ValueError, naming the sequence, if one is longer than the network accepts."""

@@ -225,6 +225,21 @@ def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
     assert len(pack(tmp_path / "big.fa").bases) == 800_000
 
 
+def test_a_list_of_runs_of_n_that_cannot_be_written_is_an_error(tmp_path, cache):
+    # numpy.save lost this error, because the bytes fit into the buffer of the C library: the cache had no runs of N.
+    path = tmp_path / "many.fa"
+    path.write_text(">a\n" + "AN" * 200 + "\n", encoding="ascii")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="files of this process are limited to 1,000 bytes"):
+            pack(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [p for p in cache_dir("genomes").glob("*") if p.is_dir() and not p.name.startswith(".")]
+    assert pack(path).runs.shape == (200, 2)
+
+
 def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypatch):
     reading = packed.read_codes
 

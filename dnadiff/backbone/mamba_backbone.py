@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.base import Backbone, State
 from dnadiff.backbone.conditioning import Condition, Modulation, modulate
 from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
 from dnadiff.backbone.mixer import BiMamba, UniMamba
@@ -159,6 +159,19 @@ class MambaBackbone(Backbone):
             stream, branch = self._run(layer, stream, branch, condition, valid)
             branch = self.dropout(branch)
         return self.normalized(stream, branch)
+
+    def carried(self, ids: Tensor, state: State | None, cond: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, State]:
+        """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and the state after them."""
+        condition = None if self.condition is None else self.condition(None, cond)
+        stream, branch, tensors = self.embedded(ids), None, list[Tensor]()
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, MambaBlock)
+            stream, hidden, gate = layer.enter(stream, branch, condition)
+            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
+            mixed, past, h = layer.mixer.carry(hidden, past, h, valid, self.scan)
+            branch = mixed if gate is None else gate * mixed
+            tensors += [past, h]
+        return stream, branch, State(tensors, (0 if state is None else state.length) + ids.shape[1])
 
     def embedded(self, ids: Tensor) -> Tensor:
         """Token ids (B, L) -> the residual stream before the first layer (B, L, D)."""

@@ -1,0 +1,80 @@
+"""What all heads share: the interface, and where a position is in its sequence."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff import checks
+
+
+class HeadSizes(TypedDict):
+    """Keyword arguments of every `Head`, which documents them."""
+
+    width: int
+    num_outputs: int
+    max_length: int
+
+
+class Head(nn.Module, ABC):
+    """Maps features (B, L, D) to outputs (B, C).
+
+    A configuration (`configs/head`) has the settings; the network and the task add these:
+
+    Args:
+        width: D.
+        num_outputs: C, such as the number of classes.
+        max_length: tokens of the longest sequence of the task.
+    """
+
+    buildable = True  # the description of a saved classifier may name it (`dnadiff.config.locate`)
+
+    def __init__(self, width: int, num_outputs: int, max_length: int) -> None:
+        super().__init__()
+        self.width, self.num_outputs, self.max_length = width, num_outputs, max_length
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The only length of sequences that it takes; None if it takes any."""
+        return None
+
+    @classmethod
+    def check_lengths(cls, shortest: int, longest: int) -> None:
+        """Raise ValueError if it does not take sequences of these lengths."""
+
+    @abstractmethod
+    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Features (B, L, D) float32 -> (B, C); positions outside `valid (B, L)`, at the end, have no influence."""
+
+
+class HiddenLayer(nn.Sequential):
+    """Features of a sequence (B, F) -> outputs (B, C) by a network of one hidden layer."""
+
+    def __init__(self, num_features: int, hidden: int, num_outputs: int, dropout: float) -> None:
+        hidden, share = checks.integer("head.hidden", hidden), checks.below_one("head.dropout", dropout)
+        layers = nn.Linear(num_features, hidden), nn.GELU(), nn.Dropout(share), nn.Linear(hidden, num_outputs)
+        super().__init__(nn.Dropout(share), *layers)
+
+
+def lengths_of(features: Tensor, valid: Tensor | None) -> Tensor:
+    """The number of valid positions of each sequence, (B,) int64."""
+    batch, length = features.shape[:2]
+    return torch.full((batch,), length, device=features.device) if valid is None else valid.sum(1)
+
+
+def position_features(lengths: Tensor, length: int, count: int) -> Tensor:
+    """Where each position is, from the beginning and from the end of its sequence: (B, length, 4 * count) float32.
+
+    Sines and cosines of `count` wavelengths, from 4 tokens, each `2 sqrt(2)` times the one before: the distances that matter in a
+    promoter or a splice site are exact to a base, and the longest wavelengths tell the parts of a long sequence apart.
+    """
+    index = torch.arange(length, device=lengths.device, dtype=torch.float32)
+    begin = index.expand(len(lengths), -1)
+    end = lengths[:, None] - 1 - begin
+    frequency = 2 * math.pi / (4 * (2 * math.sqrt(2)) ** torch.arange(count, device=lengths.device, dtype=torch.float32))
+    angle = torch.stack([begin, end], -1)[..., None] * frequency  # (B, L, 2, count)
+    return torch.cat([angle.sin(), angle.cos()], -1).flatten(2)

@@ -1,0 +1,105 @@
+"""What the head of a classifier reads: the features of a network, and on request those of its first layers, the bases, and the length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff import checks
+from dnadiff.backbone import rc
+from dnadiff.backbone.base import Backbone
+from dnadiff.downstream.items import reverse_complement_rows
+from dnadiff.vocab import Vocab
+
+_LENGTHS = 1000.0  # bases per unit of the length
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """Features of each position, concatenated.
+
+    Args:
+        layers: also the outputs of these layers (1 is the first), each normalized to zero mean and unit variance over its channels.
+        one_hot: also the token itself, as one channel for each id that samples may contain.
+        length: also the logarithm of the number of bases. It can reveal the class where the parts of a data set differ in length.
+    """
+
+    layers: tuple[int, ...] = ()
+    one_hot: bool = False
+    length: bool = False
+
+    @classmethod
+    def of(cls, layers: Sequence[int] = (), one_hot: bool = False, length: bool = False) -> HeadInputs:
+        """Checked values of a configuration; raises ValueError."""
+        numbers = tuple(checks.integer("inputs.layers", layer) for layer in layers)
+        return cls(numbers, checks.boolean("inputs.one_hot", one_hot), checks.boolean("inputs.length", length))
+
+    def check(self, backbone: Backbone) -> None:
+        """Raise ValueError for layers that the network does not have."""
+        if not self.layers:
+            return
+        name = type(backbone).__name__
+        if backbone.trunk is None or backbone.reads_both_strands:
+            raise ValueError(f"inputs.layers {list(self.layers)}: the layers of a {name} cannot be read one by one; set inputs.layers=[]")
+        if max(self.layers) > len(backbone.trunk):
+            raise ValueError(f"inputs.layers {max(self.layers)} is not one of the {len(backbone.trunk)} layers of this {name}")
+
+    def width(self, backbone: Backbone | None, vocab: Vocab, stranded: bool) -> int:
+        """Channels of each position."""
+        own = 0
+        if backbone is not None:
+            own = backbone.d_model // 2 if backbone.reads_both_strands and not stranded else backbone.d_model
+            own += len(self.layers) * backbone.d_model
+        return own + (len(vocab.emitted) if self.one_hot else 0) + int(self.length)
+
+    def read(self, backbone: Backbone | None, vocab: Vocab, ids: Tensor, valid: Tensor | None, stranded: bool) -> list[Tensor]:
+        """Features (B, L, D) float32, of the given strand; of a network that reads both, one for each strand as it is read there.
+
+        The strands of an unstranded task are exchanged by the reverse complement of the sequence, so that a mean over the results of a
+        head does not depend on which strand is given.
+        """
+        if backbone is None:
+            return [self._with_tokens([], vocab, ids, valid)]
+        with self._recorded(backbone) as recorded:
+            features = backbone.features(ids, valid=valid).float()
+        if stranded or not backbone.reads_both_strands:
+            return [self._with_tokens([features, *recorded], vocab, ids, valid)]
+        lengths = torch.full((len(ids),), ids.shape[1], device=ids.device) if valid is None else valid.sum(1)
+        first, second = rc.strands(features)
+        place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
+        second = second.gather(1, place[..., None].expand_as(second))  # from its own beginning, with the padding at its end
+        other = reverse_complement_rows(ids, lengths, vocab)
+        return [self._with_tokens([first], vocab, ids, valid), self._with_tokens([second], vocab, other, valid)]
+
+    def _with_tokens(self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None) -> Tensor:
+        if self.one_hot:
+            emitted = torch.tensor(vocab.emitted, device=ids.device)
+            parts.append((ids[..., None] == emitted).float())
+        if self.length:
+            count = ids.new_full((len(ids),), ids.shape[1]) if valid is None else valid.sum(1)
+            parts.append((count / _LENGTHS).log()[:, None, None].expand(-1, ids.shape[1], 1))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    @contextmanager
+    def _recorded(self, backbone: Backbone) -> Iterator[list[Tensor]]:
+        """The normalized outputs of the layers, in their order, after the network has run in the block."""
+        found: list[Tensor] = [torch.empty(0)] * len(self.layers)
+        handles = []
+        for number, layer in enumerate(self.layers):
+
+            def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, Tensor], number: int = number) -> None:
+                # A Mamba layer returns the residual stream and what is to be added to it.
+                value = output if isinstance(output, Tensor) else output[0] + output[1]
+                found[number] = nn.functional.layer_norm(value.float(), value.shape[-1:])
+
+            assert backbone.trunk is not None
+            handles.append(backbone.trunk[layer - 1].register_forward_hook(keep))
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()

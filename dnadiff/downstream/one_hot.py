@@ -1,0 +1,44 @@
+"""A head on the bases alone: what a fine-tuned network has to beat before its gain can be ascribed to pretraining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from typing_extensions import Unpack, override
+
+from dnadiff.checks import Positive
+from dnadiff.config import Json
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.classifier import Classifier
+from dnadiff.downstream.finetuning import NetworkModel, TrainingSettings
+from dnadiff.downstream.head.base import Head
+from dnadiff.downstream.head_inputs import HeadInputs
+from dnadiff.downstream.items import TaskData
+from dnadiff.draws import hash64
+
+
+class OneHotModel(NetworkModel):
+    """A head of `configs/head` on one-hot bases, without a network.
+
+    Args:
+        head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a configuration).
+        lr, **settings: as in `NetworkModel`.
+    """
+
+    def __init__(
+        self, tokenizer: DNATokenizer, head: Callable[..., Head], lr: Positive = 2e-3, **settings: Unpack[TrainingSettings]
+    ) -> None:
+        super().__init__(lr, **settings)
+        self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True)
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | {"head": repr(self.head)}
+
+    @override
+    def build_classifier(self, data: TaskData, seed: int) -> Classifier:
+        torch.manual_seed(hash64(seed, "one-hot") % 2**63)
+        width = self.inputs.width(None, self.vocab, data.stranded)
+        head = self.head(width=width, num_outputs=len(data.classes), max_length=data.max_length)
+        return Classifier(None, head, data.stranded, self.inputs, self.vocab)
