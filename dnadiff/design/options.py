@@ -119,8 +119,6 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
     """
     weighted = generator.has_weights(request)
     if config["resample"] and not (weighted and is_dna):
-        if weighted is None and generator.denoiser.block_size is not None and config["guidance"] != 1:
-            raise ValueError(f"resample=true: guided block diffusion has no importance weights; set guidance=1, not {config['guidance']}")
         if weighted is None:
             raise ValueError(
                 "resample=true needs a sampler with importance weights: not low_confidence, threshold, fast_dllm, remdm or forward_backward, "
