@@ -53,12 +53,14 @@ class Draws:
         rows: (B,) int64, the identity of each sequence: its sample index, or its place in the global batch.
         num_rows: size of the global batch, over which stratified times are distributed; None is B.
         step: training step or network call.
+        place: (B,) int64, the place of each row among the strata of the global batch; None is `rows`.
     """
 
     seed: int
     rows: Tensor
     num_rows: int | None = None
     step: int = 0
+    place: Tensor | None = None
 
     @classmethod
     def for_batch(cls, seed: int, batch_size: int, step: int = 0, device: torch.device | str = "cpu") -> Draws:
@@ -77,11 +79,13 @@ class Draws:
     def for_blocks(self, blocks: int) -> Draws:
         """Random numbers for every block of every sequence: B * blocks rows, those of a sequence one after another.
 
-        With `num_rows`, stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
+        The stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
         """
-        stride = _BLOCK_STRIDE if self.num_rows is None else self.num_rows
-        rows = self.rows[:, None] + stride * torch.arange(blocks, device=self.rows.device)
-        return replace(self, rows=rows.flatten(), num_rows=None if self.num_rows is None else self.num_rows * blocks)
+        block = torch.arange(blocks, device=self.rows.device)
+        # Without `num_rows` the numbers of a row must not depend on B, but its stratum must.
+        rows = self.rows[:, None] + (_BLOCK_STRIDE if self.num_rows is None else self.num_rows) * block
+        place = (self.rows if self.place is None else self.place)[:, None] + self.global_batch_size * block
+        return replace(self, rows=rows.flatten(), num_rows=self.global_batch_size * blocks, place=place.flatten())
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.

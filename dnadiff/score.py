@@ -99,12 +99,13 @@ def resumable(output: Path, collected: Path, settings: Json, config: Config) -> 
 def write_table(config: Config, model: Loaded, source: SequenceInput, stream: ResumableOutput) -> None:
     """Score the remaining records, and print the totals."""
     from dnadiff.design.output import discard
+    from dnadiff.likelihood.monte_carlo import is_exact
     from dnadiff.likelihood.records import RecordScores
 
     window, batch_size, num_draws, seed = (config[key] for key in ("window", "batch_size", "num_draws", "seed"))
 
     def progress(windows: int) -> None:
-        bar.update(windows, windows * window * (1 if model.denoiser.autoregressive else num_draws))
+        bar.update(windows, windows * window * (1 if is_exact(model.denoiser) else num_draws))
 
     scores = RecordScores(model.denoiser, model.process, source, window, batch_size, num_draws, seed, progress)
     totals, lengths = stream.notes.get("totals", TOTALS), source.lengths

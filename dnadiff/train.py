@@ -197,7 +197,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
-    """Run one short forward pass and build the optimizer, so that errors appear before anything is written."""
+    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear before anything is written."""
     import torch
 
     longest = module.denoiser.backbone.max_length
@@ -208,8 +208,9 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
         raise ValueError(f"the data have {labels} labels, the network takes {known}; set backbone.num_labels={labels}")
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
-        ids = data.test_windows("valid")[0]["ids"][None, :64].long()
-        module.denoiser.eval().backbone(ids)
+        ids, vocab = data.test_windows("valid")[0]["ids"][None, :64].long(), module.denoiser.vocab
+        counted = vocab.is_emitted()[ids]
+        module.denoiser.eval().nll(ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), None, counted)
     module.denoiser.train()
 
 

@@ -66,7 +66,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     method = build(config["variant_method"], trust=None)
     model = checkpoint.load(config["checkpoint"], config["trust"])
     network = open_network(config, model)
-    method = check_method(method, network.denoiser.left_to_right)
+    method = check_method(method, network.denoiser)
     source, regions = open_variants(config, network.reference)
     source.check(network.reference)
     training = training_part(model, network.reference, config["trust"])
@@ -113,8 +113,6 @@ def check_options(config: Config) -> None:
             raise ValueError(f"{key} {config[key]} has another format; its name must end in {suffix}")
     if config["num_orders"] < 2:
         raise ValueError(f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error")
-    if config["num_draws"] % 2:
-        raise ValueError(f"num_draws {config['num_draws']} must be even: two draws per stratum give the error")
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
 

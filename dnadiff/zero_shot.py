@@ -85,7 +85,9 @@ def check(config: Config) -> None:
 
 def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str]:
     """The protocols by the name to show: those chosen, if the model has the choice."""
-    if denoiser.autoregressive:
+    from dnadiff.likelihood.monte_carlo import is_exact
+
+    if is_exact(denoiser):
         return {"exact": "count"}
     return {name: name for name in (["count"] if denoiser.left_to_right else chosen)}
 

@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 def test_the_evaluation_is_of_blocks(run):
     found = json.loads((run / "evaluate.json").read_text())
-    assert found["protocol"].startswith("NELBO, count form of each block, 4 stratified draws")
+    assert found["protocol"].startswith("NELBO, count form in blocks of b = 4 tokens, 4 stratified draws")
     table = found["code_length"]
     assert table["length"] == 4 and [row["groups"] for row in table["rows"]] == [1, 2, 4]
     assert table["applies_to"].startswith("each block of sampler=block")
@@ -107,6 +107,7 @@ def test_embeddings_are_those_of_blocks(run):
         ("evaluate", ["conjoin=true"], "conjoin=true needs"),
         ("evaluate", ["protocol=mdlm"], "protocol"),
         ("score", ["input=x.fa", "output=s.tsv", "per_base=i.bedgraph"], "per_base: this model goes from left to right"),
+        ("variants", ["saturate=a:30-31", "genome=x.fa", "output=v.tsv", "num_draws=1"], "num_draws 1 must be even and at least 2"),
         ("sample", ["sampler=ar", "num_samples=1", "output=z.fa"], "set sampler=block"),
         (
             "sample",
@@ -124,6 +125,7 @@ def test_embeddings_are_those_of_blocks(run):
             ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "objective.block_size=2000"],
             "objective.block_size 2000 is more than the 512 tokens",
         ),
+        ("train", ["objective=block_mdlm", "backbone.time_conditioning=true"], "set backbone.time_conditioning=false"),
         ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=mamba"], "BlockMDLM does not fit backbone Mamba"),
         ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=caduceus_ps"], "both strands"),
         ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone.scan=mamba_ssm"], "mamba_ssm"),
@@ -135,3 +137,18 @@ def test_what_does_not_fit_is_refused_in_one_line(cli, run, tmp_path, command, o
     status, _, err = cli(command, *checkpoint, *options)
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert status != 0 and len(lines) == 1 and message in lines[0], err
+
+
+def test_an_error_in_blocks_comes_before_the_run_folder(cli, tmp_path, monkeypatch):
+    # The first pass read the sequence as a whole, which a network trained in blocks never does again.
+    from dnadiff.backbone.caduceus import Caduceus
+
+    def fails(*args):
+        raise ValueError("blocks cannot be read here")
+
+    monkeypatch.setattr(Caduceus, "block_features", fails)
+    (tmp_path / "x.fa").write_text(">a\n" + "ACGTTGA" * 800 + "\n")
+    options = ["data=fasta", "data.path=x.fa", "data.length=64", "backbone.d_model=8", "backbone.n_layers=1", "objective=block_mdlm"]
+    status, _, err = cli("train", *options, "hydra.run.dir=out", "trainer.accelerator=cpu")
+    assert status != 0 and "blocks cannot be read here" in err
+    assert not (tmp_path / "out").exists()

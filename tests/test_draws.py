@@ -1,6 +1,8 @@
+import pytest
 import torch
 
 from dnadiff.draws import Draws, hash64
+from dnadiff.objective.masking import strata
 
 
 def test_numbers_are_pinned_for_ever():
@@ -39,3 +41,18 @@ def test_numbers_are_uniform_and_uncorrelated():
     assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * (2 * 99) ** 0.5  # chi-square, five standard deviations
     for other in (u.roll(1, 0), u.roll(1, 1)):
         assert abs(float(((u - 0.5) * (other - 0.5)).mean() * 12)) < 5 / 200_000**0.5
+
+
+@pytest.mark.parametrize("num_rows", [None, 4])
+@pytest.mark.parametrize("blocks", [1, 3, 4])
+def test_blocks_of_a_batch_have_one_stratum_each(num_rows, blocks):
+    # Without num_rows all blocks of a sequence were in one stratum, where B * blocks is a power of two.
+    draws = Draws(3, torch.arange(4), num_rows)
+    u = strata(draws.for_blocks(blocks), True, torch.device("cpu"))
+    assert sorted((u * 4 * blocks).long().tolist()) == list(range(4 * blocks))
+    assert torch.equal(draws.for_blocks(1).uniform("x"), draws.uniform("x"))
+
+
+def test_a_block_keeps_its_noise_in_any_batch():
+    everything = Draws(3, torch.arange(4)).for_blocks(3).uniform("mask", 5).view(4, 3, 5)
+    assert torch.equal(Draws(3, torch.tensor([2])).for_blocks(2).uniform("mask", 5), everything[2, :2])

@@ -164,6 +164,9 @@ class BlockBackbone(Backbone):
     described = "a network that reads blocks, caduceus or dit"
     clean_is_causal: bool = False
 
+    def check_blocks(self) -> None:
+        """Raise ValueError or RuntimeError, naming the setting, if this network was built in a way that excludes reading in blocks."""
+
     @abstractmethod
     def block_features(
         self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False

@@ -1,8 +1,9 @@
 """Attention of block diffusion (BD3-LM, arXiv 2503.09573): all blocks of a sequence at once, or one block after a cache.
 
-All blocks at once are two streams in one sequence of 2L positions: the noised one, then the clean one. A query of noised block i sees
-noised block i and the clean blocks 0..i-1; a query of clean block i sees the clean blocks 0..i. The rule is written once, in `_sees`.
-`scaled_dot_product_attention` takes it as two dense masks, `flex_attention` (CUDA) as a function with a list of non-empty tiles.
+All blocks at once are two streams in one sequence of 2L positions: the noised one, then the clean one. A query of noised block i
+sees noised block i and the clean blocks 0..i-1; a query of clean block i sees the clean blocks 0..i. The rule is written once, in
+`_sees`. `scaled_dot_product_attention` takes it as two dense masks, `flex_attention` (CUDA) as a function with a list of non-empty
+tiles.
 """
 
 from __future__ import annotations
@@ -162,19 +163,24 @@ def block_mask(
         whole = torch.zeros_like(whole)
     (partial, partial_order), (whole, whole_order) = _listed(some - whole), _listed(whole)
     ends = 2 * length, 2 * length
-    return BlockMask.from_kv_blocks(partial, partial_order, whole, whole_order, BLOCK_SIZE=tile, mask_mod=function, seq_lengths=ends)
+    listed = partial, partial_order, whole, whole_order
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=tile, mask_mod=function, seq_lengths=ends)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tiles of each row are chosen, and all tiles of the row, these first: (..., columns) of 0 and 1 -> (...) and (..., columns)."""
+    """How many tiles of each row are chosen, and all tiles of the row, these first.
+
+    (..., columns) of 0 and 1 -> (...) and (..., columns).
+    """
     return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
 def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tensor]:
     """Whether some query of a tile sees some key, and whether all see all: two of (tiles, tiles) bool.
 
-    The positions of one stream in one tile are an interval, and so are their blocks. One tile may have the end of the noised stream and the
-    beginning of the clean one. A tile beyond the last position is not seen as a whole, because the kernel would not mask its end.
+    The positions of one stream in one tile are an interval, and so are their blocks. One tile may have the end of the noised stream
+    and the beginning of the clean one. A tile beyond the last position is not seen as a whole, because the kernel would not mask its
+    end.
     """
     start = torch.arange(0, 2 * length, tile)
     end = (start + tile).clamp(max=2 * length) - 1  # the last position
@@ -193,7 +199,10 @@ def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tens
 
 
 def cached_mask(seen: Tensor, size: int) -> Tensor:
-    """The mask of the last `size` of m tokens: (B, 1, size, m) bool. seen (B, 1, m) is False on padding, which sees itself, as in `_sees`."""
+    """The mask of the last `size` of m tokens: (B, 1, size, m) bool.
+
+    seen (B, 1, m) is False on padding, which sees itself, as in `_sees`.
+    """
     itself = torch.eye(size, dtype=torch.bool, device=seen.device)
     return seen[:, :, None] | pad(itself, (seen.shape[2] - size, 0))
 
@@ -202,8 +211,8 @@ class CachedAttention(BlockAttention):
     """Attention of one block to the tokens before it and to itself.
 
     Args:
-        cached: keys (rotated) and values of the tokens before, (B, heads, m, D / heads) each; nothing if there are none. A call replaces
-            them by those with the block, in new tensors.
+        cached: keys (rotated) and values of the tokens before, (B, heads, m, D / heads) each; nothing if there are none. A call
+            replaces them by those with the block, in new tensors.
         mask: (B, 1, n, m + n) bool; None for all keys.
     """
 

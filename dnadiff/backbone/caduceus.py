@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Unpack
 
 import torch
@@ -16,6 +16,7 @@ from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
+from dnadiff.kernels import check_states
 from dnadiff.vocab import Vocab
 
 
@@ -78,6 +79,15 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     clean_is_causal = True
 
     @override
+    def check_blocks(self) -> None:
+        check_states(self.scan)
+        if self.takes_sigma:
+            raise ValueError(
+                "backbone.time_conditioning true, expected false: every block has another time, so the network would never read it and its "
+                "weights for the time would not be trained; set backbone.time_conditioning=false"
+            )
+
+    @override
     def block_features(
         self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -85,33 +95,16 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         condition = None if self.condition is None else self.condition(None, cond)
         streams = self.embedded(xt), self.embedded(x0)
         branches: tuple[Tensor | None, Tensor | None] = None, None
+        run = compiled_two_streams() if self.compiled else two_streams
         for number, (layer, mixer) in enumerate(self.mixers()):
             clean_output = clean or number + 1 < len(self.layers)
-            inputs = layer, mixer, streams, branches, block_size, condition, valid, clean_output
+            inputs = layer, mixer, streams, branches, block_size, condition, valid, clean_output, self.scan
             if self.activation_checkpointing and torch.is_grad_enabled():
-                streams, branches = checkpoint(self._two_streams, *inputs, use_reentrant=False, preserve_rng_state=False)
+                streams, branches = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
-                streams, branches = self._two_streams(*inputs)
+                streams, branches = run(*inputs)
+            branches = self.dropout(branches[0]), None if branches[1] is None else self.dropout(branches[1])
         return self.normalized(streams[0], branches[0]), self.normalized(streams[1], branches[1]) if clean else None
-
-    def _two_streams(
-        self,
-        layer: MambaBlock,
-        mixer: BiMamba,
-        streams: tuple[Tensor, Tensor],
-        branches: tuple[Tensor | None, Tensor | None],
-        block_size: int,
-        condition: Tensor | None,
-        valid: Tensor | None,
-        clean_output: bool,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        """`MambaBlock.forward` of one layer for the noised and the clean stream."""
-        noised, hidden, gate = layer.enter(streams[0], branches[0], condition)
-        clean, hidden_clean, _ = layer.enter(streams[1], branches[1], condition)
-        mixed, mixed_clean = mixer.two_streams(hidden, hidden_clean, block_size, valid, self.scan, clean_output)
-        if gate is not None:
-            mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
-        return (noised, clean), (self.dropout(mixed), None if mixed_clean is None else self.dropout(mixed_clean))
 
     @override
     def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
@@ -129,3 +122,29 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
         self.check_inputs(x0, None, cond)
         return self.carried(x0, state, cond, valid)[2]
+
+
+def two_streams(
+    layer: MambaBlock,
+    mixer: BiMamba,
+    streams: tuple[Tensor, Tensor],
+    branches: tuple[Tensor | None, Tensor | None],
+    block_size: int,
+    condition: Tensor | None,
+    valid: Tensor | None,
+    clean_output: bool,
+    scan: str,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+    """`MambaBlock.forward` of one layer, with its mixer, for the noised and the clean stream."""
+    noised, hidden, gate = layer.enter(streams[0], branches[0], condition)
+    clean, hidden_clean, _ = layer.enter(streams[1], branches[1], condition)
+    mixed, mixed_clean = mixer.two_streams(hidden, hidden_clean, block_size, valid, scan, clean_output)
+    if gate is not None:
+        mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
+    return (noised, clean), (mixed, mixed_clean)
+
+
+@cache
+def compiled_two_streams() -> Callable[..., tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]]:
+    """`two_streams`, compiled when it is called first: once for the first layer, the last one, and all others."""
+    return torch.compile(two_streams)

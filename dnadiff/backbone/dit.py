@@ -1,4 +1,4 @@
-"""DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C; after arXiv 2212.09748) with rotary positions and adaLN."""
+"""DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C), with rotary positions and adaLN (arXiv 2212.09748)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from dnadiff.vocab import Vocab
 class DiTBlock(AttentionBlock):
     """Attention and a feed-forward network, each scaled, shifted and gated by the noise level (adaLN-zero).
 
-    A condition that all sequences share, as without time conditioning, is folded into parameters: scale and shift into weight and bias of
-    the norm, the gate into the preceding matrix. This takes one operation per layer instead of one per token.
+    A condition that all sequences share, as without time conditioning, is folded into parameters: scale and shift into weight and bias
+    of the norm, the gate into the preceding matrix. This takes one operation per layer instead of one per token.
     """
 
     def __init__(self, d_model: PositiveInt, n_heads: PositiveInt, cond_dim: PositiveInt, mlp_ratio: int, dropout: float) -> None:
@@ -38,7 +38,7 @@ class DiTBlock(AttentionBlock):
         return self.mlp[2](self.mlp[1](self.mlp[0](x)), gate)
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Mask) -> Tensor:
-        """(B, L, D), condition (B, cond_dim) or (1, cond_dim) for all sequences -> (B, L, D), or the positions that `attend` returns."""
+        """(B, L, D), condition (B, cond_dim), or (1, cond_dim) for all sequences -> (B, L, D), or the positions `attend` returns."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(6, dim=-1)
         if len(condition) == 1:
             mixed = self.attend(self.norm1(x, scale_a[0], shift_a[0]), angles, mask, gate=gate_a[0])
@@ -73,9 +73,10 @@ class FinalNorm(nn.Module):
 class DiT(AttentionBackbone, AttentionCacheBackbone):
     """The published DiT. Its modules have the published names, so that published weights load unchanged.
 
-    In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far, the last `max_length` of them. After
-    `max_length` tokens, a block of n tokens attends to itself and to the last `max_length - n` tokens: a sliding window, and constant memory.
-    Up to then `step_block` and `advance` compute the same as `block_features`. With `max_length` None, the state grows with the sequence.
+    In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far, the last `max_length` of them.
+    After `max_length` tokens, a block of n tokens attends to itself and to the last `max_length - n` tokens: a sliding window, and
+    constant memory. Up to then `step_block` and `advance` compute the same as `block_features`. With `max_length` None, the state
+    grows with the sequence.
 
     Args:
         vocab: the vocabulary; one embedding row per id, not tied to the head.
@@ -118,7 +119,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         return self.output_layer(x, condition)
 
     def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
-        """What modulates the layers: (B, cond_dim), or (1, cond_dim) without time conditioning, where MDLM's network receives sigma = 0."""
+        """What modulates the layers: (B, cond_dim); (1, cond_dim) without time conditioning, where MDLM's network gets sigma = 0."""
         return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -194,7 +195,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     def _origin(self, length: int) -> int:
         """The index of the token with rotary position 0 in the state after `length` tokens.
 
-        It moves, by `max_length` at a time, because large angles are inexact in float32. Attention depends on differences of positions only.
+        It moves, by `max_length` at a time, because large angles are inexact in float32. Attention depends on differences of positions
+        only.
         """
         return 0 if self.max_length is None else max(0, length // self.max_length - 1) * self.max_length
 

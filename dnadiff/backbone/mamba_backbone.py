@@ -92,7 +92,8 @@ class MambaBackbone(Backbone):
         activation_checkpointing: save only each layer's input and recompute the layer in the backward pass.
         scan: which kernel computes the recurrence; `auto` is the fastest that works here.
         dropout: on what each block adds to the stream.
-        compile: compile the blocks (`torch.compile`); all but the first, which adds no branch, share one compilation.
+        compile: compile the layers (`torch.compile`); all but the first, which adds no branch, share one compilation. In block diffusion
+            it is the pass over two streams that is compiled, not the reading of one block after another.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class MambaBackbone(Backbone):
             for name, parameter in self.layers.named_parameters():
                 if ".mixer.out_proj" in name:
                     parameter.div_(math.sqrt(n_layers))
+        self.compiled = compile
         for layer in self.layers if compile else ():
             layer.compile()
 

@@ -117,10 +117,10 @@ def code(
     """Encode or decode the maskable tokens of all sequences, and return the complete sequences.
 
     Args:
-        denoiser: a masked-diffusion model, not conditioned on labels; of a model that reads blocks, each block is coded after those before.
+        denoiser: a diffusion model, not conditioned on labels; of a block diffusion model, each block is coded after those before.
         sequences: (L_i,) token ids of an integer type, which the result has too; a decoder ignores the maskable ones.
         maskable: (L_i,) bool; the other tokens are known to both sides and visible to the network.
-        num_groups: K, network calls per batch (per block, if the model reads blocks); sequences with fewer maskable tokens take one call
+        num_groups: K, network calls per batch (for each block, if it is a block diffusion model); sequences with fewer maskable tokens take one call
             per token.
         seed: of the order.
         batch_size: sequences per batch; the code depends on it.

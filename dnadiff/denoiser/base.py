@@ -100,7 +100,7 @@ class BaseDenoiser(nn.Module):
     ) -> Tensor:
         """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in row-major order.
 
-        An autoregressive model sees x0 to the left of each position, whatever xt is; a block model sees x0 in the blocks to the left and
+        An autoregressive model sees x0 to the left of each position, whatever xt is; block diffusion sees x0 in the blocks to the left and
         xt in the block itself; any other sees xt alone.
 
         Args:

@@ -35,7 +35,7 @@ class DenoiserWrapper(BaseDenoiser):
 
 
 class InBlock(DenoiserWrapper):
-    """A block model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.
+    """A block diffusion model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.
 
     Args:
         denoiser: reads blocks (`BaseDenoiser.step_block`).

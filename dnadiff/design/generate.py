@@ -48,7 +48,7 @@ class Design(str):
 
     Attributes:
         log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the fixed part, nats, which a single estimate
-            may exceed; exact for an autoregressive model; None if not requested.
+            may exceed; exact for an autoregressive model and for blocks of one token; None if not requested.
         log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
     """
 
@@ -126,7 +126,7 @@ class ConditionalSampler:
         return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
 
     def has_fixed_after_mask(self, target: Target) -> bool:
-        """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for a block model)."""
+        """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
         masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
         return self.denoiser.left_to_right and bool((after_first(masked, self.denoiser.block_size or 1) & ~masked).any())
 

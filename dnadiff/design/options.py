@@ -125,7 +125,8 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
                 "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults"
             )
         raise ValueError(
-            "resample=true: these samples have no weights; it is for partial letters, gc, or templates with sampler=ar, in DNA"
+            "resample=true: these samples have no weights; it is for partial letters (R, Y, ...), gc, or templates with given letters to the "
+            "right of what sampler=ar or sampler=block generates, in DNA"
         )
     if config["resample"] and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
         # Weights grow with the length (with a tilt, exponentially), so resampling would change the distribution of lengths.
@@ -135,7 +136,8 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
     if weighted is None:
         log.info("this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
-        log.warning("this model does not see fixed tokens to the right of a mask; weights correct for it (docs/designing.md)")
+        seen = "this model does not see fixed tokens to the right of a mask" + (" in later blocks" if generator.denoiser.block_size else "")
+        log.warning(f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} (docs/designing.md)")
     return bool(weighted)
 
 

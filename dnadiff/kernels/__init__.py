@@ -31,7 +31,7 @@ from dnadiff.kernels.facade import (
     short_convs,
 )
 from dnadiff.kernels.log_sum import linear_log_sum
-from dnadiff.kernels.select import AUTO, SCANS, available_scans, check_scan, chosen_scan
+from dnadiff.kernels.select import AUTO, SCANS, available_scans, check_scan, check_states, chosen_scan
 
 __all__ = [
     "AUTO",
@@ -43,6 +43,7 @@ __all__ = [
     "add_norm",
     "available_scans",
     "check_scan",
+    "check_states",
     "chosen_scan",
     "continued_mixer",
     "conv_blocks",

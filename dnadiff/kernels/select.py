@@ -49,6 +49,13 @@ def check_scan(scan: str) -> str:
     return scan
 
 
+def check_states(scan: str) -> None:
+    """Raise RuntimeError if a scan that was asked for can neither start from states nor return them, as blocks need."""
+    requested = _requested(scan)
+    if requested in SCANS and (reason := SCANS[requested].lacks_states()):
+        raise _cannot_run(requested, f"{reason}; set scan=portable")
+
+
 def _cannot_run(scan: str, reason: str) -> RuntimeError:
     return RuntimeError(f"scan {scan!r} was asked for and cannot run: {reason}")
 

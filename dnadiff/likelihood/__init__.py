@@ -2,7 +2,7 @@
 
 `record` holds results and their errors, `monte_carlo` and `one_draw` estimate them, `exact` enumerates masks, `strand` evaluates the other strand,
 `sites` predicts masked sites, `information` the information content of each base in the windows of `tiles`, `records` scores records as a stream.
-`code_length` and `curve` compute what sampling with K network calls costs, `held_out` evaluates windows of data, `evaluation` puts the
+`code_length` and `curve` compute what sampling with K network calls costs, from `measurements`, `held_out` evaluates windows of data, `evaluation` puts the
 report of `dnadiff.evaluate` together.
 """
 

@@ -74,7 +74,7 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
         estimator = protocols[name](options[name], model.process, Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0))
         conjoined = options[name]["conjoin"]
         results[name] = estimator.run(likelihood.Conjoined(denoiser, model.tokenizer.vocab) if conjoined else denoiser)
-        described[name] = evaluation.describe_protocol(options[name], estimator, results[name], about)
+        described[name] = evaluation.describe_protocol(options[name], estimator, results[name], denoiser.block_size, about)
     difference = results["a"].minus(results["b"])
     content = {
         **{name: evaluation.describe_model(models[name], options[name]["conjoin"]) for name in NAMES},

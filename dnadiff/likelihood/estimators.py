@@ -12,7 +12,7 @@ from dnadiff import likelihood
 from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.held_out import Windows
-from dnadiff.likelihood.monte_carlo import Batches
+from dnadiff.likelihood.monte_carlo import Batches, is_exact
 from dnadiff.likelihood.one_draw import check_one_draw
 from dnadiff.likelihood.ordered import ORDERS, check_ordered, ordered
 from dnadiff.likelihood.record import Likelihood
@@ -46,9 +46,16 @@ class Estimator(ABC):
     def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
         """Raises ValueError if the estimate is not valid for this model or its schedule."""
 
-    def run(self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None) -> Likelihood:
-        """The likelihood of the windows, or of `batches`; `same_draws_as` is an earlier result whose number of draws replaces `target_se`."""
-        self.bar, self.calls = Progress(len(self.windows), "evaluate"), 1
+    def run(
+        self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None, curve: bool = False
+    ) -> Likelihood:
+        """The likelihood of the windows, or of `batches`.
+
+        Args:
+            same_draws_as: an earlier result whose number of draws replaces `target_se`.
+            curve: measure all that h(n) needs, if `has_curve`.
+        """
+        self.bar, self.calls, self.curve = Progress(len(self.windows), "evaluate"), 1, curve
         result = self.estimate(denoiser, self.windows if batches is None else batches, same_draws_as)
         self.bar.close()
         return result
@@ -67,8 +74,8 @@ class Estimator(ABC):
         return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
 
     @abstractmethod
-    def describe(self, result: Likelihood, bootstrap: str) -> str:
-        """The protocol in words; `bootstrap` describes the blocks of windows."""
+    def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
+        """The protocol in words; `blocks` describes those of block diffusion, and `bootstrap` those of windows."""
 
 
 class CountForm(Estimator):
@@ -78,7 +85,7 @@ class CountForm(Estimator):
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
-        settings = {key: self.config[key] for key in ("num_draws", "max_draws", "seed", "block_size")}
+        settings = {key: self.config[key] for key in ("num_draws", "max_draws", "seed", "block_size")} | {"curve": self.curve}
         target_se, settings["min_draws"] = self.config["target_se"], 0
         if same_draws_as is not None:
             target_se, settings["min_draws"] = None, same_draws_as.num_draws
@@ -97,8 +104,7 @@ class CountForm(Estimator):
         log.info(f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more")
 
     @override
-    def describe(self, result: Likelihood, bootstrap: str) -> str:
-        blocks = "" if result.by_block is None else " of each block"
+    def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
         return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window; {bootstrap}"
 
 
@@ -118,21 +124,21 @@ class OneDraw(Estimator):
         return likelihood.one_draw(denoiser, self.process, batches, seed, block_size, self._progress, mask_everything=is_text)
 
     @override
-    def describe(self, result: Likelihood, bootstrap: str) -> str:
+    def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
         batch_size = self.config["batch_size"]
         return f"NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified over batches of {batch_size}; {bootstrap}"
 
 
 class ChainRule(Estimator):
-    """The exact likelihood of an autoregressive model."""
+    """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one token."""
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
         return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self._progress)
 
     @override
-    def describe(self, result: Likelihood, bootstrap: str) -> str:
-        return f"-log p by the chain rule, exact; {bootstrap}"
+    def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
+        return f"-log p by the chain rule{blocks}, exact; {bootstrap}"
 
 
 class Ordered(Estimator):
@@ -149,7 +155,7 @@ class Ordered(Estimator):
         return ordered(denoiser, self.process, batches, ORDERS[self.config["order"]], self.config["block_size"], self._progress)
 
     @override
-    def describe(self, result: Likelihood, bootstrap: str) -> str:
+    def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
         return f"-log p of unmasking in the order {self.config['order']}, exact; {bootstrap}"
 
 
@@ -157,7 +163,7 @@ PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
 
 
 def estimator_for(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> type[Estimator]:
-    """How the likelihood of a model is estimated with `protocol`; exactly, if it is autoregressive or an order is given."""
+    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it (`is_exact`) or an order is given."""
     if order is not None:
         return Ordered
-    return ChainRule if denoiser.autoregressive else PROTOCOLS[protocol]
+    return ChainRule if is_exact(denoiser) else PROTOCOLS[protocol]

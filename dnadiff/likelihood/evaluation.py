@@ -14,7 +14,7 @@ from dnadiff.checks import boolean, integer, is_integer, is_number, optional_int
 from dnadiff.config import Config, Json
 from dnadiff.data.files import check_output, write_json
 from dnadiff.data.run_data import chosen_data
-from dnadiff.likelihood.curve import CurveSamples, code_length_table
+from dnadiff.likelihood.curve import CurveSums, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, Estimator, estimator_for
 from dnadiff.likelihood.held_out import (
     MAX_KMERS,
@@ -118,13 +118,13 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     windows = Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0)
     estimator = protocol(config, model.process, windows)
     evaluated = likelihood.Conjoined(denoiser, model.tokenizer.vocab) if config["conjoin"] else denoiser
-    result = estimator.run(evaluated)
+    result = estimator.run(evaluated, curve=True)
     curve, costs = None, None
     if estimator.has_curve:
         points, bit = result.curve(), math.log(2)
         curve = {"visible": points.visible.tolist(), "bits": (points.nats / bit).tolist(), "se": (points.se / bit).tolist()}
-        start = likelihood.all_masked(evaluated, model.process, windows)
-        costs = code_length_table(CurveSamples.from_estimates(result, start), min(model.denoiser.block_size or tiles.length, tiles.length))
+        start = None if result.by_block is not None else likelihood.all_masked(evaluated, model.process, windows)
+        costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
     reverse = estimator.other_strand(evaluated, result) if config["both_strands"] else None
     named = [name for name in result.tokens if result.tokens[name].sum()]
     layout = data.layout(tiles.length)
@@ -137,7 +137,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
         "num_draws": result.num_draws,
         "target_se": config["target_se"],
         "seed": config["seed"],
-        "protocol": describe_protocol(config, estimator, result, about),
+        "protocol": describe_protocol(config, estimator, result, model.denoiser.block_size, about),
         "block_size": effective_block_size(len(tiles), config["block_size"]),
         "se_total_note": dependence_note(tiles, config["block_size"]),
         "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
@@ -192,13 +192,14 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
     return data
 
 
-def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, about: Json) -> str:
-    """How the likelihood was estimated, in words, and for text how documents became windows."""
+def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, b: int | None, about: Json) -> str:
+    """How the likelihood was estimated, in words, and for text how documents became windows; `b` is the block size of block diffusion."""
     size = effective_block_size(len(result.available), config["block_size"])
     bootstrap = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
     if config["conjoin"]:
         bootstrap = f"both strands' probabilities averaged at every call; {bootstrap}"
-    return "; ".join([estimator.describe(result, bootstrap), *([about["layout"]] if "layout" in about else [])])
+    of_tokens = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
+    return "; ".join([estimator.describe(result, of_tokens, bootstrap), *([about["layout"]] if "layout" in about else [])])
 
 
 def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:

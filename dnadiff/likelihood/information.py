@@ -44,7 +44,7 @@ class Information:
         stranded: read the given strand alone.
 
     Raises:
-        ValueError: for an autoregressive model, which does not see the right side.
+        ValueError: for an autoregressive or block diffusion model, which does not see all of the right side.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Monte Carlo estimates of the NELBO, and the exact likelihood of autoregressive models in the same form.
+"""Monte Carlo estimates of the NELBO, and exact likelihoods of autoregressive models in the same form.
 
 Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times their summed cross-entropy is an
 upper bound on -log p, the NELBO of one position at a time (arXiv 2310.01334, section 2). Without time conditioning it equals MDLM's
@@ -8,7 +8,8 @@ are stratified, two draws per stratum, so that the estimate of the Monte Carlo e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from dnadiff.blocks import block_rows, sequence_rows
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.likelihood.record import COUNT, EXACT, Likelihood
+from dnadiff.likelihood.measurements import BlockMeasurements
+from dnadiff.likelihood.record import BLOCKS, COUNT, EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
 
 
@@ -43,20 +45,12 @@ Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
 ProgressCallback: TypeAlias = Callable[[int], None]
 
 
-class _Blocks(NamedTuple):
-    """Masked and maskable tokens of each block, and its estimate: (B, blocks) each."""
-
-    counts: Tensor
-    available: Tensor
-    nats: Tensor
-
-
 class Draw(NamedTuple):
-    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); the blocks of a model that reads blocks."""
+    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); of block diffusion also the estimates (B, blocks)."""
 
     counts: Tensor
     nats: dict[str, Tensor]
-    blocks: _Blocks | None = None
+    of_blocks: Tensor | None = None
 
 
 def check_num_draws(num_draws: int) -> int:
@@ -81,6 +75,11 @@ def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws
     return torch.minimum((u.to(available.device) * available).floor().long() + 1, available)
 
 
+def is_exact(denoiser: BaseDenoiser) -> bool:
+    """Whether one network call gives the exact -log p: autoregressive, or block diffusion in blocks of one token."""
+    return denoiser.autoregressive or denoiser.block_size == 1
+
+
 def estimate(
     denoiser: BaseDenoiser,
     process: AbsorbingProcess,
@@ -90,10 +89,11 @@ def estimate(
     block_size: int = 16,
     progress: ProgressCallback | None = None,
     first_draw: int = 0,
+    curve: bool = False,
 ) -> Likelihood:
-    """Monte Carlo NELBO of each sequence in count form; of an autoregressive model the exact -log p (`chain_rule`).
+    """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the -log p (`chain_rule`).
 
-    For a model that reads blocks, it is the sum of the blocks' NELBOs, each in count form given the tokens before the block.
+    For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the tokens before the block.
 
     Args:
         denoiser: in evaluation mode.
@@ -104,24 +104,32 @@ def estimate(
         block_size: windows per bootstrap block.
         progress: called with the number of sequences of each finished batch.
         first_draw: index of the first draw, if earlier draws exist.
+        curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which takes one network call more. Other models
+            need nothing more.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, or there is no sequence.
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence.
     """
-    check_num_draws(num_draws)
-    if denoiser.autoregressive:
+    if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
+    check_num_draws(num_draws)
+    size, measured = denoiser.block_size, list[BlockMeasurements]()
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        available = _available(denoiser, batch)
-        results = []
+        available, counts, results = _available(denoiser, batch), [], []
         for j in range(num_draws):
             noise = draws.at(first_draw + j)
-            count = stratified_counts(available, j, num_draws, noise)
-            results.append(_at_count(denoiser, process, batch, available, count, noise))
+            counts.append(stratified_counts(available, j, num_draws, noise))
+            results.append(_at_count(denoiser, process, batch, available, counts[-1], noise))
+        if curve and size is not None:
+            start = _at_count(denoiser, process, batch, available, available, draws)
+            nats = [each.of_blocks for each in (start, *results) if each.of_blocks is not None]
+            k, a, x, x0 = (each.cpu().numpy() for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0]))
+            measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
         return results
 
-    return collect(denoiser, batches, one_batch, seed, block_size, COUNT, progress)
+    result = collect(denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress)
+    return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
 
 
 def estimate_to(
@@ -136,6 +144,7 @@ def estimate_to(
     progress: ProgressCallback | None = None,
     on_doubling: Callable[[int, float], None] | None = None,
     min_draws: int = 0,
+    curve: bool = False,
 ) -> Likelihood:
     """`estimate` with the draws doubled until `se_mc` of all tokens is at most `target_se` (nats per token), up to `max_draws` draws.
 
@@ -147,30 +156,32 @@ def estimate_to(
         num_draws: initial number of draws.
         on_doubling: called before each doubling with the number of new draws and the current error.
         min_draws: double at least until this many draws: the draws of an earlier result, to evaluate another network with the same noise.
+        curve: as in `estimate`.
     """
     if target_se is not None and not target_se > 0:
         raise ValueError(f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws")
     if target_se is not None and iter(batches) is batches:
         raise ValueError("batches can be iterated only once; target_se needs a list of batches")
-    result = estimate(denoiser, process, batches, num_draws, seed, block_size, progress)
+    result = estimate(denoiser, process, batches, num_draws, seed, block_size, progress, curve=curve)
 
     def wanted() -> bool:
-        return result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se)
+        return not is_exact(denoiser) and (result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se))
 
     while wanted() and 2 * result.num_draws <= max_draws:
         done = result.num_draws
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(estimate(denoiser, process, batches, done, seed, block_size, progress, first_draw=done))
+        result = result.with_draws(estimate(denoiser, process, batches, done, seed, block_size, progress, done, curve))
     return result
 
 
 def chain_rule(denoiser: BaseDenoiser, batches: Batches, block_size: int = 16, progress: ProgressCallback | None = None) -> Likelihood:
-    """The exact -log p of each sequence under a causal model, without a bound and without Monte Carlo."""
+    """The exact -log p of each sequence in one network call, without a bound and without Monte Carlo, for a model with `is_exact`."""
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        ids, counted = batch.ids, batch.groups["all"]
-        nll = _scattered(denoiser.nll(ids, ids, None, batch.cond, counted, batch.valid), counted)
+        counted = batch.groups["all"]
+        xt = torch.where(counted, denoiser.vocab.mask_id, batch.ids)  # read by blocks of one token only
+        nll = cross_entropy(denoiser, batch, xt, None, counted)
         return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
 
     return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
@@ -200,7 +211,7 @@ def collect(
     device = next(denoiser.parameters()).device
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}
-    counts, available, by_block, done = [], [], list[list[_Blocks]](), 0
+    counts, available, done = [], [], 0
     for each in batches:
         ids, groups, valid, cond, rows = WindowBatch(*each)
         ids = ids.to(device).long()
@@ -214,8 +225,6 @@ def collect(
         for name, mask in groups.items():
             nats.setdefault(name, []).append(torch.stack([draw.nats[name] for draw in results], 1).cpu())
             tokens.setdefault(name, []).append(mask.sum(-1).cpu())
-        if results[0].blocks is not None:
-            by_block.append([draw.blocks for draw in results if draw.blocks is not None])
         done += len(ids)
         if progress is not None:
             progress(len(ids))
@@ -230,12 +239,11 @@ def collect(
         torch.cat(available).numpy(),
         block_size,
         protocol,
-        _of_blocks(by_block, block_size) if by_block else None,
     )
 
 
 def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
-    """The number of tokens to mask, (B,); in each block, (B, blocks), for a model that reads blocks."""
+    """The number of tokens to mask, (B,); in each block, (B, blocks), for a block diffusion model."""
     counted = batch.groups["all"]
     if denoiser.block_size is None:
         return counted.sum(-1)
@@ -258,16 +266,7 @@ def _at_count(
     xt = sequence_rows(process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])), length)
     nll = cross_entropy(denoiser, batch, xt, None, (xt == process.vocab.mask_id) & counted)
     nll = nll * sequence_rows(factor.to(nll).view(-1, 1).expand(rows.shape), length)
-    blocks = _Blocks(count, available, block_rows(nll, size, 0).sum(-1).view(count.shape))
-    return Draw(count.sum(-1), per_group(nll, batch.groups), blocks)
-
-
-def _of_blocks(batches: Sequence[Sequence[_Blocks]], block_size: int) -> Likelihood:
-    """The estimates with one row for each block of each sequence."""
-    counts, nats = (torch.cat([torch.stack([draw[i].flatten() for draw in batch], 1) for batch in batches]).cpu().numpy() for i in (0, 2))
-    available = torch.cat([batch[0].available.flatten() for batch in batches]).cpu().numpy()
-    per_sequence = max(batch[0].available.shape[1] for batch in batches)
-    return Likelihood({"all": nats}, {"all": available}, counts, available, block_size * per_sequence)
+    return Draw(count.sum(-1), per_group(nll, batch.groups), block_rows(nll, size, 0).sum(-1).view(count.shape))
 
 
 def cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
+from dnadiff.likelihood.measurements import BlockMeasurements
 
-COUNT, MDLM, EXACT = "count form", "mdlm, one draw", "exact"
+COUNT, BLOCKS, MDLM, EXACT = "count form", "count form of each block", "mdlm, one draw", "exact"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Likelihood:
         counts: (S, draws) masked tokens k.
         available: (S,) number of maskable tokens.
         block_size: windows per block of the bootstrap.
-        protocol: `count form` (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
-        by_block: the same with one row for each block of each sequence, for a model that reads blocks; None for any other.
+        protocol: `count form`, of each sequence or `of each block` (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo
+            error), or `exact`.
+        by_block: of a block diffusion model, what h(n) of a block is computed from, if it was asked for.
     """
 
     nats: Mapping[str, np.ndarray]
@@ -48,7 +50,7 @@ class Likelihood:
     available: np.ndarray
     block_size: int
     protocol: str = COUNT
-    by_block: Likelihood | None = None
+    by_block: BlockMeasurements | None = None
 
     @property
     def num_draws(self) -> int:
@@ -111,23 +113,31 @@ class Likelihood:
     def cross_entropy(self) -> np.ndarray:
         """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts.
 
-        A model that reads blocks has an h of each block: use `by_block`.
+        The h of a block diffusion model is that of a block: use `by_block`.
         """
         return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
 
-    def curve(self, bins: int = 16) -> Curve:
-        """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError unless masks have exact counts (the count form)."""
-        if self.by_block is not None:
-            return self.by_block.curve(bins)
-        if self.protocol != COUNT:
+    def check_curve(self) -> None:
+        """Raise ValueError unless h(n) was measured: masks have exact counts, and blocks were summed (`likelihood.estimate`)."""
+        if self.protocol == BLOCKS and self.by_block is None:
+            raise ValueError("h(n) of blocks was not measured; call likelihood.estimate with curve=True")
+        if self.protocol not in (COUNT, BLOCKS):
             raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
-        nats = self.cross_entropy()
-        visible = self.available[:, None] - self.counts
-        longest = max(int(self.available.max()), 1)
-        index = np.minimum(visible * bins // longest, bins - 1)
-        block = np.broadcast_to(blocks(len(index), self.block_size)[:, None], index.shape)
-        chosen = [c for b in range(bins) if (c := (index == b) & (self.counts > 0)).sum() > 1] or [self.counts > 0]  # few windows
-        mean = [(np.average(visible[c], weights=self.counts[c]), *_weighted_mean(nats[c], self.counts[c], block[c])) for c in chosen]
+
+    def curve(self, bins: int = 16) -> Curve:
+        """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as `check_curve`."""
+        self.check_curve()
+        masked: np.ndarray
+        if self.by_block is None:
+            row, draw = np.nonzero(self.counts)
+            masked, nats = self.counts[row, draw], self.cross_entropy()[row, draw]
+            visible, number, longest = self.available[row] - masked, np.ones(len(row)), max(int(self.available.max()), 1)
+        else:
+            cells, longest = self.by_block.cells, self.by_block.length
+            row, visible, number, masked, nats = cells.row, cells.n, cells.number, cells.masked, cells.nats / cells.masked
+        index, unit = np.minimum(visible * bins // longest, bins - 1), blocks(len(self.available), self.block_size)[row]
+        chosen = [c for b in range(bins) if number[c := index == b].sum() > 1] or [np.ones(len(row), bool)]  # few windows
+        mean = [(np.average(visible[c], weights=masked[c]), *_weighted_mean(nats[c], masked[c], unit[c])) for c in chosen]
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:

@@ -46,7 +46,7 @@ class RecordScores:
 
     Args:
         window: records are cut into pieces of at most this many bases, as few as possible and of almost equal length.
-        num_draws: network calls per window; an autoregressive model needs one.
+        num_draws: network calls per window; where one is exact (`monte_carlo.is_exact`), it is the only one.
         seed: the noise of a window depends on the seed and on its number among the windows with a countable base.
         progress: called with the number of windows that are finished.
     """

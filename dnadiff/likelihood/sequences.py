@@ -26,7 +26,7 @@ def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) 
 def nll_per_token(
     denoiser: BaseDenoiser, process: AbsorbingProcess, encoded: Sequence[Tensor], num_draws: int, seed: int, batch_size: int
 ) -> np.ndarray:
-    """The NELBO of each sequence, or -log p under an autoregressive model, in nats per emitted token: `(S,)`; NaN without such a token.
+    """The NELBO of each sequence, or -log p where one network call is exact, in nats per emitted token: `(S,)`; NaN without such a token.
 
     The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences. `encoded` holds the token ids
     (L_i,) of each sequence; see `dnadiff.likelihood.estimate`.

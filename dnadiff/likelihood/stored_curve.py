@@ -96,7 +96,7 @@ class StoredCurve:
         return h if np.isfinite(h).all() and (h >= 0).all() else None
 
     def _alone(self) -> float | None:
-        """The nats of a token without context of a model that reads blocks; see `code_length.lost_structure`."""
+        """The nats of a token without context of a block diffusion model; see `code_length.lost_structure`."""
         bits = self._stored().get("alone_bits")
         return float(bits) * math.log(2) if is_number(bits) else None
 

@@ -48,7 +48,8 @@ class Model(Generator):
     def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
 
-        The NELBO in count form, averaged over `num_draws` (even) stratified masks; the chain rule needs none. N and other letters that the
+        The NELBO in count form, averaged over `num_draws` (even) stratified masks, of each block for a block diffusion model. The chain
+        rule, of autoregressive models and of blocks of one token, needs none. N and other letters that the
         model does not generate are read but not counted; a sequence without a countable letter gets NaN.
         """
         return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
@@ -117,7 +118,8 @@ class Model(Generator):
         Args:
             variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
             genome: a sequence file, `{name: letters}`, or an open `Genome`.
-            method: None is masked for SNVs, block for others and log_prob for autoregressive models (`dnadiff.variant_effect`).
+            method: None is masked for SNVs and block for others; log_prob for autoregressive and block diffusion models
+                (`dnadiff.variant_effect`).
             window: bases that the network reads; None is the training window.
             stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md).
 

@@ -63,7 +63,8 @@ class Generator:
 
         Args:
             length: tokens per sequence; None is the training window.
-            sampler: None unmasks random groups (`Grouped`), or samples from left to right if the model is autoregressive.
+            sampler: None unmasks random groups (`Grouped`), of one block after another (`Blockwise`) for a block diffusion model; an
+                autoregressive model samples from left to right (`Autoregressive`).
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
             label: condition on one or several of `labels`.
             guidance: weight of the label; 1 is the model's distribution given the label.
@@ -131,7 +132,7 @@ class Generator:
         ]
 
     def check_infill(self) -> None:
-        """Raise ValueError for a text model or an autoregressive model, which cannot fill an interval from both flanks."""
+        """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
         if self.tokenizer.vocab.complement is None:
             raise ValueError(f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead")
         if self.denoiser.left_to_right:
@@ -180,7 +181,7 @@ class Generator:
         return sampler
 
     def default_sampler(self, length: int) -> Sampler:
-        """Random groups, in blocks for a block model; left to right for an autoregressive model."""
+        """Random groups, in blocks for a block diffusion model; left to right for an autoregressive model."""
         if self.denoiser.autoregressive:
             return Autoregressive()
         size = self.denoiser.block_size

@@ -52,16 +52,17 @@ class BlockMDLM(MDLM):
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
         check_fit(type(self), backbone)
         if time_conditioning:
-            raise ValueError("time_conditioning=true, but objective BlockMDLM has another time in each block; leave it out")
+            raise ValueError("time_conditioning=true, but objective BlockMDLM has another time in each block; set time_conditioning=false")
         if backbone.max_length is not None and self.block_size > backbone.max_length:
             raise ValueError(
                 f"objective.block_size {self.block_size} is more than the {backbone.max_length} tokens that this network takes; lower it"
             )
         denoiser = BlockDenoiser(backbone, self.block_size)
+        denoiser.backbone.check_blocks()
         if self.next_token_weight and not denoiser.backbone.clean_is_causal:
             raise ValueError(
-                f"objective.next_token_weight: the clean stream of {type(backbone).__name__} sees whole blocks, and would copy the next token; "
-                "set it to 0, or use backbone=caduceus"
+                f"objective.next_token_weight {self.next_token_weight:g} must be 0: the clean stream of {type(backbone).__name__} sees whole "
+                "blocks, and would copy the next token; set it to 0, or use backbone=caduceus"
             )
         return denoiser
 

@@ -47,7 +47,8 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
     u = draws.uniform("time")
     if stratified:
         first = hash64(draws.seed, "stratum", draws.step) % draws.global_batch_size
-        u = (u + (draws.rows.to(u.device) + first) % draws.global_batch_size) / draws.global_batch_size
+        place = draws.rows if draws.place is None else draws.place
+        u = (u + (place.to(u.device) + first) % draws.global_batch_size) / draws.global_batch_size
     return u.to(device, torch.float32 if device.type == "mps" else torch.float64)  # Apple GPUs have no float64
 
 

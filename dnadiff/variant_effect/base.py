@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.config import Json
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.variant_effect.network import Floats, Network
 from dnadiff.variant_effect.pairs import Pair
 from dnadiff.variant_effect.variant import Edit
@@ -19,11 +20,11 @@ class VariantMethod(ABC):
     """Base class of all methods.
 
     Attributes:
-        left_to_right: whether it is for models that go from left to right (autoregressive, or in blocks) or for all others.
+        for_left_to_right: whether it is for models that go from left to right (autoregressive or block diffusion) or for all others.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
-    left_to_right: ClassVar[bool] = False
+    for_left_to_right: ClassVar[bool] = False
 
     @abstractmethod
     def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
@@ -35,10 +36,10 @@ class VariantMethod(ABC):
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
 
-    def for_model(self, left_to_right: bool) -> VariantMethod:
-        """The method for a model that goes from left to right or for another one; raises ValueError if there is none."""
-        if self.left_to_right != left_to_right:
-            model, other = ("a left-to-right", "log_prob") if left_to_right else ("a masked diffusion", "masked, block or window")
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        """The method for a model; raises ValueError if there is none, or a setting that the model needs is not valid."""
+        if self.for_left_to_right != denoiser.left_to_right:
+            model, other = ("a left-to-right", "log_prob") if denoiser.left_to_right else ("a masked diffusion", "masked, block or window")
             raise ValueError(f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out")
         return self
 
@@ -69,8 +70,8 @@ class PairMethod(VariantMethod):
         """log p(alt) - log p(ref) on one strand, and its variance."""
 
 
-def check_method(method: object, left_to_right: bool) -> VariantMethod:
-    """The method for a model that goes from left to right or for another one; raises ValueError if it is none, or there is none for the model."""
+def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
+    """`for_model` of a method; raises ValueError if it is none."""
     if not isinstance(method, VariantMethod):
         raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
-    return method.for_model(left_to_right)
+    return method.for_model(denoiser)

@@ -8,6 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.config import Json
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import Floats, Network
 from dnadiff.variant_effect.variant import Edit
@@ -20,11 +21,11 @@ class ByKind(VariantMethod):
         snv: for single bases.
         mnv: for other replacements of equal length.
         indel: for insertions, deletions and replacements of another length.
-        autoregressive: for all variants under a model that goes from left to right: autoregressive, or in blocks.
+        left_to_right: for all variants under a model that goes from left to right: autoregressive or block diffusion.
     """
 
-    def __init__(self, snv: VariantMethod, mnv: VariantMethod, indel: VariantMethod, autoregressive: VariantMethod) -> None:
-        self.snv, self.mnv, self.indel, self.autoregressive = snv, mnv, indel, autoregressive
+    def __init__(self, snv: VariantMethod, mnv: VariantMethod, indel: VariantMethod, left_to_right: VariantMethod) -> None:
+        self.snv, self.mnv, self.indel, self.left_to_right = snv, mnv, indel, left_to_right
         for key, method in vars(self).items():
             if not isinstance(method, VariantMethod):
                 raise ValueError(f"variant_method.{key} is {method!r}, not a method; choose masked, block, window or log_prob")
@@ -42,11 +43,11 @@ class ByKind(VariantMethod):
         return llr, variance
 
     @override
-    def for_model(self, left_to_right: bool) -> VariantMethod:
-        if left_to_right:
-            return self.autoregressive.for_model(left_to_right)
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        if denoiser.left_to_right:
+            return self.left_to_right.for_model(denoiser)
         for method in (self.snv, self.mnv, self.indel):
-            method.for_model(left_to_right)
+            method.for_model(denoiser)
         return self
 
     @override

@@ -58,7 +58,7 @@ def frame(network: Network, method: object, source: VariantSource, on_mismatch: 
 
     if on_mismatch not in ON_MISMATCH:
         raise ValueError(f"on_mismatch {on_mismatch!r} is not known; choose {', '.join(ON_MISMATCH)}")
-    found = check_method(method, network.denoiser.left_to_right)
+    found = check_method(method, network.denoiser)
     source.check(network.reference)
     alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
     summarize(source, alleles, found, TrainingPart({}, {}, ""), on_mismatch == ON_MISMATCH[0])

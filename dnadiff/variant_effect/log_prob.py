@@ -1,16 +1,17 @@
-"""log p of the window with each allele under a model that goes from left to right: autoregressive, or in blocks."""
+"""log p of the window with each allele under a model that goes from left to right: autoregressive or block diffusion."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import Range, integer
+from dnadiff.checks import PositiveInt, integer
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import hash64
-from dnadiff.likelihood.monte_carlo import check_num_draws
+from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.variant import TOKENIZER, Edit
@@ -19,18 +20,25 @@ from dnadiff.variant_effect.variant import TOKENIZER, Edit
 class LogProb(VariantMethod):
     """log p(window with ALT) - log p(window with REF).
 
-    Under an autoregressive model by the chain rule, exact: its error is 0. Under a block model the difference of the NELBOs, with the same
-    masks for both alleles. For an indel the windows have equal length. There is no value if one of them has more N, because its sum would
+    Under an autoregressive model by the chain rule, exact: its error is 0. So it is for block diffusion in blocks of one token; otherwise
+    it is the difference of the NELBOs, with the same masks for both alleles. For an indel the windows have equal length. There is no value if one of them has more N, because its sum would
     have fewer terms.
 
     Args:
-        num_draws: masks per window under a block model, even.
+        num_draws: masks per window under a block diffusion model, even; an exact result needs none.
     """
 
-    left_to_right: ClassVar[bool] = True
+    for_left_to_right: ClassVar[bool] = True
 
-    def __init__(self, num_draws: Annotated[int, Range(2)] = 16) -> None:
-        self.num_draws = check_num_draws(integer("num_draws", num_draws, 2))
+    def __init__(self, num_draws: PositiveInt = 64) -> None:
+        self.num_draws = integer("num_draws", num_draws)
+
+    @override
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        method = super().for_model(denoiser)
+        if not is_exact(denoiser):
+            check_num_draws(self.num_draws)
+        return method
 
     @override
     def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:

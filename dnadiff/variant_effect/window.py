@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.checks import Range, integer
+from dnadiff.checks import PositiveInt, integer
 from dnadiff.draws import Draws
 from dnadiff.likelihood.monte_carlo import check_num_draws
 from dnadiff.variant_effect.base import PairMethod
@@ -28,8 +26,8 @@ class PairedWindow(PairMethod):
         num_draws: per variant and strand, even.
     """
 
-    def __init__(self, num_draws: Annotated[int, Range(2)] = 64) -> None:
-        self.num_draws = check_num_draws(integer("num_draws", num_draws, 2))
+    def __init__(self, num_draws: PositiveInt = 64) -> None:
+        self.num_draws = check_num_draws(integer("num_draws", num_draws))
 
     @override
     def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:

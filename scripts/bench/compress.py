@@ -39,9 +39,10 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
         likelihood.WindowBatch(x, {"all": emitted[x]}, valid)
         for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
-    result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4)
-    samples = curve.CurveSamples.from_estimates(result, likelihood.all_masked(loaded.denoiser, loaded.process, windows))
-    rows = curve.code_length_table(samples, max(map(len, parts)), groups)["rows"]
+    result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4, curve=True)
+    start = likelihood.all_masked(loaded.denoiser, loaded.process, windows)
+    sums = curve.CurveSums.from_estimates(result, start, max(map(len, parts)))
+    rows = curve.code_length_table(sums, groups)["rows"]
     return {row["groups"]: (row["uniform"]["bits"], row["uniform"]["se"]) for row in rows}
 
 

@@ -151,11 +151,11 @@ class Study:
         ids = torch.stack([tiles[i]["ids"] for i in chosen])
         weight = torch.stack([tiles[i]["weight"] for i in chosen]) > 0
         batches = [likelihood.WindowBatch(i, {"all": w}) for i, w in zip(ids.split(16), weight.split(16))]
-        result = likelihood.estimate(found.denoiser, found.process, batches, self.size["num_draws"])
+        result = likelihood.estimate(found.denoiser, found.process, batches, self.size["num_draws"], block_size=1)
         start = likelihood.all_masked(found.denoiser, found.process, batches)
-        samples = curve.CurveSamples.from_estimates(result, start)
-        half = np.arange(len(samples.tokens)) % 2
-        chooses, h = (samples.fit(length, (half == i).astype(float)) for i in range(2))
+        sums = curve.CurveSums.from_estimates(result, start, length)  # of each window
+        half = np.arange(len(sums.tokens)) % 2
+        chooses, h = (sums.fit((half == i).astype(float)) for i in range(2))
         exact = likelihood.chain_rule(twin.denoiser, batches)
         ar = exact.per_sequence()[1::2].sum() / exact.tokens["all"][1::2].sum()
         parameters = {name: sum(p.numel() for p in each.denoiser.parameters()) for name, each in (("model", found), ("ar", twin))}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dnadiff.backbone import caduceus
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.kernels import SCANS
 
@@ -119,3 +120,50 @@ def test_caduceus_ps_is_refused_with_the_reason(dna):
 
     with pytest.raises(ValueError, match=r"BlockMDLM does not fit backbone CaduceusPS: it needs a network that reads blocks.*both strands"):
         BlockMDLM(AbsorbingProcess(dna, LogLinear()), 4).denoiser(CaduceusPS(dna, 8, 1))
+
+
+def loss_and_gradients(net, xt, x0, size, clean=True, **inputs):
+    torch.manual_seed(5)
+    outputs = net.block_features(xt, x0, size, clean=clean, **inputs)
+    loss = sum((x.square() * torch.linspace(0, 1, x.shape[-1])).sum() for x in outputs if x is not None)
+    return [loss, *torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)]
+
+
+def test_recomputed_layers_drop_the_same(dna):
+    # Dropout was recomputed with other random numbers, so that gradients were of another loss.
+    x0, xt = streams()
+    nets = [network(dna, dropout=0.5, activation_checkpointing=recomputed).train() for recomputed in (False, True)]
+    for a, b in zip(*(loss_and_gradients(net.float(), xt, x0, 3) for net in nets)):
+        torch.testing.assert_close(a, b)
+
+
+def test_any_number_of_compiled_layers_in_blocks_are_three_graphs(dna, monkeypatch):
+    # backbone.compile=true compiled what reads whole sequences, and blocks ran uncompiled.
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(caduceus.two_streams, backend=backend, fullgraph=True)  # a graph break would raise
+    monkeypatch.setattr(caduceus, "compiled_two_streams", lambda: run)
+    torch.manual_seed(1)
+    net, (x0, xt) = Caduceus(dna, d_model=8, n_layers=4, compile=True), streams()
+    found = net.block_features(xt, x0, 4)[0]
+    assert len(graphs) == 3  # the first layer has no branches to add, the last one no clean output
+    net.compiled = False
+    torch.testing.assert_close(found, net.block_features(xt, x0, 4)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True, "num_labels": 2}], ids=str)
+def test_compiled_layers_compute_the_same_in_blocks(dna, options):
+    torch._dynamo.reset()
+    x0, xt = streams()
+    inputs = {"cond": torch.eye(2)} if "num_labels" in options else {}
+    nets = [network(dna, compile=compiled, **options).float() for compiled in (False, True)]
+    for a, b in zip(*(loss_and_gradients(net, xt, x0, 4, clean=False, **inputs) for net in nets)):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)

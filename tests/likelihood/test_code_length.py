@@ -152,12 +152,12 @@ def samples(toy, oracle, process):
     index = torch.multinomial(toy.joint, 4000, replacement=True, generator=torch.Generator().manual_seed(1))
     batches = [(toy.sequences[index], {"all": torch.ones(4000, 3, dtype=torch.bool)})]
     result = likelihood.estimate(oracle, process, batches, num_draws=6, block_size=1)
-    return curve.CurveSamples.from_estimates(result, likelihood.all_masked(oracle, process, batches))
+    return curve.CurveSums.from_estimates(result, likelihood.all_masked(oracle, process, batches), 3)
 
 
 def test_the_table_agrees_with_enumeration_within_its_error(toy, oracle, process, samples):
     h = exact_h(oracle, toy, process)
-    table = curve.code_length_table(samples, 3)
+    table = curve.code_length_table(samples)
     assert [row["groups"] for row in table["rows"]] == [1, 2]
     for row, sizes in zip(table["rows"], ([3], [2, 1])):
         expected = code_length.code_length(h, sizes) / 3 / math.log(2)
@@ -173,7 +173,7 @@ def test_the_fitted_curve_falls_and_keeps_its_sum():
     n = generator.integers(0, 200, (400, 8))
     true = 1.2 + 0.8 * np.exp(-np.arange(200) / 60)
     noisy = true[n] + generator.normal(0, 0.3, n.shape)
-    h = curve.CurveSamples(n / 200, noisy, np.full(400, true[0]), np.full(400, 200), np.arange(400)).fit(200)
+    h = curve.CurveSums.of(200 - n, noisy, np.full(400, true[0]), np.full(400, 200), np.arange(400), 200).fit()
     assert (np.diff(h) <= 1e-12).all() and h[0] == true[0]
     assert h.mean() == pytest.approx(true.mean(), abs=0.02) and np.abs(h - true).max() < 0.15
 
@@ -185,18 +185,18 @@ def measured(true, windows, draws=8, noise=0.6, seed=0):
     u = (random.random((windows, draws)) + np.arange(draws) // 2) / (draws // 2)
     n = length - np.minimum((u * length).astype(int) + 1, length)
     nats = true[n] + level[:, None] + random.normal(size=n.shape) * noise / np.sqrt(length - n)
-    return curve.CurveSamples(n / length, nats, true[0] + level, np.full(windows, length), np.arange(windows))
+    return curve.CurveSums.of(length - n, nats, true[0] + level, np.full(windows, length), np.arange(windows), length)
 
 
 def test_a_curve_that_rises_is_neither_capped_nor_levelled():
     # A network on data unlike its own does worse with more context; capped at h(0) the table said 2.03 bits for 2.43.
     true = 1.4 + 0.6 * np.arange(64) / 64
     samples = measured(true, 400)
-    table = curve.code_length_table(samples, 64)
+    table = curve.code_length_table(samples)
     bits = {row["groups"]: row["uniform"]["bits"] for row in table["rows"]}
-    nelbo = samples.nats.mean() / math.log(2)
+    nelbo = samples.nats.sum() / samples.tokens.sum() / math.log(2)
     assert table["nelbo_bits"] == pytest.approx(nelbo, rel=1e-12) and bits[64] == pytest.approx(nelbo, rel=1e-12)
-    assert bits[1] == pytest.approx(samples.start.mean() / math.log(2)) and bits[1] < bits[4] < bits[16] < bits[64]
+    assert bits[1] == pytest.approx(samples.start.sum() / samples.tokens.sum() / math.log(2)) and bits[1] < bits[4] < bits[16] < bits[64]
     for row in table["rows"]:
         expected = code_length.code_length(true, code_length.uniform_sizes(64, row["groups"])) / 64 / math.log(2)
         assert row["uniform"]["bits"] == pytest.approx(expected, abs=4 * row["uniform"]["se"])
@@ -210,7 +210,7 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
     deviations = []
     for seed in range(12):
         samples = measured(true, 1000, seed=seed)
-        h, rough, bootstrap_replicates = samples.fit(512), samples.fit(512, coarse=True), samples.bootstrap_replicates(512, 40)
+        h, rough, bootstrap_replicates = samples.fit(), samples.fit(coarse=True), samples.bootstrap_replicates(40)
         for groups in (16, 64, 256):
             sizes = code_length.uniform_sizes(512, groups)
             found, bias = code_length.code_length(h, sizes), (code_length.code_length(h, sizes) - code_length.code_length(rough, sizes)) / 3
@@ -221,10 +221,10 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
 
 def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
     # Chosen and judged on one flat, noisy curve they would always seem to save something.
-    flat = [curve.code_length_table(measured(np.full(128, 1.3), 60, seed=s), 128, [8])["rows"][0] for s in range(12)]
+    flat = [curve.code_length_table(measured(np.full(128, 1.3), 60, seed=s), [8])["rows"][0] for s in range(12)]
     gain = np.array([row["optimal"]["bits"] - row["uniform"]["bits"] for row in flat])
     assert (gain <= 0).all() and gain.mean() > -0.01
-    steep = curve.code_length_table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), 128, [8])["rows"][0]
+    steep = curve.code_length_table(measured(0.6 + np.exp(-np.arange(128) / 10), 400), [8])["rows"][0]
     assert steep["optimal"]["bits"] < steep["uniform"]["bits"] - 0.02
 
 

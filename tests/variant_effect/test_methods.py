@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.mamba import Mamba
+from dnadiff.config import build, compose
 from dnadiff.data.genome.regions import Region
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.likelihood import exact_nelbo
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.effects import Scorer
@@ -23,11 +27,17 @@ from dnadiff.variant_effect.window import PairedWindow
 SUBSTITUTIONS = [Edit("one", 2, "G", "T"), Edit("one", 0, "A", "C"), Edit("one", 1, "CG", "TT"), Edit("one", 1, "CGT", "GGA")]
 INDELS = [Edit("one", 4, "", "AC"), Edit("one", 3, "TA", ""), Edit("one", 4, "A", "CCG"), Edit("one", 2, "GTA", "C")]
 GENOME = "ACGTACGGT"
+VOCAB = DNATokenizer().vocab
 
 
 def llr(network, method, edits):
     at_sites = network.at_sites([(e.record, e.start) for e in edits])
     return method.llr(network, edits, at_sites)[0]
+
+
+def autoregressive():
+    torch.manual_seed(0)
+    return CausalDenoiser(Mamba(VOCAB, d_model=8, n_layers=1)).eval()
 
 
 def complemented(letters):
@@ -193,18 +203,33 @@ def test_masked_refuses_indels_and_each_method_the_other_kind_of_model():
     with pytest.raises(ValueError, match="alleles of equal length, and one:4 TA>- is none"):
         Masked().check(INDELS[1])
     with pytest.raises(ValueError, match="cannot use a left-to-right model; set variant_method to log_prob"):
-        Masked().for_model(left_to_right=True)
+        Masked().for_model(autoregressive())
     with pytest.raises(ValueError, match="cannot use a masked diffusion model"):
-        LogProb().for_model(left_to_right=False)
-    assert isinstance(default_method().for_model(left_to_right=True), LogProb)
+        LogProb(1).for_model(Denoiser(Caduceus(VOCAB, d_model=8, n_layers=1)))
+    assert isinstance(default_method().for_model(autoregressive()), LogProb)
+
+
+def test_draws_are_checked_where_they_are_used_by_the_name_that_users_set():
+    # The error was "variant_method.autoregressive.num_draws 1 must be an integer of at least 2", whatever the model.
+    blocks = [BlockDenoiser(Caduceus(VOCAB, d_model=8, n_layers=1), size) for size in (1, 2)]
+    for draws in (1, 3):
+        method = build(compose("variants", ["checkpoint=x", "genome=g.fa", f"num_draws={draws}"])["variant_method"], trust=None)
+        for exact in (autoregressive(), blocks[0]):
+            assert method.for_model(exact).num_draws == draws
+        message = f"^num_draws {draws} must be even and at least 2: two draws per stratum"
+        with pytest.raises(ValueError, match=message):
+            method.for_model(blocks[1])
+        with pytest.raises(ValueError, match=message):
+            PairedWindow(draws)
+
+
+def test_draws_are_as_many_in_python_as_on_the_command_line():
+    config = compose("variants", ["checkpoint=x", "genome=g.fa"])
+    assert LogProb().num_draws == PairedWindow().num_draws == config["num_draws"] == 64
 
 
 def test_an_autoregressive_model_has_the_difference_of_log_p(make_network):
-    from dnadiff.backbone.mamba import Mamba
-    from dnadiff.denoiser import CausalDenoiser
-
-    torch.manual_seed(0)
-    denoiser = CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)).eval()
+    denoiser = autoregressive()
     network = make_network(denoiser, GENOME)
     values, variance = LogProb().llr(network, [SUBSTITUTIONS[0], INDELS[0]], np.zeros((2, 2, 4)))
     pair = network.pair(INDELS[0], True)

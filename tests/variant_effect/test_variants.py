@@ -213,7 +213,7 @@ def test_a_genome_without_the_contig_and_other_wrong_use(cli, trained, inputs, t
         (["deletions=true"], "deletions belongs to saturate"),
         (["variant_method=masked"], "variant_method masked compares alleles of equal length"),
         (["variant_method=log_prob"], "cannot use a masked diffusion model"),
-        (["num_draws=7"], "num_draws 7 must be even"),
+        (["variant_method=window", "num_draws=7"], "num_draws 7 must be even"),
         (["sites_per_window=30"], "sites_per_window 30 leaves fewer than 8 bases"),
         (["resume=true"], "resume=true needs output="),
         (["dependency=d.txt"], "dependency d.txt has another format; its name must end in .tsv"),
