@@ -1,5 +1,7 @@
 """Heads: padding, strands and positions, for every yaml under configs/head."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -22,8 +24,13 @@ ANY_LENGTH = [name for name in NAMES if name != "flatten"]
 EVERY = pytest.mark.parametrize("name", NAMES)
 
 
+@cache
+def composed(name):
+    return compose("finetune", ["checkpoint=x", f"head={name}"])["head"]
+
+
 def settings(name, **more):
-    return compose("finetune", ["checkpoint=x", f"head={name}"])["head"] | more
+    return composed(name) | more
 
 
 def head(name, width=8, outputs=3, length=12, **more):
