@@ -1,6 +1,7 @@
 """Models that ship with the package: every command takes them by name, and their data are known."""
 
 import fnmatch
+import importlib.util
 import math
 import subprocess
 import tomllib
@@ -13,6 +14,7 @@ import dnadiff
 from dnadiff import checkpoint, export
 from dnadiff.checkpoint import build_denoiser, sources
 from dnadiff.config import build, compose
+from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
@@ -62,6 +64,21 @@ def test_the_wheel_holds_the_bundled_models():
     if (ROOT / ".git").exists():  # files that git ignores are left out of the wheel
         ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
         assert ignored.returncode == 1 and not ignored.stdout
+
+
+def test_the_split_of_several_genomes_is_that_of_each_of_them(monkeypatch):
+    spec = importlib.util.spec_from_file_location("multi_split", ROOT / "scripts" / "bundled" / "multi_split.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (script.FOLDER / "multi.split.bed").read_text(encoding="ascii").splitlines() == script.rows()
+    genomes = {f"{genome}:{name}": length for genome, lengths in script.LENGTHS.items() for name, length in lengths.items()}
+    names, lengths = [*genomes, "human:20"], [*genomes.values(), 63025520]
+    found = RegionSplit(script.FOLDER / "multi.split.bed")(names, lengths)
+    whole = FractionSplit()(list(genomes), list(genomes.values()))
+    human = RegionSplit(script.FOLDER / "human_chr20_GRCh37.split.bed")(["20"], [63025520])
+    for part in ("train", "valid", "test"):
+        assert [i for i in found[part] if i.record < len(genomes)] == whole[part]
+        assert [(i.start, i.end) for i in found[part] if i.record == len(genomes)] == [(i.start, i.end) for i in human[part]]
 
 
 def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
