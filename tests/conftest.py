@@ -72,6 +72,14 @@ def cache_folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """Files are written without waiting until they are on the disk, which takes milliseconds each; tests lose no power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log_of_a_library():
     """Each test begins with the log as it is before a command of this process configures it, so that `caplog` sees its messages."""
