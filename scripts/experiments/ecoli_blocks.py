@@ -38,6 +38,7 @@ CADUCEUS = ["backbone=caduceus"]
 MODELS = {
     "ar": ["objective=ar", "backbone=mamba"],
     **{f"b{size}": ["objective=block_mdlm", f"objective.block_size={size}", *CADUCEUS] for size in BLOCKS},
+    "b4next": ["objective=block_mdlm", "objective.block_size=4", "objective.next_token_weight=0.5", *CADUCEUS],
     "b16next": ["objective=block_mdlm", "objective.block_size=16", "objective.next_token_weight=0.5", *CADUCEUS],
     "mdlm": ["objective=mdlm", *CADUCEUS],
 }
