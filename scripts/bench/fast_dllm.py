@@ -127,7 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="run folder of a DiT")
     parser.add_argument("--judge", type=Path, help="run folder of an autoregressive model with the same tokenizer")
-    parser.add_argument("--windows", type=int, default=256, help="validation windows, and samples (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=256, help="validation windows (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=64, help="samples of each cache for the judge (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     parser.add_argument("--quick", action="store_true", help="small sizes: only tests that the benchmark runs")
     options = parser.parse_args()
@@ -141,7 +142,9 @@ def main() -> int:
             print(f"| {size} | {name} | {shown[0]} | {shown[1]} | {row['same_token'][0]:.2%} |")
     if options.judge:
         judge = checkpoint.load(options.judge).denoiser
-        found["judged"] = {str(b): judged(loaded, judge, x0.shape[1], count, b) for b in BLOCKS if b < x0.shape[1]}
+        found["judged"] = {
+            str(b): judged(loaded, judge, x0.shape[1], 2 if options.quick else options.samples, b) for b in BLOCKS if b < x0.shape[1]
+        }
         print("\n| block | cache | bits per token under the judge | network calls |\n|---|---|---|---|")
         for size, rows in found["judged"].items():
             for name, row in rows.items():
