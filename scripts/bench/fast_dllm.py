@@ -8,7 +8,7 @@ RUN is a DiT trained without blocks; its validation windows are used.
   before the block, masks after it. The caches were filled when the whole block was masked. Compared with reading all tokens: Kullback-Leibler divergence, difference
   of -log p of the true tokens, and how often the most probable token is the same. Standard errors over windows.
 - Samples (`--judge RUN`, an autoregressive model): bits per token under the judge, with equal noise for all caches, and network calls.
-- Speed: a network of 256x6 with random weights on 1,024 tokens, blocks of 32 with 8 calls each. Caches take turns, the fastest of several rounds
+- Speed: a network of 128x4 with random weights on 1,024 tokens, blocks of 32 with 8 calls each. Caches take turns, the fastest of several rounds
   counts. The limit is the ratio of tokens read.
 """
 
@@ -105,11 +105,11 @@ def seconds(quick: bool) -> dict[str, dict[str, float]]:
     length, size, calls = (64, 16, 2) if quick else (1024, 32, 8)
     vocab = Vocab(1000, 999, 999, (999,))
     torch.manual_seed(0)
-    network: AttentionCacheBackbone = DiT(vocab, 256, 6, 8, 16, dropout=0.0, max_length=length)
+    network: AttentionCacheBackbone = DiT(vocab, 128, 4, 4, 16, dropout=0.0, max_length=length)
     model, process = Denoiser(network).eval(), AbsorbingProcess(vocab, LogLinear())
     samplers: dict[str, Sampler] = {name: FastDLLM(Grouped(calls), size, cache) for name, cache in CACHES.items()}
     fastest = dict.fromkeys(samplers, math.inf)
-    for _ in range(1 if quick else 4):
+    for _ in range(1 if quick else 2):
         for name, sampler in samplers.items():
             begin = time.perf_counter()
             sampler.sample(model, process, process.prior(1, length), Draws.for_batch(0, 1))
