@@ -136,9 +136,10 @@ def test_an_error_of_the_disk_is_not_taken_for_missing_data(cli, run, tmp_path, 
     monkeypatch.setattr(checkpoint.Loaded, "training_data", broken)
     status, _, err = cli("export", "checkpoint=run", "output=model")
     assert status == 1 and "Input/output error" in err and not (tmp_path / "model").exists()
-    monkeypatch.setattr(checkpoint.Loaded, "training_data", lambda self, trust=(): (_ for _ in ()).throw(FileNotFoundError("no such file")))
-    status, _, err = cli("export", "checkpoint=run", "output=model")
-    assert status == 0 and "described by their configuration alone" in err
+    for error in (FileNotFoundError("no such file"), OSError("hg38 could not be fetched"), PermissionError(errno.EACCES, "denied")):
+        monkeypatch.setattr(checkpoint.Loaded, "training_data", lambda self, trust=(), error=error: (_ for _ in ()).throw(error))
+        status, _, err = cli("export", "checkpoint=run", "output=model", "overwrite=true")
+        assert status == 0 and "described by their configuration alone" in err
 
 
 def test_networks_without_a_published_layout_are_refused(cli, train_args):

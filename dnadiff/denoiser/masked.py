@@ -93,7 +93,8 @@ class Denoiser(NetworkDenoiser):
 
     def _cached_backbone(self) -> AttentionCacheBackbone:
         if not isinstance(self.backbone, AttentionCacheBackbone):
-            raise ValueError(f"this sampler needs {AttentionCacheBackbone.described}; {type(self.backbone).__name__} has none")
+            name = type(self.backbone).__name__
+            raise ValueError(f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set sampler=grouped or another one")
         if self.time_conditioning:
             raise ValueError("a key-value cache does not fit a network that is conditioned on time; set sampler=grouped or another sampler")
         return self.backbone

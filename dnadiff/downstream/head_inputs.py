@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.downstream.items import reverse_complement_rows
 from dnadiff.vocab import Vocab
 
+_Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _LENGTHS = 1000.0  # bases per unit of the length
 
 
@@ -67,7 +69,7 @@ class HeadInputs:
         with self._recorded(backbone) as recorded:
             features = backbone.features(ids, valid=valid).float()
         if stranded or not backbone.reads_both_strands:
-            return [self._with_tokens([features, *recorded], vocab, ids, valid)]
+            return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = torch.full((len(ids),), ids.shape[1], device=ids.device) if valid is None else valid.sum(1)
         first, second = rc.strands(features)
         place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
@@ -85,16 +87,14 @@ class HeadInputs:
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     @contextmanager
-    def _recorded(self, backbone: Backbone) -> Iterator[list[Tensor]]:
-        """The normalized outputs of the layers, in their order, after the network has run in the block."""
-        found: list[Tensor] = [torch.empty(0)] * len(self.layers)
+    def _recorded(self, backbone: Backbone) -> Iterator[list[_Output]]:
+        """The outputs of the layers, in their order, after the network has run in the block."""
+        found: list[_Output] = [torch.empty(0)] * len(self.layers)
         handles = []
         for number, layer in enumerate(self.layers):
 
-            def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, Tensor], number: int = number) -> None:
-                # A Mamba layer returns the residual stream and what is to be added to it.
-                value = output if isinstance(output, Tensor) else output[0] + output[1]
-                found[number] = nn.functional.layer_norm(value.float(), value.shape[-1:])
+            def keep(module: nn.Module, inputs: object, output: _Output, number: int = number) -> None:
+                found[number] = output  # nothing is computed here: activation checkpointing runs the layer again without the hook
 
             assert backbone.trunk is not None
             handles.append(backbone.trunk[layer - 1].register_forward_hook(keep))
@@ -103,3 +103,10 @@ class HeadInputs:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _normalized(output: _Output) -> Tensor:
+    """The output of a layer with zero mean and unit variance over its channels."""
+    # A Mamba layer returns the residual stream and what is to be added to it.
+    value = output if isinstance(output, Tensor) else output[0] + output[1]
+    return nn.functional.layer_norm(value.float(), value.shape[-1:])

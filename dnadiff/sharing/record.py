@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +71,9 @@ def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = 
     return origin
 
 
+_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
+
+
 def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
     """The origin with a description of the training data, read again; a log message if they are not here, or changed.
 
@@ -80,7 +84,9 @@ def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
     except ChangedDataError as error:
         log.warning(f"{error}; split and records that the files have now are left out")
         return replace(origin, data_changed=True)
-    except (ValueError, FileNotFoundError, PermissionError) as error:
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
         log.info(f"the training data are described by their configuration alone, because they cannot be read here: {error}")
         return origin
 

@@ -9,8 +9,15 @@
 #
 # GENOMES is a folder with scerevisiae_R64-1-1.fa.gz, GRCh37_chr20.fa.gz and celegans_WBcel235_chrI.fa.gz. The parts held out of `multi` are
 # those of the other models.
-name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi [GENOMES]}
-[ "$name" = ecoli ] || genomes=$(realpath "${2:?$name needs the folder of the genomes as the second argument}")
+name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi [GENOMES]} genomes=
+case $name in
+  ecoli) ;;
+  yeast | human_chr20 | multi)
+    : "${2:?$name needs the folder of the genomes as the second argument}"
+    genomes=$(realpath -e "$2") || exit 1
+    ;;
+  *) echo "unknown model $name; choose ecoli, yeast, human_chr20 or multi" >&2; exit 1 ;;
+esac
 . "$(dirname "${BASH_SOURCE[0]}")/../setup.sh" ""
 
 yeast=$genomes/scerevisiae_R64-1-1.fa.gz
@@ -25,7 +32,6 @@ case $name in
     "data.path={ecoli:'bundled:ecoli_K12_MG1655.fa.gz',human:'$human',worm:'$worm',yeast:'$yeast'}"
     "data.name='E. coli, S. cerevisiae, C. elegans chrI, human chr20'"
   ) ;;
-  *) echo "unknown model $name; choose ecoli, yeast, human_chr20 or multi" >&2; exit 1 ;;
 esac
 
 run=runs/bundled/$name

@@ -124,6 +124,21 @@ def test_inputs_have_the_layers_the_bases_and_the_length():
     assert not backbone.layers[0]._forward_hooks  # nothing stays behind
 
 
+@pytest.mark.parametrize("kind", ["caduceus", "dit"])
+def test_layers_are_read_under_activation_checkpointing(kind):
+    batch, gradients = make_batch(items(2, 12, 12), torch.arange(2), DNA.vocab), []
+    for checkpointing in (False, True):
+        made = build_classifier(network(kind), settings("conv"), HeadInputs((1, 2)), 2, 12, True).eval()
+        made.backbone.activation_checkpointing = checkpointing
+        torch.manual_seed(3)
+        torch.nn.init.normal_(made.head.output[-1].weight)
+        made(batch.ids).square().sum().backward()
+        gradients.append([p.grad for p in made.backbone.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 4
+    for plain, again in zip(*gradients):
+        torch.testing.assert_close(plain, again)
+
+
 def test_inputs_that_a_network_does_not_have_are_refused():
     with pytest.raises(ValueError, match=r"inputs\.layers 3 is not one of the 2 layers of this Caduceus"):
         build_classifier(network("caduceus"), settings("conv"), HeadInputs((3,)), 2, 12, True)
