@@ -86,6 +86,7 @@ class Sampler(Configurable, ABC):
             guidance).
         reads: which models it samples from, by how their network reads a sequence: a subclass of `Backbone`.
         moves_window: whether the network reads a part of the sequence at a time.
+        has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
         has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
             rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
     """
@@ -98,6 +99,7 @@ class Sampler(Configurable, ABC):
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.number("sampler.temperature", self.temperature)
@@ -192,6 +194,14 @@ class Sampler(Configurable, ABC):
         Returns:
             Tokens (B, L).
         """
+
+
+def check_inner(sampler: Sampler, example: str) -> None:
+    """Raise a ValueError that suggests `example` for a sampler that cannot fill the masks of a block."""
+    usable = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
+    if not usable or sampler.moves_window or sampler.has_blocks:
+        name = type(sampler).__name__
+        raise ValueError(f"sampler.sampler {name} does not fill the masks of a block in any order; choose {example} or another one")
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:

@@ -8,10 +8,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone, BlockBackbone
+from dnadiff.denoiser import BaseDenoiser, BlockBackbone
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler
+from dnadiff.sampler.base import Sampler, check_inner
 from dnadiff.sampler.counted import CountedDenoiser
 
 
@@ -35,12 +35,10 @@ class Blockwise(Sampler):
 
     reads = BlockBackbone
     has_weights = True  # those of the other sampler
+    has_blocks = True
 
     def __init__(self, sampler: Sampler, block_size: int | None = None) -> None:
-        if not isinstance(sampler, Sampler) or sampler.reads is not BidirectionalBackbone or sampler.moves_window:
-            raise ValueError(
-                f"sampler.sampler {type(sampler).__name__} does not fill the masks of a block in any order; choose grouped or another one"
-            )
+        check_inner(sampler, "grouped")
         super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
         self.block_size = checks.optional_integer("sampler.block_size", block_size)
         self.sampler, self.exact = sampler, sampler.exact

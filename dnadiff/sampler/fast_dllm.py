@@ -9,10 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Configurable, Sampler
+from dnadiff.sampler.base import Configurable, Sampler, check_inner
 from dnadiff.sampler.counted import CountedDenoiser
 
 
@@ -66,11 +66,10 @@ class FastDLLM(Sampler):
         80
     """
 
+    has_blocks = True
+
     def __init__(self, sampler: Sampler, block_size: int = 32, cache: Cache | None = None) -> None:
-        if not isinstance(sampler, Sampler) or sampler.reads is not BidirectionalBackbone or sampler.moves_window:
-            raise ValueError(
-                f"sampler.sampler {type(sampler).__name__} does not fill the masks of a block in any order; choose threshold or another one"
-            )
+        check_inner(sampler, "threshold")
         super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
         self.sampler, self.block_size = sampler, checks.integer("sampler.block_size", block_size)
         self.cache = DualCache() if cache is None else cache

@@ -136,7 +136,9 @@ def test_wrong_models_and_settings_are_refused():
         sample(timed, FastDLLM(Grouped(2), 5), x)
     with pytest.raises(ValueError, match=r"samples from a model that unmasks in any order, and this is a model .*; set sampler=block"):
         sample(BlockDenoiser(network(1), 5), FastDLLM(Grouped(2), 5), x)
-    for inner in (SemiAR(Grouped(2)), Blockwise(Grouped(2)), "threshold"):
+    with pytest.raises(ValueError, match="choose grouped or another one"):
+        Blockwise(FastDLLM(Grouped(2)))
+    for inner in (SemiAR(Grouped(2)), Blockwise(Grouped(2)), FastDLLM(Grouped(2)), "threshold"):
         with pytest.raises(ValueError, match="choose threshold or another one"):
             FastDLLM(inner, 5)
     with pytest.raises(ValueError, match=r"sampler\.block_size 0 must be an integer of at least 1"):
