@@ -7,10 +7,12 @@ model tries the same learning rates with a quarter of the tokens, all with seed 
 used at full length, with three seeds for the models in SEEDS. The checkpoint is the best of six validations. The test part (80-90 % of the
 chromosome) is read once for each run, in `test-`. `ar` is exact, the others are bounds in count form with 8 draws.
 
-Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed`, for an idle machine: training tokens per second, and seconds to sample 1
-and 64 sequences of 1,024 bases that lose 2 % of the structure; `minutes-MODEL` and `testminutes-MODEL`: trained as long as `mdlm` takes for
-12 M tokens, by the speeds of `speed`; `chr20-MODEL` and `testchr20-MODEL`: the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is
-test), one seed, with the learning rates of E. coli; `long-BLOCKS`: 1,000,000 bases sampled, with the time and memory of a tenth of it and of all, judged in windows of 512.
+Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed-MODEL`, for an idle machine: training tokens per second compared
+with `mdlm`, and seconds to sample 1 and 64 sequences of 1,024 bases that lose 2 % of the structure, compared with `ar`; `minutes-MODEL` and
+`testminutes-MODEL`: trained as long as `mdlm` takes for 12 M tokens, by the speeds of `speed-MODEL`; `chr20-MODEL` and `testchr20-MODEL`:
+the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is test), one seed, with the learning rates of E. coli; `long-BLOCKS`:
+1,000,000 bases sampled, with the time and memory of a tenth of it and of all, judged in windows of 512. Scores of each test window are
+collected with the pieces, so that `--restore docs/tables/ecoli_blocks.json` continues on another machine.
 """
 
 import json
@@ -62,12 +64,12 @@ class Study:
         runs.sort(key=lambda run: run[1])  # one seed of every model first
         self.pieces = {f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r) for m in MODELS for rate in size["rates"]}
         self.pieces |= {f"final-{m}-{seed}": lambda m=m, s=seed: self.final(m, s) for m, seed in runs}
-        self.pieces |= {f"test-{m}-{seed}": lambda m=m, s=seed: self.test(f"final-{m}-{s}") for m, seed in runs}
-        self.pieces["speed"] = self.speed
+        self.pieces |= {f"test-{m}-{seed}": lambda m=m, s=seed: self.test(f"test-{m}-{s}", f"final-{m}-{s}") for m, seed in runs}
+        self.pieces |= {f"speed-{m}": lambda m=m: self.speed(m) for m in MODELS}
         self.pieces |= {f"minutes-{m}": lambda m=m: self.minutes(m) for m in TIMED if m != "mdlm"}
-        self.pieces |= {f"testminutes-{m}": lambda m=m: self.test(f"minutes-{m}") for m in TIMED if m != "mdlm"}
+        self.pieces |= {f"testminutes-{m}": lambda m=m: self.test(f"testminutes-{m}", f"minutes-{m}") for m in TIMED if m != "mdlm"}
         self.pieces |= {f"chr20-{m}": lambda m=m: self.chr20(m) for m in ELSEWHERE}
-        self.pieces |= {f"testchr20-{m}": lambda m=m: self.test(f"chr20-{m}") for m in ELSEWHERE}
+        self.pieces |= {f"testchr20-{m}": lambda m=m: self.test(f"testchr20-{m}", f"chr20-{m}") for m in ELSEWHERE}
         self.pieces |= {f"long-{m}": lambda m=m: self.long(m) for m in ("b4", "b16")}
 
     def train(self, name: str, model: str, steps: int, rate: str, seed: int, data: Sequence[str] = ()) -> dict:
@@ -106,13 +108,17 @@ class Study:
         training = self.train(name, model, self.size["steps"], rate, seed)
         return {"rate": rate, "rates_tried": bits, "run": name, "training": training, "valid": self.score(name, "valid")}
 
-    def test(self, name: str) -> dict:
-        return {"run": name, "training": self.kept[name]["training"], "test": self.score(name, "test")}
+    def test(self, piece: str, name: str) -> dict:
+        row = {"run": name, "training": self.kept[name]["training"], "test": self.score(name, "test")}
+        scores = Scores.load(self.runs / name / "test.npz")
+        nats = {group: values.astype(np.float32) for group, values in scores.nats.items()}
+        replace(scores, nats=nats).save(self.kept.arrays_path(piece))  # goes with the row, for paired differences
+        return row
 
     def minutes(self, model: str) -> dict:
         """Trained as long as `mdlm` takes for its tokens."""
-        speeds = self.kept["speed"]["training"]
-        steps = round(self.size["steps"] * speeds[model] / speeds["mdlm"])
+        speeds = self.kept[f"speed-{model}"]["training"]
+        steps = round(self.size["steps"] * speeds["own"] / speeds["mdlm"])
         rate, _ = self.rate(model)
         name = f"minutes-{model}"
         return {"training": self.train(name, model, steps, rate, 1), "valid": self.score(name, "valid"), "steps": steps, "rate": rate}
@@ -125,30 +131,35 @@ class Study:
         training = self.train(name, model, self.size["steps"], rate, 1, [*CHR20, f"data.path={path}", *shape])
         return {"training": training, "valid": self.score(name, "valid"), "rate": rate}
 
-    def speed(self) -> dict:
-        """Training steps and sampling of all models in turns; the fastest of several rounds counts."""
-        loaded = {model: checkpoint.load(self.runs / self.kept[f"final-{model}-1"]["run"]) for model in MODELS}
-        steps = {model: training_step(each, self.size["data"]) for model, each in loaded.items()}
-        seconds = dict.fromkeys(loaded, math.inf)
+    def speed(self, model: str) -> dict:
+        """Training steps compared with `mdlm`, and sampling compared with `ar`, in turns; the fastest of several rounds counts."""
+        own = checkpoint.load(self.runs / self.kept[f"final-{model}-1"]["run"])
+        # One step of training is enough for the comparisons: the time of a step, and of sampling token by token, does not depend on weights.
+        mdlm, ar = (checkpoint.load(self.untrained(name)) for name in ("mdlm", "ar"))
+        steps = [training_step(each, self.size["data"]) for each in (own, mdlm)]
+        seconds = [math.inf] * 2
         for _ in range(1 + self.size["rounds"]):
-            for model, (step, _) in steps.items():
-                seconds[model] = min(seconds[model], elapsed(step))
-        training = {model: steps[model][1] / seconds[model] for model in loaded}
-        sampling: dict[str, dict] = {}
-        for model, each in loaded.items():
-            generator = Model(each)
-            sampler = generator.default_sampler(self.size["sampled"])
-            row = {"sampler": {key: value for key, value in sampler.settings().items() if key != "top_k"}}
-            for batch in self.size["batches"]:
-                x = each.process.prior(batch, self.size["sampled"])
-                times, found = [], None
-                for seed in range(2 if batch == 1 else 1):
+            seconds = [min(best, elapsed(step)) for best, (step, _) in zip(seconds, steps)]
+        training = {name: tokens / best for name, (_, tokens), best in zip(("own", "mdlm"), steps, seconds)}
+        sampler = Model(own).default_sampler(self.size["sampled"])
+        sampling = {"sampler": {key: value for key, value in sampler.settings().items() if key != "top_k"}}
+        for batch in self.size["batches"]:
+            times: dict[str, list[float]] = {"own": [], "ar": []}
+            for seed in range(2):
+                for name, each, how in (("own", own, sampler), ("ar", ar, Model(ar).default_sampler(self.size["sampled"]))):
+                    x, draws = each.process.prior(batch, self.size["sampled"]), Draws.for_batch(seed, batch)
                     start = time.perf_counter()
-                    found = sampler.sample(each.denoiser.eval(), each.process, x, Draws.for_batch(seed, batch))
-                    times.append(time.perf_counter() - start)
-                row[str(batch)] = {"seconds": min(times), "nfe": found.nfe}
-            sampling[model] = row
+                    found = how.sample(each.denoiser.eval(), each.process, x, draws)
+                    times[name].append(time.perf_counter() - start)
+                    if name == "own":
+                        nfe = found.nfe
+            sampling[str(batch)] = {"seconds": min(times["own"]), "ar_seconds": min(times["ar"]), "nfe": nfe}
         return {"threads": torch.get_num_threads(), "training": training, "sampling": sampling}
+
+    def untrained(self, model: str) -> Path:
+        """A run of one training step."""
+        self.train(f"untrained-{model}", model, 1, self.size["rates"][0], 1)
+        return self.runs / f"untrained-{model}"
 
     def long(self, model: str) -> dict:
         """One long sequence: time and peak memory of a tenth of it and of all, judged in windows."""
@@ -171,7 +182,6 @@ class Study:
     def table(self) -> str:
         """Bits on the test part, and differences from `mdlm` and `ar` paired by window; means over seeds."""
         rows = []
-        speeds = self.kept["speed"] if (timed := "speed" in self.kept) else {}
         reference = {name: self.mean(name) for name in ("mdlm", "ar")}
         for model in MODELS:
             own = self.mean(model)
@@ -184,22 +194,25 @@ class Study:
                 for name, other in reference.items()
             ]
             fast = [""] * 3
-            if timed:
-                sampled = speeds["sampling"][model]
-                fast = [f"{speeds['training'][model]:,.0f}", *(f"{sampled[str(b)]['seconds']:.1f}" for b in self.size["batches"])]
+            if f"speed-{model}" in self.kept:
+                speed = self.kept[f"speed-{model}"]
+                fast = [f"{speed['training']['own'] / speed['training']['mdlm']:.2f}"]
+                for batch in self.size["batches"]:
+                    sampled = speed["sampling"][str(batch)]
+                    fast.append(f"{sampled['seconds']:.1f} ({sampled['ar_seconds'] / sampled['seconds']:.1f})")
             bits = own.mean()
             shown = f"{bits.value / math.log(2):.4f} ({bits.low / math.log(2):.4f} to {bits.high / math.log(2):.4f})"
             novel = f"{own.mean('novel').value / math.log(2):.4f}" if own.tokens.get("novel", np.zeros(1)).any() else ""
             rows.append([model, shown, novel, seeds, *against, finals[0]["rate"], *fast])
-        header = ["model", "bits per base", "novel", "by seed", "minus mdlm", "minus ar", "rate", "training tokens/s"]
-        return study.markdown([*header, *(f"seconds for {b}" for b in self.size["batches"])], rows)
+        header = ["model", "bits per base", "novel", "by seed", "minus mdlm", "minus ar", "rate", "training tokens/s, mdlm = 1"]
+        return study.markdown([*header, *(f"seconds for {b} (times as fast as ar)" for b in self.size["batches"])], rows)
 
     def tests(self, model: str) -> list[str]:
         return [n for seed in SEEDS.get(model, (1,)) if (n := f"test-{model}-{seed}") in self.kept]
 
     def mean(self, model: str) -> Scores | None:
         """The scores of each window, averaged over the seeds."""
-        found = [Scores.load(self.runs / f"final-{name.partition('-')[2]}" / "test.npz") for name in self.tests(model)]
+        found = [Scores.load(self.kept.arrays_path(name)) for name in self.tests(model)]
         if not found:
             return None
         nats = {group: np.mean([each.nats[group] for each in found], 0) for group in found[0].nats}

@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from dnadiff.data.cache import locked
-from dnadiff.data.files import write_json
+from dnadiff.data.files import atomic_write, write_json
 from dnadiff.progress import duration
 
 Piece = Callable[[], Mapping[str, Any]]
@@ -54,9 +56,41 @@ class Kept:
         row.pop("of_study", None)
         return row
 
+    def arrays_path(self, name: str) -> Path:
+        """The file of the arrays of a piece, such as the scores of each window; most pieces have none."""
+        return self.folder / f"{name}.npz"
+
     def collect(self, names: Iterable[str], path: Path) -> None:
-        """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables."""
-        write_json(path, {name: self[name] for name in names if name in self})
+        """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables.
+
+        Their arrays, if there are any, are written to an .npz file of the same name, as `PIECE/ARRAY`.
+        """
+        finished = [name for name in names if name in self]
+        write_json(path, {name: self[name] for name in finished})
+        arrays = {}
+        for name in finished:
+            if self.arrays_path(name).is_file():
+                with np.load(self.arrays_path(name)) as stored:
+                    arrays |= {f"{name}/{key}": stored[key] for key in stored.files}
+        if arrays:
+            with atomic_write(path.with_suffix(".npz"), overwrite=True) as file:
+                np.savez_compressed(file, **arrays)
+
+    def restore(self, path: Path) -> None:
+        """Unpack what `collect` wrote, as finished pieces with today's settings; pieces that exist already are not changed."""
+        arrays: dict[str, dict[str, np.ndarray]] = {}
+        if path.with_suffix(".npz").is_file():
+            with np.load(path.with_suffix(".npz")) as stored:
+                for key in stored.files:
+                    arrays.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = stored[key]
+        for name, row in json.loads(path.read_text(encoding="utf-8")).items():
+            if name in self:
+                continue
+            if name in arrays:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with atomic_write(self.arrays_path(name), overwrite=True) as file:
+                    np.savez_compressed(file, **arrays[name])
+            self.keep(name, row)
 
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads(self.path(name).read_text(encoding="utf-8"))
@@ -98,6 +132,7 @@ def arguments(description: str, output: str) -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the pieces and which are finished")
     parser.add_argument("--table", action="store_true", help="print the table of finished pieces without running any")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write all finished pieces to one JSON file, {piece: row}")
+    parser.add_argument("--restore", type=Path, metavar="FILE", help="first unpack the finished pieces of a file that --collect wrote")
     parser.add_argument("--quick", action="store_true", help="small sizes, in OUTPUT/quick: only tests that the study runs")
     return parser
 
@@ -107,6 +142,9 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace, c
 
     Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables, unless `kept` is
     strict.
+
+    With `--restore FILE` the pieces of a collected file count as finished, so that a study continues on another machine; the runs of these
+    pieces are not restored, and pieces that need their weights have to train them again.
 
     With `--collect FILE` all finished pieces, or those named in `collected`, are written to one JSON file at the end; add `--table` to
     collect without running any.
@@ -118,6 +156,8 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace, c
         ValueError: if `--only` matches no piece.
         NotYet: if a piece depends on one that no process runs.
     """
+    if options.restore:
+        kept.restore(options.restore)
     chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
     if not chosen:
         raise ValueError(f"--only {' '.join(options.only)} matches no piece; there are {', '.join(pieces)}")
