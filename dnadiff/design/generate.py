@@ -62,6 +62,26 @@ class Design(str):
         return design
 
 
+class Prepared(NamedTuple):
+    """The templates of a batch.
+
+    Attributes:
+        x_init: (B, L) tokens, masks to be filled.
+        frozen: (B, L) bool, fixed tokens; None if there are none.
+        cond: (B, C) labels, or None.
+        valid: (B, L) bool, False on padding; None without padding.
+        denoiser: keeps the constraints.
+        constrained: the same, which records importance weights; None if nothing is constrained.
+    """
+
+    x_init: Tensor
+    frozen: Tensor | None
+    cond: Tensor | None
+    valid: Tensor | None
+    denoiser: BaseDenoiser
+    constrained: Constrained | None
+
+
 class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
@@ -134,20 +154,26 @@ class ConditionalSampler:
         masked = target.pattern.ids == self.process.vocab.mask_id
         return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
 
-    def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
+    def prepared(self, targets: Sequence[Target]) -> Prepared:
+        """The templates of a batch as tensors, with the denoiser that keeps their constraints."""
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
-        cond = self._cond(len(x_init))
-        draws = Draws(seed, torch.tensor(numbers, device=device))
         fixed = x_init != self.process.vocab.mask_id
         # Without padding or fixed tokens the sampler is called as without a template.
         padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
-        if self.tilt == 0 and not any(map(self._is_constrained, targets)):
-            return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
-        weighted = self.sampler.supports_weights(x_init.shape[1])
-        constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), x_init if weighted else None)
-        samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
-        return samples, constrained.log_weight().cpu().numpy() if weighted else np.zeros(len(x_init))
+        constrained = None
+        if self.tilt != 0 or any(map(self._is_constrained, targets)):
+            weighted = self.sampler.supports_weights(x_init.shape[1])
+            constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), x_init if weighted else None)
+        return Prepared(x_init, frozen, self._cond(len(x_init)), padding, constrained or self.denoiser, constrained)
+
+    def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
+        x, frozen, cond, padding, denoiser, constrained = self.prepared(targets)
+        draws = Draws(seed, torch.tensor(numbers, device=x.device))
+        samples = self.sampler.sample(denoiser, self.process, x, draws, frozen, cond, padding)
+        if constrained is None or not self.sampler.supports_weights(x.shape[1]):
+            return samples, np.zeros(len(x))
+        return samples, constrained.log_weight().cpu().numpy()
 
     def _cond(self, num_rows: int) -> Tensor | None:
         return None if self.labels is None else self.labels.expand(num_rows, -1)

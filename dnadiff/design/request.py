@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.checks import integer
@@ -31,6 +32,7 @@ class Target(NamedTuple):
         shown: (start, end) of the part that is written.
         designed: (start, end) of the part that a GC target applies to.
         about: further entries of the record's header.
+        start: (L,) tokens of the sequence to begin with, for methods that change a given one; None begins with a sample.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Target(NamedTuple):
     shown: tuple[int, int]
     designed: tuple[int, int]
     about: dict[str, str]
+    start: NDArray[np.int64] | None = None
 
 
 class Request(ABC):
@@ -126,18 +129,28 @@ class Templates(Request):
         each: samples of each.
         mask_id: the id of the mask.
         designed: see `Target`; None is the whole sequence.
+        start: tokens (L,) that each sample starts from, for methods that change given sequences.
     """
 
-    def __init__(self, patterns: Sequence[tuple[str, Pattern]], each: int, mask_id: int, designed: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[tuple[str, Pattern]],
+        each: int,
+        mask_id: int,
+        designed: tuple[int, int] | None = None,
+        start: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:
         for name, pattern in patterns:
             check_has_masks(pattern, mask_id, f"template {name}")
         self.patterns, self.num_groups, self.each, self.designed = list(patterns), len(patterns), each, designed
+        self.start = start
 
     @override
     def __getitem__(self, number: int) -> Target:
         name, pattern = self.patterns[number // self.each]
         span = (0, len(pattern.ids))
-        return Target(f"{name}_{number % self.each + 1}", pattern, span, self.designed or span, {})
+        start = None if self.start is None else self.start[number]
+        return Target(f"{name}_{number % self.each + 1}", pattern, span, self.designed or span, {}, start)
 
     @property
     @override

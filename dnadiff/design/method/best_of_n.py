@@ -1,0 +1,53 @@
+"""Best of n: the baseline of all design methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.design.generate import ConditionalSampler
+from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective
+from dnadiff.design.request import Target
+from dnadiff.design.reward import Values
+
+
+@dataclass(eq=False)
+class BestOfN(DesignMethod):
+    """For each design, draw `num_candidates` samples of the model and keep the one with the highest reward.
+
+    It has no temperature: `beta` is not used, and the distribution of the designs is that of the maximum of n rewards. Works with every
+    sampler and every kind of model. Reward calls per design: n.
+
+    Args:
+        num_candidates: n.
+
+    Example:
+        >>> BestOfN(num_candidates=64)
+        BestOfN(num_candidates=64)
+    """
+
+    num_candidates: checks.PositiveInt = 16
+
+    def __post_init__(self) -> None:
+        self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)
+
+    @override
+    def run(
+        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
+    ) -> DesignBatch:
+        best: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(targets)
+        rewards: Values = np.full(len(targets), -np.inf)
+        nfe = rows = 0
+        for candidate in range(self.num_candidates):
+            # Candidate j of design i has the noise of sample i n + j.
+            batch = generator.fill([(number * self.num_candidates + candidate, target) for number, target in zip(numbers, targets)], seed)
+            values = objective.reward([generator.text(target, ids).upper() for target, ids in zip(targets, batch.tokens)])
+            for row in np.flatnonzero(values > rewards):
+                best[row], rewards[row] = batch.tokens[row], values[row]
+            nfe, rows = nfe + batch.nfe, rows + batch.rows
+        return DesignBatch(list(targets), best, rewards, nfe, rows)

@@ -1,0 +1,117 @@
+"""Metropolis-Hastings: remask a part of a finished sequence, refill it with the model, and accept by the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.design.generate import ConditionalSampler
+from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective, weighted_batch
+from dnadiff.design.method.stepwise import Batch
+from dnadiff.design.request import Target
+from dnadiff.sampler.base import time_of
+
+
+@dataclass(eq=False)
+class Metropolis(DesignMethod):
+    """Markov chains of complete sequences, one for each design.
+
+    A proposal masks up to `num_positions` random positions and draws them again from the model, given all others; it is accepted with
+    the probability min(1, exp(beta (r(x') - r(x)))). If the model's conditional distributions are those of one joint distribution p(x), and
+    one position is drawn per network call (`num_groups=null`), the chains leave p(x) exp(beta r(x)) unchanged, and reach it as steps grow.
+    With a partial constraint (R, Y, ..., a GC target) every proposal has one position, which keeps this true. Chains start from a
+    sample of the model or from given sequences. Reward calls per design: 1 + the proposals that change something.
+
+    Args:
+        num_steps: proposals.
+        num_positions: at most so many positions are drawn again; the number is uniform from 1 on.
+        num_groups: network calls for a proposal; None is one for each position.
+        max_changes: a design differs from the sequence that it started from at so many positions at most; None is no limit.
+        best: return the best sequence of the chain in place of the last one. This is optimization: the designs do not have the
+            distribution above.
+
+    Example:
+        >>> Metropolis(num_steps=100, max_changes=5).max_changes
+        5
+    """
+
+    num_steps: checks.PositiveInt = 100
+    num_positions: checks.PositiveInt = 8
+    num_groups: checks.PositiveInt | None = None
+    max_changes: checks.PositiveInt | None = None
+    best: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_steps = checks.integer("method.num_steps", self.num_steps)
+        self.num_positions = checks.integer("method.num_positions", self.num_positions)
+        self.num_groups = checks.optional_integer("method.num_groups", self.num_groups)
+        self.max_changes = checks.optional_integer("method.max_changes", self.max_changes)
+        self.best = checks.boolean("method.best", self.best)
+
+    @override
+    def check(self, generator: ConditionalSampler, objective: Objective) -> None:
+        if generator.denoiser.left_to_right:
+            raise ValueError(
+                "method Metropolis needs a model that reads both sides of a mask, and this one goes from left to right; use best_of_n"
+            )
+
+    @override
+    def run(
+        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
+    ) -> DesignBatch:
+        batch = Batch(generator, objective, targets, numbers, seed)
+        with torch.no_grad():
+            x, value = self._chains(batch, self._start(batch, targets, numbers, seed))
+        return weighted_batch(targets, x, value.cpu(), batch.calls.nfe, batch.calls.rows, None)
+
+    def _start(self, batch: Batch, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> Tensor:
+        if all(target.start is not None for target in targets):
+            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(batch.template)
+        found = batch.generator.fill(list(zip(numbers, targets)), seed)
+        batch.calls.nfe, batch.calls.rows = found.nfe, found.rows
+        return torch.stack([torch.from_numpy(tokens) for tokens in found.tokens]).to(batch.template)
+
+    def _chains(self, batch: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The last or the best sequence of each chain, (B, L), and their rewards (B,)."""
+        designed = batch.template == batch.generator.process.vocab.mask_id
+        most = 1 if batch.prepared.constrained is not None else min(self.num_positions, int(designed[0].sum()))
+        start, value = x, batch.rewards(x)
+        best, best_value = x, value
+        for number in range(self.num_steps):
+            draws = batch.draws.at(number)
+            proposal = self._redrawn(batch, x, designed, most, number)
+            changed = (proposal != x).any(-1)
+            if self.max_changes is not None:
+                changed &= (proposal != start).sum(-1) <= self.max_changes
+            if not bool(changed.any()):
+                continue
+            proposed = value.clone()
+            proposed[changed] = batch.rewards(proposal[changed])
+            gain = batch.objective.beta * (proposed - value)
+            accepted = changed & (draws.uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
+            x, value = torch.where(accepted[:, None], proposal, x), torch.where(accepted, proposed, value)
+            better = value > best_value
+            best, best_value = torch.where(better[:, None], x, best), torch.where(better, value, best_value)
+        return (best, best_value) if self.best else (x, value)
+
+    def _redrawn(self, batch: Batch, x: Tensor, designed: Tensor, most: int, number: int) -> Tensor:
+        """The sequences with up to `most` of the `designed (B, L)` positions drawn again."""
+        draws, process = batch.draws.at(number), batch.generator.process
+        count = 1 + (draws.uniform("size", 1) * most).long().clamp(max=most - 1)  # (B, 1)
+        keys = draws.uniform("place", x.shape[1]).masked_fill(~designed.to(count.device), 2.0)
+        rank = keys.argsort(-1).argsort(-1)  # positions to draw again are those of rank below `count`, in this order
+        groups = count if self.num_groups is None else count.clamp(max=self.num_groups)
+        group = torch.where(rank < count, rank * groups // count, -1).to(x.device)
+        x = x.masked_fill(group >= 0, process.vocab.mask_id)
+        uniform = draws.uniform("again", x.shape[1])
+        for index in range(int(groups.max())):
+            now = group == index
+            log_probs = batch.calls.log_probs(x, time_of(x, process, batch.calls.valid), now)
+            tokens = batch.generator.sampler.unmask(index, int(groups.max()), log_probs, uniform[now.to(uniform.device)])
+            x = batch.filled(x, now, tokens)
+        return x

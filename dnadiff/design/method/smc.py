@@ -1,0 +1,67 @@
+"""Sequential Monte Carlo over the unmasking steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.design.generate import effective_size, systematic_resample
+from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise, moved
+
+
+@dataclass(eq=False)
+class SMC(Stepwise):
+    """Sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
+
+    The designs of a batch are one population of particles. Each step draws tokens from the model and weights the particles by the change
+    of the reward of their predicted x0 (`dnadiff.design.method.stepwise`). If the effective sample size falls below
+    `threshold` times the size of the batch, the particles are drawn again in proportion to their weights, by systematic resampling: good
+    ones are copied, bad ones dropped. Their weights are then equal, and keep the estimate of the normalizing constant, so that populations
+    of several batches can be combined. Reward calls per design: steps / `every`.
+
+    Args:
+        threshold: 0 never resamples (importance sampling), 1 resamples whenever the weights differ.
+
+    Example:
+        >>> SMC(threshold=0.5, every=4).threshold
+        0.5
+    """
+
+    threshold: checks.Fraction = 0.5
+
+    is_population: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.threshold = checks.fraction("method.threshold", self.threshold)
+
+    @override
+    def advance(self, batch: Batch, particles: Particles, step: Step) -> Particles:
+        uniform = batch.uniform("token", step.now, 0)  # each position is drawn once, so it needs one number
+        tokens = batch.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
+        return moved(batch, particles, step, tokens)
+
+    @override
+    def after_step(self, particles: Particles, batch: Batch, step: Step) -> Particles:
+        size, log_weight = len(particles.x), particles.log_weight.cpu().numpy()
+        if step.is_last or not step.is_evaluated or effective_size(log_weight) >= self.threshold * size:
+            return particles
+        uniform = float(batch.draws.at(step.number).uniform("resample", 1)[0])
+        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform)).to(particles.x.device)
+        mean = particles.log_weight.logsumexp(0) - math.log(size)
+        if batch.prepared.constrained is not None:
+            constrained = batch.prepared.constrained
+            constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
+        return replace(_of(particles, ancestors), log_weight=mean.expand(size).clone())
+
+
+def _of(particles: Particles, rows: Tensor) -> Particles:
+    """The particles with these row numbers."""
+    chosen = {name: None if value is None else value[rows] for name, value in vars(particles).items()}
+    return Particles(**chosen)

@@ -1,0 +1,164 @@
+"""What designs are optimized for: the interface of rewards, a target value instead of a maximum, and the checks on what a reward returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from typing_extensions import override
+
+from dnadiff.sampler.base import Configurable
+
+Values: TypeAlias = NDArray[np.float64]
+_SHOWN = 40  # letters of a sequence in an error
+_TOLERANCE = 1e-4  # of a value that must not depend on the batch
+
+
+class Reward(Configurable, ABC):
+    """A number for each sequence; larger is better. It must be a function of the sequence alone, not of the others in a call."""
+
+    @abstractmethod
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        """The rewards (S,) of S sequences of upper-case letters."""
+
+
+class DifferentiableReward(Reward):
+    """A reward that is a differentiable function of the one-hot sequence."""
+
+    @abstractmethod
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot sequences, (S, L, 4) for A, C, G, T."""
+
+
+class FunctionReward(Reward):
+    """A Python function of a list of strings that returns one number for each."""
+
+    def __init__(self, function: Callable[[Sequence[str]], ArrayLike]) -> None:
+        self.function = function
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        return np.asarray(self.function(sequences), dtype=np.float64)
+
+
+class Toward(Reward):
+    """Minus the distance |reward - target|: the best sequences have a reward equal to the target.
+
+    Args:
+        reward: the reward that is to approach the target.
+        target: in its unit.
+    """
+
+    def __init__(self, reward: Reward, target: float) -> None:
+        self.reward, self.target = reward, target
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        return -np.abs(self.reward(sequences) - self.target)
+
+
+class DifferentiableToward(Toward, DifferentiableReward):
+    """`Toward` of a differentiable reward."""
+
+    def __init__(self, reward: DifferentiableReward, target: float) -> None:
+        super().__init__(reward, target)
+        self._inner = reward
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        value, slope = self._inner.gradient(sequences)
+        return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
+
+
+def as_reward(reward: Reward | Callable[[Sequence[str]], ArrayLike], target: float | None = None) -> Reward:
+    """A reward from a reward or a function, with the target value if there is one.
+
+    Raises:
+        ValueError: if it is not callable.
+    """
+    if not callable(reward):
+        raise ValueError(f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each")
+    made = reward if isinstance(reward, Reward) else FunctionReward(reward)
+    if target is None:
+        return made
+    return DifferentiableToward(made, target) if isinstance(made, DifferentiableReward) else Toward(made, target)
+
+
+class CountedReward:
+    """A reward with checks on what it returns, and the number of its calls.
+
+    Attributes:
+        calls: sequences that were evaluated so far; a gradient counts twice.
+    """
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward, self.calls, self._is_checked = reward, 0, False
+
+    @property
+    def name(self) -> str:
+        """The name of the reward in messages."""
+        made = self.reward.reward if isinstance(self.reward, Toward) else self.reward
+        return getattr(made.function, "__name__", "function") if isinstance(made, FunctionReward) else type(made).__name__
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether it has gradients."""
+        return isinstance(self.reward, DifferentiableReward)
+
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        """The rewards (S,) of S sequences.
+
+        Raises:
+            ValueError: if the reward raises an error, returns another number of values, values that are not finite, or values that depend
+                on the other sequences of the call.
+        """
+        values = self._evaluated(sequences)
+        if not self._is_checked and len(set(sequences)) > 1:
+            self._check_independence(sequences, values)
+        self.calls += len(sequences)
+        return values
+
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        """See `DifferentiableReward.gradient`; raises ValueError for a reward without gradients."""
+        if not isinstance(self.reward, DifferentiableReward):
+            raise ValueError(f"reward {self.name} has no gradient; choose another reward, or a method that needs none")
+        self.calls += 2 * len(sequences)
+        values, slopes = self.reward.gradient(sequences)
+        self._check_values(sequences, values)
+        if not np.isfinite(slopes).all():
+            raise ValueError(f"reward {self.name} has a gradient that is not finite; choose a method that needs none")
+        return values, slopes
+
+    def _evaluated(self, sequences: Sequence[str]) -> Values:
+        try:
+            values = np.asarray(self.reward(list(sequences)), dtype=np.float64)
+        except Exception as error:
+            raise ValueError(f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: {error}") from error
+        self._check_values(sequences, values)
+        return values
+
+    def _check_values(self, sequences: Sequence[str], values: Values) -> None:
+        if values.shape != (len(sequences),):
+            raise ValueError(
+                f"reward {self.name} returned an array of shape {values.shape} for {len(sequences)} sequences; return one number for each"
+            )
+        if len(wrong := np.flatnonzero(~np.isfinite(values))):
+            raise ValueError(f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only")
+
+    def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
+        # Once: the first sequence by itself, and all in the reverse order. These evaluations are not counted.
+        alone, reverse = self._evaluated(sequences[:1]), self._evaluated(sequences[::-1])[::-1]
+        scale = _TOLERANCE * max(1.0, float(np.abs(values).max()))
+        if abs(alone[0] - values[0]) > scale or np.abs(reverse - values).max() > scale:
+            raise ValueError(
+                f"reward {self.name} depends on the other sequences of a call ({values[0]:g} for {_short(sequences[0])}, {alone[0]:g} for the "
+                "same sequence alone); it must be a function of the sequence, without normalization over a batch or random numbers"
+            )
+        self._is_checked = True
+
+
+def _short(sequence: str) -> str:
+    return sequence if len(sequence) <= _SHOWN else f"{sequence[:_SHOWN]}... ({len(sequence)} letters)"

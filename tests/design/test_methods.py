@@ -1,0 +1,259 @@
+"""Design methods on a world of 64 sequences: what claims p(x) exp(beta r(x)) reaches it, with its weights included."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.design.designer import Designer, distances
+from dnadiff.design.generate import ConditionalSampler
+from dnadiff.design.method.best_of_n import BestOfN
+from dnadiff.design.method.classifier_guidance import ClassifierGuidance
+from dnadiff.design.method.metropolis import Metropolis
+from dnadiff.design.method.smc import SMC
+from dnadiff.design.method.svdd import SVDD
+from dnadiff.design.request import Free, Templates
+from dnadiff.design.reward import CountedReward, DifferentiableReward, FunctionReward, as_reward
+from dnadiff.design.template import dna_pattern
+from dnadiff.draws import hash64
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.ar import Autoregressive
+from dnadiff.sampler.confidence import Confidence
+from dnadiff.sampler.first_hitting import FirstHitting
+from dnadiff.sampler.grouped import Grouped
+
+DNA = DNATokenizer()
+WORDS = ["".join(letters) for letters in itertools.product("ACGT", repeat=3)]
+IDS = torch.from_numpy(np.stack([DNA.encode(word) for word in WORDS]).astype(np.int64))
+JOINT = torch.rand(64, generator=torch.Generator().manual_seed(5), dtype=torch.float64) ** 2 + 0.02
+JOINT /= JOINT.sum()
+SCORES = dict(zip(WORDS, torch.rand(64, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(2).tolist()))
+BETA = 1.5
+
+
+def scores(sequences):
+    return [SCORES[sequence] for sequence in sequences]
+
+
+class Linear(DifferentiableReward):
+    """A linear function of the one-hot sequence, for which the first order is exact."""
+
+    weight = np.random.default_rng(0).normal(size=(3, 4))
+
+    def __call__(self, sequences):
+        return np.array([sum(self.weight[at, "ACGT".index(base)] for at, base in enumerate(text)) for text in sequences])
+
+    def gradient(self, sequences):
+        return self(sequences), np.broadcast_to(self.weight, (len(sequences), 3, 4))
+
+
+@pytest.fixture
+def generator(make_oracle):
+    def make(sampler=None, tilt=0.0):
+        denoiser = make_oracle(IDS, JOINT, DNA.vocab)
+        return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler or FirstHitting(), None, tilt)
+
+    return make
+
+
+def request(count, template="NNN"):
+    return Templates([("x", dna_pattern(DNA, 3, template))], count, DNA.vocab.mask_id)
+
+
+def reached(designer, count, batch_size, template="NNN"):
+    """The weighted frequencies (64,) of `count` designs, and the log of the mean weight."""
+    found, total = np.zeros(64), 0.0
+    for batch in designer.batches(request(count, template), 1, batch_size):
+        weights = np.ones(len(batch.tokens)) if batch.log_weight is None else np.exp(batch.log_weight)
+        for ids, weight, reward in zip(batch.tokens, weights, batch.rewards):
+            word = DNA.decode(ids)
+            assert abs(reward - designer.objective.reward.reward([word])[0]) < 1e-9
+            found[WORDS.index(word)] += weight
+        total += weights.sum()
+    return found / total, np.log(total / count)
+
+
+def target(reward, beta, template="NNN", tilt=0.0):
+    """The exact distribution p(x | template) exp(beta r(x)), and the log of its normalizing constant given the fixed bases."""
+    allowed = {"N": "ACGT", "R": "AG", "Y": "CT", "S": "CG"}
+    fits = np.array([all(b in allowed.get(a, a) for a, b in zip(template, word)) for word in WORDS])
+    visible = np.array([all(a not in "ACGT" or a == b for a, b in zip(template, word)) for word in WORDS])
+    gc = np.array([sum(b in "CG" for b, a in zip(word, template) if a not in "ACGT") for word in WORDS])
+    mass = JOINT.numpy() * fits * np.exp(beta * np.asarray(reward(WORDS)) + tilt * gc)
+    return mass / mass.sum(), np.log(mass.sum() / (JOINT.numpy() * visible).sum())
+
+
+METHODS = {
+    "smc": SMC(threshold=0.7),
+    "smc that always resamples": SMC(threshold=1.0, anneal=False),
+    "importance sampling": SMC(threshold=0.0),
+    "smc, every second step": SMC(threshold=0.9, every=2),
+    "svdd": SVDD(num_candidates=3),
+    "svdd, every second step": SVDD(num_candidates=3, every=2),
+    "classifier_guidance": ClassifierGuidance(),
+    "classifier_guidance, every second step": ClassifierGuidance(every=2),
+}
+
+
+@pytest.mark.parametrize(("template", "count"), [("NCN", 8_000), ("RNC", 5_000)])
+@pytest.mark.parametrize("name", METHODS)
+def test_weighted_designs_have_the_target_distribution(generator, name, template, count):
+    designer = Designer(generator(), METHODS[name], as_reward(scores), BETA)
+    assert designer.has_weights(request(1))
+    found, log_mean = reached(designer, count, count, template)
+    exact, log_constant = target(scores, BETA, template)
+    assert 0.5 * np.abs(found - exact).sum() < 0.03
+    assert abs(log_mean - log_constant) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["NNN", "NCN", "RNY"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_total_variation_of_many_designs_is_below_one_percent(generator, name, template):
+    found, _ = reached(Designer(generator(), METHODS[name], as_reward(scores), BETA), 100_000, 100_000, template)
+    assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
+
+
+def test_small_populations_combine_without_bias(generator):
+    # The mean weight of a population estimates the normalizing constant, so that weights of several populations can be compared.
+    designer, values = Designer(generator(), SMC(threshold=1.0), as_reward(scores), BETA), []
+    for batch in designer.batches(request(900, "RCN"), 1, 3):
+        values.append(np.exp(batch.log_weight).mean())
+        assert 1 <= batch.effective_size <= 3 + 1e-9
+    error = np.std(values) / len(values) ** 0.5
+    assert len(values) == 300 and abs(np.mean(values) - np.exp(target(scores, BETA, "RCN")[1])) < 3 * error < 0.15 * np.mean(values)
+
+
+@pytest.mark.parametrize("sampler", [FirstHitting(), Grouped(num_groups=2)])
+@pytest.mark.parametrize("method", [SMC(), ClassifierGuidance()])
+def test_without_a_reward_designs_are_the_samples_of_the_model(generator, sampler, method):
+    # beta = 0: the same tokens from the same noise, and equal weights.
+    made = Designer(generator(sampler), method, as_reward(scores), 0.0)
+    (batch,) = made.batches(request(50, "NNN"), 1, 50)
+    plain = made.generator.fill([(i, request(50, "NNN")[i]) for i in range(50)], hash64(1, "design"))
+    assert np.array_equal(batch.tokens, plain.tokens) and np.allclose(batch.log_weight, 0) and batch.effective_size == pytest.approx(50)
+    assert batch.nfe == plain.nfe
+
+
+def test_the_first_order_of_a_linear_reward_is_exact(generator):
+    linear = Linear()
+    exact, first = (Designer(generator(), ClassifierGuidance(gradient=g), linear, BETA) for g in (False, True))
+    (one,), (two,) = (designer.batches(request(40), 1, 40) for designer in (exact, first))
+    assert np.array_equal(one.tokens, two.tokens) and np.allclose(one.log_weight, two.log_weight)
+    assert exact.reward_calls == 40 * 3 * (1 + 3) + 40  # each of 3 steps: x0 and 3 changes; then the designs
+    assert first.reward_calls == 40 * 3 * 2 + 40
+
+
+@pytest.mark.parametrize(("template", "tilt"), [("NCN", 0.0), ("RNC", 0.0), ("NCN", 0.7)])
+def test_metropolis_reaches_the_target_distribution(generator, template, tilt):
+    made = generator(tilt=tilt)
+    designer = Designer(made, Metropolis(num_steps=12, num_positions=3), as_reward(scores), BETA)
+    found, _ = reached(designer, 3000, 3000, template)
+    assert not designer.has_weights(request(1))
+    assert 0.5 * np.abs(found - target(scores, BETA, template, tilt)[0]).sum() < 0.05
+
+
+def test_metropolis_leaves_the_target_distribution_unchanged(generator):
+    # Started from the exact distribution, one step ends there; proposals in one call (num_groups=1) would not.
+    exact, _ = target(scores, BETA)
+    starts = np.random.default_rng(0).choice(64, 6_000, p=exact)
+    (pattern,) = request(1).patterns
+    chosen = Templates([pattern], len(starts), DNA.vocab.mask_id, start=[IDS[i].numpy() for i in starts])
+    for groups, most in ((None, 0.06), (1, 1.0)):
+        designer = Designer(generator(), Metropolis(num_steps=4, num_positions=3, num_groups=groups), as_reward(scores), BETA)
+        (batch,) = designer.batches(chosen, 2, len(starts))
+        found = np.bincount([WORDS.index(DNA.decode(ids)) for ids in batch.tokens], minlength=64) / len(starts)
+        distance = 0.5 * np.abs(found - exact).sum()
+        assert distance < most
+    assert distance > 0.1
+
+
+def test_designs_from_a_given_sequence_change_few_positions(generator):
+    (pattern,), start = request(1).patterns, DNA.encode("GAT").astype(np.int64)
+    chosen = Templates([pattern], 30, DNA.vocab.mask_id, start=[start] * 30)
+    method = Metropolis(num_steps=10, max_changes=1, best=True)
+    designer = Designer(generator(), method, as_reward(scores), 20.0)
+    (batch,) = designer.batches(chosen, 1, 30)
+    changed = distances(batch.targets, batch.tokens)
+    near = [word for word in WORDS if sum(a != b for a, b in zip(word, "GAT")) <= 1]
+    assert set(changed) <= {0, 1} and max(batch.rewards) == max(scores(near))
+    assert all(reward >= SCORES["GAT"] for reward in batch.rewards)  # best: never worse than the start
+
+
+def test_best_of_n_has_the_distribution_of_the_maximum(generator):
+    designer = Designer(generator(), BestOfN(num_candidates=4), as_reward(scores), 1.0)
+    found, _ = reached(designer, 2500, 500, "NCN")
+    order, p = np.argsort(scores(WORDS)), target(scores, 0.0, "NCN")[0]
+    below = np.concatenate([[0], np.cumsum(p[order])]) ** 4
+    exact = np.zeros(64)
+    exact[order] = np.diff(below)
+    assert 0.5 * np.abs(found - exact).sum() < 0.05 and designer.reward_calls == 4 * 2500
+
+
+def test_batches_have_one_template_and_start_anywhere(generator):
+    patterns = [(name, dna_pattern(DNA, 3, name)) for name in ("NNN", "ANN")]
+    both = Templates(patterns, 5, DNA.vocab.mask_id)
+    batches = list(Designer(generator(), SVDD(), as_reward(scores)).batches(both, 1, 2))
+    assert [len(batch.targets) for batch in batches] == [2, 2, 1, 2, 2, 1]
+    rest = list(Designer(generator(), SVDD(), as_reward(scores)).batches(both, 1, 2, 5))
+    assert all(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.log_weight, b.log_weight) for a, b in zip(batches[3:], rest))
+    with pytest.raises(ValueError, match="3 to 5; set length to a number"):
+        list(Designer(generator(), SVDD(), as_reward(scores)).batches(Free(DNA, 5, (3, 5)), 1, 2))
+
+
+def test_a_target_value_is_approached(generator):
+    designer = Designer(generator(), Metropolis(num_steps=40, best=True), as_reward(scores, 1.0), 10.0)
+    (batch,) = designer.batches(request(50), 1, 50)
+    reached = [SCORES[DNA.decode(ids)] for ids in batch.tokens]
+    assert np.allclose(batch.rewards, -np.abs(np.array(reached) - 1.0)) and np.abs(np.array(reached) - 1.0).mean() < 0.05
+    toward = as_reward(Linear(), 0.5)
+    value, slope = toward.gradient(["ACG", "TTT"])
+    assert np.array_equal(value, toward(["ACG", "TTT"]))
+    sign = -np.sign(Linear()(["ACG", "TTT"]) - 0.5)
+    assert np.array_equal(slope, sign[:, None, None] * Linear.weight)
+
+
+def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
+    with pytest.raises(ValueError, match="beta -1 must be 0 or more"):
+        Designer(generator(), SMC(), as_reward(scores), -1)
+    with pytest.raises(ValueError, match="needs a sampler whose order does not depend on tokens, not Confidence; set sampler=grouped"):
+        Designer(generator(Confidence()), SVDD(), as_reward(scores))
+    with pytest.raises(ValueError, match="gradient=true needs a differentiable reward, and scores has no gradient"):
+        Designer(generator(), ClassifierGuidance(gradient=True), as_reward(scores))
+    causal = generator(Autoregressive())
+    monkeypatch.setattr(type(causal.denoiser), "left_to_right", True)
+    for method in (SMC(), Metropolis()):
+        with pytest.raises(ValueError, match="goes from left to right; use best_of_n"):
+            Designer(causal, method, as_reward(scores))
+    with pytest.raises(ValueError, match=r"method.num_candidates 0 must be"):
+        BestOfN(0)
+    with pytest.raises(ValueError, match=r"method.threshold 1\.5"):
+        SMC(threshold=1.5)
+
+
+def wrong(result):
+    return CountedReward(FunctionReward(result))
+
+
+def test_rewards_are_checked():
+    two = ["ACG", "TTT"]
+    with pytest.raises(ValueError, match=r"reward <lambda> is nan for TTT; return finite numbers"):
+        wrong(lambda s: [1.0, float("nan")][: len(s)])(two)
+    with pytest.raises(ValueError, match=r"is inf for ACG"):
+        wrong(lambda s: [float("inf")] * len(s))(two)
+    with pytest.raises(ValueError, match=r"returned an array of shape \(1,\) for 2 sequences"):
+        wrong(lambda s: [1.0])(two)
+    with pytest.raises(ValueError, match=r"reward scores failed for CCCCC: KeyError: 'CCCCC'"):
+        wrong(scores)(["CCCCC"])
+    with pytest.raises(ValueError, match=r"depends on the other sequences of a call \(-0.5 for ACG, 0 for the same sequence alone\)"):
+        wrong(lambda s: np.arange(len(s)) - np.arange(len(s)).mean())(two)
+    with pytest.raises(ValueError, match="cannot be called"):
+        as_reward("gc")
+    counted = wrong(scores)
+    assert counted(two).tolist() == scores(two) and counted.calls == 2
+    assert counted(two[:1]).tolist() == scores(two[:1]) and counted.calls == 3
+    with pytest.raises(ValueError, match="has no gradient"):
+        counted.gradient(two)
