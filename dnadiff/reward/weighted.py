@@ -1,0 +1,58 @@
+"""Weighted sums of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.design.reward import DifferentiableReward, Reward, Values
+
+
+class WeightedSum(Reward):
+    """The sum of weight times reward over named terms. With the weights 1 and -1 it is a difference, as for activity in one cell type.
+
+    Args:
+        terms: rewards by name.
+        weights: of each term, by name; missing ones are 1.
+
+    Raises:
+        ValueError: if there is no term, or a weight without a term.
+    """
+
+    def __init__(self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None) -> None:
+        self.terms, self.weights = dict(terms), {name: checks.number(f"reward.weights.{name}", w) for name, w in (weights or {}).items()}
+        if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
+            raise ValueError("reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at least one")
+        if unknown := [name for name in self.weights if name not in self.terms]:
+            raise ValueError(f"reward.weights.{unknown[0]} has no term; the terms are {', '.join(self.terms)}")
+
+    def _weighted(self) -> list[tuple[Reward, float]]:
+        return [(term, self.weights.get(name, 1.0)) for name, term in self.terms.items()]
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        return np.sum([weight * term(sequences) for term, weight in self._weighted()], axis=0)
+
+
+class DifferentiableWeightedSum(WeightedSum, DifferentiableReward):
+    """`WeightedSum` of differentiable rewards."""
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        found = []
+        for term, weight in self._weighted():
+            assert isinstance(term, DifferentiableReward)
+            value, slope = term.gradient(sequences)
+            found.append((weight * value, weight * slope))
+        return np.sum([value for value, _ in found], axis=0), np.sum([slope for _, slope in found], axis=0)
+
+
+def weighted_sum(terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None) -> WeightedSum:
+    """The weighted sum of rewards; it has gradients if all terms have them."""
+    differentiable = bool(terms) and all(isinstance(term, DifferentiableReward) for term in terms.values())
+    return (DifferentiableWeightedSum if differentiable else WeightedSum)(terms, weights)
+
+
