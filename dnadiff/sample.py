@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from dnadiff import commands
-from dnadiff.checks import NonNegative, PositiveInt, Range, boolean, expand_user, integer
+from dnadiff.checks import Natural, NonNegative, PositiveInt, Range, boolean, expand_user, integer
 from dnadiff.config import SHARED, Config, Json, Keys, build
-from dnadiff.design import options
+from dnadiff.design import options, reward_options
+from dnadiff.design.records import check_suffix, header_of, text_record, writer_of
 from dnadiff.progress import Progress, duration, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.design.designer import LongestMatch
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
     from dnadiff.model import Model
     from dnadiff.sampler.base import Sampler
 
-FASTA = (".fa", ".fasta", ".fna")
-JSONL = ".jsonl"
-TEXT = (".txt", JSONL)
 TOTALS: dict[str, Json] = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
-Writer: TypeAlias = Callable[[str, str, Mapping[str, object]], bytes]  # name, text and header of a record -> its bytes
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -46,6 +44,10 @@ KEYS: Keys = {
     "copies": bool,
     "label": str | int | list[str | int] | None,
     "guidance": NonNegative,
+    "start": str | None,
+    "target": float | None,
+    "beta": NonNegative,
+    "num_draws": Natural,
 }
 
 
@@ -58,6 +60,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.model import Model
 
     check_options(config)
+    reward_options.check(config)
     options.check_settings(config["sampler"])
     device = commands.pick_device(config["accelerator"])
     model = Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
@@ -76,10 +79,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
         config["gc"] = gc_tilt.check(config["gc"], request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
+    training = memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
+    design: dict[str, Json] = {}
+    if reward_options.is_design(config):
+        search = None if training is None else partial(searcher, training)
+        generator, design = reward_options.make_designer(config, generator, request, search)
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
-    training = memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
-    kept = options.output_settings(config, model, request, settings)
+    kept = options.output_settings(config, model, request, settings) | design
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that was stopped while it removed them
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
@@ -91,6 +98,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     generate(config, model, request, generator, stream, header, weighted)
     finish(config, model, request, generator.sampler, stream, training)
     return output
+
+
+def searcher(training: SequenceDataModule) -> LongestMatch:
+    """The function that searches designs in the training data."""
+    from dnadiff.metrics import memorization
+
+    return memorization.indexed(training).longest_match
 
 
 def check_options(config: Config) -> None:
@@ -135,7 +149,7 @@ def generate(
     if weighted and model.denoiser.block_size is not None:
         calls += ", and one for each token that is fixed in a later block"
     log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}, {calls}")
-    totals = TOTALS | stream.notes
+    totals = TOTALS | (reward_options.TOTALS if reward_options.is_design(config) else {}) | stream.notes
     totals["sessions"] += 1
     start, before = time.monotonic(), totals["seconds"]
     if stream.done:
@@ -151,10 +165,13 @@ def generate(
                 totals[key] += number
             if config["gc"] is not None:
                 totals["gc"] = [a + b for a, b in zip(totals["gc"], generator.gc(batch))]
+            if batch.rewards is not None:
+                reward_options.add_totals(totals, batch)
+            content, numbers = b"", range(stream.done, stream.done + len(batch.targets))
+            found = generator.about(batch, numbers, config["seed"])
             totals["seconds"] = before + time.monotonic() - start
-            content = b""
             for i, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
-                about = {**header, "calls": batch.nfe, **target.about}
+                about = {**header, "calls": batch.nfe, **target.about, **found[i]}
                 if weighted and batch.log_weight is not None:
                     about["log_weight"] = f"{batch.log_weight[i]:.6f}"
                 content += write(target.name, generator.text(target, sequence), about)
@@ -175,31 +192,6 @@ def with_calibrated_tilt(config: Config, request: Request, generator: Conditiona
         totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
         log.info(f"gc: the pilot reaches {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
     return generator.with_tilt(totals["tilt"]["log_odds"])
-
-
-def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
-    """A FASTA record whose header has `key=value` pairs."""
-    from dnadiff.data.genome.fasta import as_bytes, synthetic_record
-    from dnadiff.design.provenance import header_value
-
-    return as_bytes(synthetic_record(name, text, **{key: header_value(value) for key, value in about.items()}))
-
-
-def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
-    """A line of JSON."""
-    about = {**about, "log_weight": float(about["log_weight"])} if "log_weight" in about else about
-    return json.dumps({"name": name, "synthetic": True, **about, "text": text}, ensure_ascii=False).encode() + b"\n"
-
-
-def text_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
-    """The text, followed by an empty line."""
-    return text.encode() + b"\n\n"
-
-
-def writer_of(output: Path) -> Writer:
-    """The function that formats records for a file of this name."""
-    name = output.name.removesuffix(".gz")
-    return fasta_record if name.endswith(FASTA) else jsonl_record if name.endswith(JSONL) else text_record
 
 
 def finish(
@@ -227,6 +219,8 @@ def finish(
         extra = {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}, **extra}
     if training is not None:  # the longest exact match of each record with the training part, either strand
         extra["copies"] = memorization.summary(memorization.of_file(output, memorization.indexed(training)))
+    if reward_options.is_design(config):
+        extra["design"] = reward_options.summary(config, totals, len(request))
     content = {
         "records": written,
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
@@ -240,7 +234,9 @@ def finish(
         "sessions": totals["sessions"],
         "seed": config["seed"],
         **extra,
-        "inputs": {key: config[key] for key in ("template", "motif", "prompt", "infill", "genome", "label") if config[key] is not None},
+        "inputs": {
+            key: config[key] for key in ("template", "motif", "prompt", "infill", "genome", "label", "start") if config[key] is not None
+        },
         "settings": stream.settings,
     }
     provenance.write(output, content)
@@ -261,33 +257,19 @@ def show(config: Config, content: Json, generated: int) -> None:
     ]
     if "gc" in content:
         rows.append(("GC", f"{content['gc']['reached']:.4f}, target {content['gc']['target']:g}"))
+    if "design" in content:
+        rows += reward_options.rows(content["design"], generated)
     if "weights" in content:
         w = content["weights"]
         size = w["effective_size"]
         rows.append(("effective sample size", f"{size['mean']:.1f} of {w['proposals']:,}" + (", resampled" if "resampled" in w else "")))
-        rows.append(("log mass of the constraints", f"{w['log_mass']['mean']:.2f} nats"))
+        rows.append(
+            ("log normalizing constant" if "design" in content else "log mass of the constraints", f"{w['log_mass']['mean']:.2f} nats")
+        )
     if "copies" in content:
         longest = content["copies"]["longest"]
         rows.append(("longest match with training", f"{longest['max']} bases, {longest['mean']:.1f} on average"))
     print(table(rows))
-
-
-def header_of(sampler: Sampler, config: Config) -> dict[str, Json]:
-    """How the samples were made, for their headers: the name of the sampler on the command line, and settings that are not the default."""
-    from dnadiff.design.provenance import header_settings, sampler_name
-
-    label = ",".join(map(str, config["label"])) if isinstance(config["label"], list) else config["label"]
-    settings = {"label": (label, None), "guidance": (config["guidance"], 1), "gc": (config["gc"], None)}  # value and default
-    changed = {name: value for name, (value, default) in settings.items() if value != default}
-    # The calls are those of the batch, known afterwards.
-    return {"sampler": sampler_name(sampler), "calls": 0, **header_settings(sampler), **changed, "seed": config["seed"]}
-
-
-def check_suffix(output: Path, is_dna: bool) -> None:
-    """Raise ValueError unless DNA is written to FASTA, or text to .txt or .jsonl."""
-    allowed = [end + compressed for compressed in ("", ".gz") for end in (FASTA if is_dna else TEXT)]
-    if not output.name.endswith(tuple(allowed)):
-        raise ValueError(f"output {output} is the name of another kind of file; this model writes {', '.join(allowed)}")
 
 
 def main() -> None:

@@ -2,65 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dnadiff.checks import number
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective
+from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
+from dnadiff.design.method.base import DesignMethod, Objective
 from dnadiff.design.request import Request, Target
 from dnadiff.design.reward import CountedReward, Reward
+from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
 
-if TYPE_CHECKING:
-    from dnadiff.sampler.base import Sampler
+LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]  # bases of sequences -> longest match of each with the training data
 
 
-class Designer:
-    """Fills requests with designs.
+class Designer(ConditionalSampler):
+    """A generator whose samples are designs.
 
     Args:
-        generator: the model with its sampler.
+        generator: the model with its sampler and constraints.
         method: how designs are found.
         reward: what is optimized.
         beta: inverse temperature, 0 or more: weighted designs have the distribution p(x) exp(beta reward(x)).
+        num_draws: network calls for the bound on the log-probability of each design in `about`; 0 leaves it out.
+        longest_match: searches each design in the training data; None leaves it out.
 
     Raises:
         ValueError: if `beta` is negative, or model, sampler and reward do not fit the method.
     """
 
-    def __init__(self, generator: ConditionalSampler, method: DesignMethod, reward: Reward, beta: float = 1.0) -> None:
+    def __init__(
+        self,
+        generator: ConditionalSampler,
+        method: DesignMethod,
+        reward: Reward,
+        beta: float = 1.0,
+        num_draws: int = 0,
+        longest_match: LongestMatch | None = None,
+    ) -> None:
+        super().__init__(generator.denoiser, generator.process, generator.tokenizer, generator.sampler, generator.labels, generator.tilt)
         if number("beta", beta) < 0:
             raise ValueError(f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value")
-        self.generator, self.method, self.objective = generator, method, Objective(CountedReward(reward), beta)
-        method.check(generator, self.objective)
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler of the generator."""
-        return self.generator.sampler
+        self.method, self.objective = method, Objective(CountedReward(reward), beta)
+        self.num_draws, self.longest_match = num_draws, longest_match
+        method.check(self, self.objective)
 
     @property
     def reward_calls(self) -> int:
         """Sequences that the reward evaluated so far; a gradient counts twice."""
         return self.objective.reward.calls
 
+    @override
     def has_weights(self, request: Request) -> bool:
-        """Whether the designs of a request have importance weights."""
         return self.method.has_weights and self.sampler.supports_weights(request.lengths[1])
 
-    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[DesignBatch]:
-        """The designs from number `first` on; a batch has one template. Design i depends on (seed, i) and, if `method.is_population`, on its batch."""
+    @override
+    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
+        """The designs from number `first` on; a batch has one template. Design i depends on (seed, i), and for populations on its batch."""
         check_request(request)
         done = first
         while done < len(request):
             end = min(done + batch_size, (done // request.each + 1) * request.each)
-            numbers = range(done, end)
-            yield self.method.run(self.generator, self.objective, [request[i] for i in numbers], numbers, hash64(seed, "design"))
+            before = self.reward_calls
+            batch = self.method.run(self, self.objective, [request[i] for i in range(done, end)], range(done, end), hash64(seed, "design"))
+            yield batch._replace(reward_calls=self.reward_calls - before)
             done = end
+
+    @override
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, str]]:
+        """Reward, effective sample size of the batch, changes from the start, bound on the log-probability, longest match."""
+        assert batch.rewards is not None
+        columns: dict[str, Sequence[object]] = {"reward": [f"{reward:.6g}" for reward in batch.rewards]}
+        if batch.log_weight is not None:
+            columns["ess"] = [f"{effective_size(batch.log_weight):.1f}"] * len(numbers)
+        if batch.targets[0].start is not None:
+            columns["changes"] = changes(batch)
+        if self.num_draws:
+            columns["log_prob"] = [f"{bound:.3f}" for bound in self.bounds(batch, numbers, self.num_draws, seed)]
+        if self.longest_match is not None:
+            tokenizer, (start, end) = dna_tokenizer(self.tokenizer), batch.targets[0].designed
+            columns["longest_match"] = self.longest_match(tokenizer.bases(tokens[start:end]) for tokens in batch.tokens).tolist()
+        return [{name: str(values[row]) for name, values in columns.items()} for row in range(len(numbers))]
 
 
 def check_request(request: Request) -> None:
@@ -70,6 +95,12 @@ def check_request(request: Request) -> None:
         raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
 
 
-def distances(targets: list[Target], tokens: list[NDArray[np.int64]]) -> list[int | None]:
-    """The number of positions at which each design differs from the sequence that it started from; None without one."""
-    return [None if target.start is None else int((target.start != ids).sum()) for target, ids in zip(targets, tokens)]
+def changes(batch: SampleBatch) -> list[int]:
+    """The number of positions at which each design differs from the sequence that it started from."""
+    return [int((start_of(target) != tokens).sum()) for target, tokens in zip(batch.targets, batch.tokens)]
+
+
+def start_of(target: Target) -> NDArray[np.int64]:
+    """The sequence (L,) that a design starts from."""
+    assert target.start is not None
+    return target.start

@@ -34,6 +34,8 @@ class SampleBatch(NamedTuple):
         nfe: network calls.
         rows: sequences evaluated in them.
         log_weight: (B,) log importance weights in nats, 0 if unconstrained; None if the sampler does not support weights.
+        rewards: (B,) of designs.
+        reward_calls: sequences whose reward was evaluated for the batch; a gradient counts twice.
     """
 
     targets: list[Target]
@@ -41,6 +43,8 @@ class SampleBatch(NamedTuple):
     nfe: int
     rows: int
     log_weight: NDArray[np.float64] | None
+    rewards: NDArray[np.float64] | None = None
+    reward_calls: int = 0
 
 
 class Design(str):
@@ -50,15 +54,17 @@ class Design(str):
         log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the fixed part, nats, which a single estimate
             may exceed; exact for an autoregressive model and for blocks of one token; None if not requested.
         log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
+        reward: None unless it was designed for one.
     """
 
     log_prob: float | None
     log_weight: float | None
+    reward: float | None
 
-    def __new__(cls, text: str, log_prob: float | None = None, log_weight: float | None = 0.0) -> Design:
-        """The string with its two numbers."""
+    def __new__(cls, text: str, log_prob: float | None = None, log_weight: float | None = 0.0, reward: float | None = None) -> Design:
+        """The string with its numbers."""
         design = super().__new__(cls, text)
-        design.log_prob, design.log_weight = log_prob, log_weight
+        design.log_prob, design.log_weight, design.reward = log_prob, log_weight, reward
         return design
 
 
@@ -193,6 +199,10 @@ class ConditionalSampler:
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
         return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
 
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, str]]:
+        """Further entries of the header of each sample."""
+        return [{}] * len(batch.targets)
+
     def gc(self, batch: SampleBatch) -> tuple[int, int]:
         """The number of G and C in the designed parts, and of known bases."""
         tokenizer, spans = dna_tokenizer(self.tokenizer), [target.designed for target in batch.targets]
@@ -224,8 +234,9 @@ class ConditionalSampler:
             numbers = range(len(designs), len(designs) + len(batch.targets))
             bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else [None] * len(numbers)
             weights = [no_weight] * len(numbers) if batch.log_weight is None else batch.log_weight.tolist()
+            rewards = [None] * len(numbers) if batch.rewards is None else batch.rewards.tolist()
             texts = map(self.text, batch.targets, batch.tokens)
-            designs += [Design(*each) for each in zip(texts, bounds, weights)]
+            designs += [Design(*each) for each in zip(texts, bounds, weights, rewards)]
         return designs
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dnadiff.checks import expand_user, integer
 from dnadiff.config import Config, Json, build
+from dnadiff.design import reward_options
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +54,13 @@ def make_request(config: Config, model: SamplingModel) -> Request:
 
     tokenizer, each = model.tokenizer, config["proposals"] or config["num_samples"]
     motifs = read_motifs(config["motif"])
-    if config["template"] is not None:
+    patterns = None if config["template"] is None else list(read_patterns(config["template"], tokenizer, motifs))
+    if config["start"] is not None:
+        return reward_options.start_request(config, tokenizer, patterns)
+    if patterns is not None:
         if config["length"] is not None:
             raise ValueError("the template defines the length; leave length out")
-        return Templates(list(read_patterns(config["template"], tokenizer, motifs)), each, tokenizer.vocab.mask_id)
+        return Templates(patterns, each, tokenizer.vocab.mask_id)
     low, high = length_range(model.length if config["length"] is None else config["length"])
     if config["infill"] is not None:
         genome, regions = read_intervals(config, model)
@@ -148,11 +152,13 @@ def output_settings(config: Config, model: SamplingModel, request: Request, samp
     from dnadiff.design.output import sha256
 
     plain = ("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt", "gc", "resample", "proposals", "write")
-    files = {key: sha256(resolve(config[key])) for key in ("template", "infill") if config[key] is not None and is_file(config[key])}
+    files = {
+        key: sha256(resolve(config[key])) for key in ("template", "infill", "start") if config[key] is not None and is_file(config[key])
+    }
     return {
         "model": sha256(model.path),
         **{key: config[key] for key in plain},
-        **{key: files.get(key, config[key]) for key in ("template", "infill")},
+        **{key: files.get(key, config[key]) for key in ("template", "infill", "start") if key != "start" or config[key] is not None},
         "genome": request.genome.digest if isinstance(request, Infill) else None,
         "lengths": list(request.lengths),
         "sampler": sampler,

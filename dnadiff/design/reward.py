@@ -22,7 +22,11 @@ class Reward(Configurable, ABC):
 
     @abstractmethod
     def __call__(self, sequences: Sequence[str]) -> Values:
-        """The rewards (S,) of S sequences of upper-case letters."""
+        """The rewards (S,) of S sequences; DNA in upper case."""
+
+    def inputs(self) -> dict[str, str]:
+        """The SHA-256 of each file that the values depend on, by its path."""
+        return {}
 
 
 class DifferentiableReward(Reward):
@@ -54,6 +58,10 @@ class Toward(Reward):
 
     def __init__(self, reward: Reward, target: float) -> None:
         self.reward, self.target = reward, target
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        return self.reward.inputs()
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:

@@ -15,17 +15,20 @@ from dnadiff import checks
 from dnadiff.checks import expand_user
 from dnadiff.data.files import open_text
 from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.design.output import sha256
 from dnadiff.design.reward import Reward, Values
-from dnadiff.design.template import codes_of
+from dnadiff.design.template import FREE, codes_of
 
 _BASES = "ACGT"
 _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
 
 class MotifMatch(Reward):
-    """The best match of a motif in a sequence: its log-odds score against equal base frequencies, relative to the highest possible one.
+    """The best match of a motif in a sequence, at any position.
 
-    1 is the consensus, 0 as probable as a random sequence; a sequence shorter than the motif has the lowest possible score.
+    For IUPAC letters it is the fraction of the letters that match, N not counted. For a matrix it is the log-odds score against equal base
+    frequencies, relative to the highest possible one: 1 is the consensus, 0 as probable as a random sequence. A sequence shorter than the
+    motif has the lowest possible score.
 
     Args:
         motif: IUPAC letters, such as TATAAT or RCGTG.
@@ -53,10 +56,11 @@ class MotifMatch(Reward):
         self.motif, self.matrix, self.name = motif, matrix, name
         self.both_strands, self.absent = checks.boolean("reward.both_strands", both_strands), checks.boolean("reward.absent", absent)
         self.threshold = checks.fraction("reward.threshold", threshold)
-        assert motif is not None or matrix is not None
-        counts = _counts_of(motif) if motif is not None else read_jaspar(str(matrix), name)
-        share = (counts + _PSEUDOCOUNT / 4) / (counts.sum(-1, keepdims=True) + _PSEUDOCOUNT)
-        self._scores: NDArray[np.float64] = np.log2(share * 4)  # (W, 4), bits
+        self._scores = log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)  # (W, 4)
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        return {} if self.matrix is None else {self.matrix: sha256(expand_user(self.matrix))}
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -83,13 +87,18 @@ _INDEX = np.full(256, 4)
 _INDEX[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
 
 
-def _counts_of(motif: str) -> NDArray[np.float64]:
-    """Counts (W, 4) of IUPAC letters: 100 sequences with equal numbers of the bases that each letter allows."""
+def letter_matches(motif: str) -> NDArray[np.float64]:
+    """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every base at N."""
     codes = codes_of(motif, f"reward.motif {motif!r}")
-    if not len(codes) or (codes == 15).all():
+    if (codes == FREE).all():
         raise ValueError(f"reward.motif {motif!r} allows every sequence; give at least one letter other than N")
-    allowed = (codes[:, None] >> np.arange(4)) & 1
-    return 100.0 * allowed / allowed.sum(-1, keepdims=True)
+    return np.where(codes[:, None] == FREE, 0.0, (codes[:, None] >> np.arange(4)) & 1)
+
+
+def log_odds(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-odds in bits (W, 4) of counts against equal base frequencies."""
+    share = (counts + _PSEUDOCOUNT / 4) / (counts.sum(-1, keepdims=True) + _PSEUDOCOUNT)
+    return np.log2(share * 4)
 
 
 def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64]:
@@ -142,15 +151,15 @@ def site_of(enzyme: str) -> str:
     """The recognition site of an enzyme in IUPAC letters; ValueError if neither its name nor its site is known."""
     from Bio import Restriction
 
-    known = getattr(Restriction, enzyme, None) if enzyme in Restriction.AllEnzymes.elements() else None
+    known = {each.__name__: each for each in Restriction.AllEnzymes}.get(enzyme)  # type: ignore[attr-defined]
     site = enzyme.upper() if known is None else known.site
     if known is None and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
-        raise ValueError(f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least 4 IUPAC letters, such as GAATTC")
+        raise ValueError(
+            f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least 4 IUPAC letters, such as GAATTC"
+        )
     return site
 
 
 def _regex(site: str) -> str:
     allowed = codes_of(site, f"site {site}")
     return "".join("[" + "".join(base for bit, base in enumerate(_BASES) if code >> bit & 1) + "]" for code in allowed.tolist())
-
-

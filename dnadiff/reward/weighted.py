@@ -33,6 +33,10 @@ class WeightedSum(Reward):
         return [(term, self.weights.get(name, 1.0)) for name, term in self.terms.items()]
 
     @override
+    def inputs(self) -> dict[str, str]:
+        return {path: digest for term in self.terms.values() for path, digest in term.inputs().items()}
+
+    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.sum([weight * term(sequences) for term, weight in self._weighted()], axis=0)
 
@@ -54,5 +58,3 @@ def weighted_sum(terms: Mapping[str, Reward], weights: Mapping[str, float] | Non
     """The weighted sum of rewards; it has gradients if all terms have them."""
     differentiable = bool(terms) and all(isinstance(term, DifferentiableReward) for term in terms.values())
     return (DifferentiableWeightedSum if differentiable else WeightedSum)(terms, weights)
-
-

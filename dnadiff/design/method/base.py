@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.design.generate import ConditionalSampler, effective_size
+from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import Target
-from dnadiff.design.reward import CountedReward, Values
+from dnadiff.design.reward import CountedReward
 from dnadiff.sampler.base import Configurable
 
 
@@ -26,39 +24,19 @@ class Objective:
     beta: float
 
 
-class DesignBatch(NamedTuple):
-    """Designs of one target.
-
-    Attributes:
-        targets: their templates.
-        tokens: of each design, (L,).
-        rewards: (B,).
-        nfe: network calls.
-        rows: sequences evaluated in them.
-        log_weight: (B,) log importance weights in nats; None if the method has none. Weighted designs have the distribution
-            p(x) exp(beta reward(x)), and the mean weight is an unbiased estimate of its normalizing constant.
-        effective_size: of this batch; None without weights.
-    """
-
-    targets: list[Target]
-    tokens: list[NDArray[np.int64]]
-    rewards: Values
-    nfe: int
-    rows: int
-    log_weight: NDArray[np.float64] | None = None
-    effective_size: float | None = None
-
-
 class DesignMethod(Configurable, ABC):
     """Designs sequences with a high reward from a generator.
 
     Attributes:
-        has_weights: whether its designs have importance weights that lead to p(x) exp(beta reward(x)).
+        has_weights: whether its designs have importance weights. Weighted designs have the distribution p(x) exp(beta reward(x)), and the
+            mean weight is an unbiased estimate of its normalizing constant.
         is_population: whether the designs of a batch depend on each other.
+        changes_given: whether it can change given sequences (`Target.start`).
     """
 
     has_weights: ClassVar[bool] = False
     is_population: ClassVar[bool] = False
+    changes_given: ClassVar[bool] = False
 
     def check(self, generator: ConditionalSampler, objective: Objective) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""
@@ -66,7 +44,7 @@ class DesignMethod(Configurable, ABC):
     @abstractmethod
     def run(
         self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> DesignBatch:
+    ) -> SampleBatch:
         """Design one sequence for each target; all targets have the same pattern, and design i depends on (seed, numbers).
 
         Raises:
@@ -75,8 +53,9 @@ class DesignMethod(Configurable, ABC):
 
 
 def texts(generator: ConditionalSampler, target: Target, tokens: Tensor) -> list[str]:
-    """The sequences that a reward reads, in upper case, of `tokens (B, L)`."""
-    return [generator.text(target, row).upper() for row in tokens.cpu().numpy()]
+    """The sequences that a reward reads of `tokens (B, L)`: what is written, DNA in upper case."""
+    written = [generator.text(target, row) for row in tokens.cpu().numpy()]
+    return written if target.pattern.letters is None else [text.upper() for text in written]
 
 
 def rewards(generator: ConditionalSampler, objective: Objective, target: Target, tokens: Tensor) -> Tensor:
@@ -84,10 +63,9 @@ def rewards(generator: ConditionalSampler, objective: Objective, target: Target,
     return torch.from_numpy(objective.reward(texts(generator, target, tokens)))
 
 
-def weighted_batch(
-    targets: Sequence[Target], tokens: Tensor, values: Tensor, nfe: int, rows: int, log_weight: Tensor | None
-) -> DesignBatch:
+def batch_of(
+    targets: Sequence[Target], tokens: Tensor, values: Tensor, nfe: int, rows: int, log_weight: Tensor | None = None
+) -> SampleBatch:
     """A batch of designs from tensors."""
     weights = None if log_weight is None else log_weight.double().cpu().numpy()
-    size = None if weights is None else effective_size(weights)
-    return DesignBatch(list(targets), list(tokens.cpu().numpy()), values.numpy(), nfe, rows, weights, size)
+    return SampleBatch(list(targets), list(tokens.cpu().numpy()), nfe, rows, weights, values.cpu().numpy())

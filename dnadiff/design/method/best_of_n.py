@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective
+from dnadiff.design.generate import ConditionalSampler, SampleBatch
+from dnadiff.design.method.base import DesignMethod, Objective, texts
 from dnadiff.design.request import Target
 from dnadiff.design.reward import Values
 
@@ -39,15 +40,15 @@ class BestOfN(DesignMethod):
     @override
     def run(
         self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> DesignBatch:
+    ) -> SampleBatch:
         best: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(targets)
         rewards: Values = np.full(len(targets), -np.inf)
         nfe = rows = 0
         for candidate in range(self.num_candidates):
             # Candidate j of design i has the noise of sample i n + j.
             batch = generator.fill([(number * self.num_candidates + candidate, target) for number, target in zip(numbers, targets)], seed)
-            values = objective.reward([generator.text(target, ids).upper() for target, ids in zip(targets, batch.tokens)])
+            values = objective.reward(texts(generator, targets[0], torch.from_numpy(np.stack(batch.tokens))))
             for row in np.flatnonzero(values > rewards):
                 best[row], rewards[row] = batch.tokens[row], values[row]
             nfe, rows = nfe + batch.nfe, rows + batch.rows
-        return DesignBatch(list(targets), best, rewards, nfe, rows)
+        return SampleBatch(list(targets), best, nfe, rows, None, rewards)

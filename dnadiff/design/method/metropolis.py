@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective, weighted_batch
+from dnadiff.design.generate import ConditionalSampler, SampleBatch
+from dnadiff.design.method.base import DesignMethod, Objective, batch_of
 from dnadiff.design.method.stepwise import Batch
 from dnadiff.design.request import Target
 from dnadiff.sampler.base import time_of
@@ -46,6 +47,8 @@ class Metropolis(DesignMethod):
     max_changes: checks.PositiveInt | None = None
     best: bool = False
 
+    changes_given: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self.num_steps = checks.integer("method.num_steps", self.num_steps)
         self.num_positions = checks.integer("method.num_positions", self.num_positions)
@@ -63,11 +66,11 @@ class Metropolis(DesignMethod):
     @override
     def run(
         self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> DesignBatch:
+    ) -> SampleBatch:
         batch = Batch(generator, objective, targets, numbers, seed)
         with torch.no_grad():
             x, value = self._chains(batch, self._start(batch, targets, numbers, seed))
-        return weighted_batch(targets, x, value.cpu(), batch.calls.nfe, batch.calls.rows, None)
+        return batch_of(targets, x, value, batch.calls.nfe, batch.calls.rows)
 
     def _start(self, batch: Batch, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> Tensor:
         if all(target.start is not None for target in targets):

@@ -14,6 +14,8 @@ from dnadiff import checks
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise, moved
 
+_PER_ROW = ("x", "step", "log_weight", "log_potential", "log_mass", "value")
+
 
 @dataclass(eq=False)
 class SMC(Stepwise):
@@ -63,5 +65,5 @@ class SMC(Stepwise):
 
 def _of(particles: Particles, rows: Tensor) -> Particles:
     """The particles with these row numbers."""
-    chosen = {name: None if value is None else value[rows] for name, value in vars(particles).items()}
-    return Particles(**chosen)
+    left = None if particles.left is None else particles.left[rows]
+    return replace(particles, left=left, **{name: getattr(particles, name)[rows] for name in _PER_ROW})

@@ -26,8 +26,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import categorical, checks
-from dnadiff.design.generate import ConditionalSampler, Prepared
-from dnadiff.design.method.base import DesignBatch, DesignMethod, Objective, rewards, weighted_batch
+from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
+from dnadiff.design.method.base import DesignMethod, Objective, batch_of, rewards
 from dnadiff.design.request import Target
 from dnadiff.draws import Draws
 from dnadiff.sampler.base import PlannedSampler, time_left, time_of
@@ -159,13 +159,13 @@ class Stepwise(DesignMethod):
     @override
     def run(
         self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> DesignBatch:
+    ) -> SampleBatch:
         batch = Batch(generator, objective, targets, numbers, seed)
         with torch.no_grad():
             particles = self._steps(batch)
         weighted = generator.sampler.supports_weights(batch.template.shape[1])
-        return weighted_batch(
-            targets, particles.x, particles.value.cpu(), batch.calls.nfe, batch.calls.rows, particles.log_weight if weighted else None
+        return batch_of(
+            targets, particles.x, particles.value, batch.calls.nfe, batch.calls.rows, particles.log_weight if weighted else None
         )
 
     def _steps(self, batch: Batch) -> Particles:

@@ -1,0 +1,152 @@
+"""The options of `python -m dnadiff.sample` for designs: reward, target, method, and sequences to start from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnadiff.config import PACKAGE, Config, Json, build
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.design.designer import Designer, LongestMatch
+    from dnadiff.design.generate import ConditionalSampler, SampleBatch
+    from dnadiff.design.request import Request
+    from dnadiff.design.template import Pattern
+
+TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
+_ONLY_WITH_REWARD = {"target": None, "start": None}  # keys and their defaults
+log = logging.getLogger("dnadiff")
+
+
+def is_design(config: Config) -> bool:
+    """Whether the samples are designed for a reward."""
+    return bool(config["reward"])
+
+
+def check(config: Config) -> None:
+    """Check the combination of options; raises ValueError naming the key."""
+    if not is_design(config):
+        if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
+            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/designing.md)")
+        return
+    if config["gc"] is not None:
+        raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add reward@reward.terms.gc=gc to reward=weighted")
+    if config["num_draws"] % 2:
+        raise ValueError(f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves the bounds out")
+    if config["start"] is not None and (
+        config["infill"] is not None or config["length"] is not None or config["prompt"] or config["motif"]
+    ):
+        raise ValueError("start= has complete sequences; of infill, length, prompt and motif it takes none: fix positions with template=")
+
+
+def make_designer(
+    config: Config, generator: ConditionalSampler, request: Request, longest_match: Callable[[], LongestMatch] | None
+) -> tuple[Designer, dict[str, Json]]:
+    """The designer of a configuration, and what its designs depend on.
+
+    Raises:
+        ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler or the request.
+    """
+    from dnadiff.design.designer import Designer, check_request
+    from dnadiff.design.method.base import DesignMethod
+    from dnadiff.design.reward import Reward, as_reward
+
+    check_request(request)
+    method = build(config["method"], trust=None)
+    if not isinstance(method, DesignMethod):
+        raise ValueError(f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)")
+    if config["start"] is not None and not method.changes_given:
+        raise ValueError(f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis")
+    if config["resample"] and not method.has_weights:
+        raise ValueError(
+            f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc or svdd"
+        )
+    reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
+    if not isinstance(reward, Reward):
+        raise ValueError(f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)")
+    match = None if longest_match is None else longest_match()
+    made = Designer(generator, method, as_reward(reward, config["target"]), config["beta"], config["num_draws"], match)
+    log.info("designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)")
+    keys = ("reward", "target", "method", "beta", "num_draws")
+    return made, {**{key: config[key] for key in keys}, "reward_inputs": reward.inputs(), "copies": longest_match is not None}
+
+
+def start_request(config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None) -> Request:
+    """The request for designs that begin with the sequences of `start=`, at the masked positions of a template if there is one.
+
+    Raises:
+        ValueError: for letters other than A, C, G and T where a design may change, and sequences that do not fit the template.
+    """
+    from dnadiff.data.genome.fasta import read_fasta
+    from dnadiff.design.request import Templates
+    from dnadiff.design.template import dna_pattern, dna_tokenizer
+
+    each, path = config["num_samples"], config["start"]
+    found, starts = [], []
+    for number, record in enumerate(read_fasta(path)):
+        text = record.sequence.decode("ascii").upper()
+        if patterns is None:
+            pattern = dna_pattern(dna_tokenizer(tokenizer), len(text))
+        else:
+            pattern = patterns[min(number, len(patterns) - 1)][1]  # one for all, or one for each
+        if len(pattern.ids) != len(text) or 1 < len(patterns or ()) <= number:
+            raise ValueError(
+                f"start: {path} has a sequence {record.name} of {len(text)} bases without a template of that length; give one template for all, "
+                "or one for each sequence in the same order"
+            )
+        ids = tokenizer.encode(text).astype(np.int64)
+        check_start(ids, pattern, tokenizer, f"start: {path}: {record.name}")
+        found.append((record.name, pattern))
+        starts += [ids] * each
+    if not found:
+        raise ValueError(f"start: {path} has no sequence")
+    return Templates(found, each, tokenizer.vocab.mask_id, start=starts)
+
+
+def check_start(ids: NDArray[np.int64], pattern: Pattern, tokenizer: Tokenizer, what: str) -> None:
+    """Raise ValueError for a sequence that does not satisfy its pattern, or has unknown bases where it may change."""
+    from dnadiff.design.template import allowed_letters
+
+    free = pattern.ids == tokenizer.vocab.mask_id
+    fits = np.where(free, allowed_letters(tokenizer)[pattern.codes, ids], ids == pattern.ids)
+    if len(wrong := np.flatnonzero(~fits)):
+        raise ValueError(
+            f"{what} has {tokenizer.decode(ids[wrong[:1]])} at position {wrong[0] + 1}, which its template does not allow there"
+        )
+
+
+def add_totals(totals: Json, batch: SampleBatch) -> None:
+    """Add the rewards of a batch to the totals of a run."""
+    assert batch.rewards is not None
+    best = float(batch.rewards.max())
+    totals["reward_sum"] += float(batch.rewards.sum())
+    totals["reward_best"] = best if totals["reward_best"] is None else max(best, totals["reward_best"])
+    totals["reward_calls"] += batch.reward_calls
+
+
+def summary(config: Config, totals: Mapping[str, Json], generated: int) -> dict[str, Json]:
+    """The entry `design` of the JSON file."""
+    return {
+        "reward": config["reward"],
+        "target": config["target"],
+        "method": config["method"],
+        "beta": config["beta"],
+        "mean": totals["reward_sum"] / generated,
+        "best": totals["reward_best"],
+        "calls": totals["reward_calls"],
+        "start": None if config["start"] is None else str(config["start"]),
+    }
+
+
+def rows(design: Mapping[str, Json], generated: int) -> list[tuple[str, str]]:
+    """Rows of the closing table."""
+    return [
+        ("reward", f"{design['mean']:.4f} on average, {design['best']:.4f} at best"),
+        ("reward calls", f"{design['calls']:,} ({design['calls'] / generated:.1f} for each design)"),
+    ]
