@@ -24,17 +24,22 @@ class Reward(Configurable, ABC):
     def __call__(self, sequences: Sequence[str]) -> Values:
         """The rewards (S,) of S sequences; DNA in upper case."""
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether it is a differentiable function of the one-hot sequence."""
+        return False
+
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot sequences, (S, L, 4) for A, C, G, T.
+
+        Raises:
+            ValueError: if it has no gradient.
+        """
+        raise ValueError(f"reward {type(self).__name__} has no gradient; choose another reward, or a method that needs none")
+
     def inputs(self) -> dict[str, str]:
         """The SHA-256 of each file that the values depend on, by its path."""
         return {}
-
-
-class DifferentiableReward(Reward):
-    """A reward that is a differentiable function of the one-hot sequence."""
-
-    @abstractmethod
-    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot sequences, (S, L, 4) for A, C, G, T."""
 
 
 class FunctionReward(Reward):
@@ -67,17 +72,14 @@ class Toward(Reward):
     def __call__(self, sequences: Sequence[str]) -> Values:
         return -np.abs(self.reward(sequences) - self.target)
 
-
-class DifferentiableToward(Toward, DifferentiableReward):
-    """`Toward` of a differentiable reward."""
-
-    def __init__(self, reward: DifferentiableReward, target: float) -> None:
-        super().__init__(reward, target)
-        self._inner = reward
+    @property
+    @override
+    def has_gradient(self) -> bool:
+        return self.reward.has_gradient
 
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        value, slope = self._inner.gradient(sequences)
+        value, slope = self.reward.gradient(sequences)
         return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
 
 
@@ -90,9 +92,7 @@ def as_reward(reward: Reward | Callable[[Sequence[str]], ArrayLike], target: flo
     if not callable(reward):
         raise ValueError(f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each")
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
-    if target is None:
-        return made
-    return DifferentiableToward(made, target) if isinstance(made, DifferentiableReward) else Toward(made, target)
+    return made if target is None else Toward(made, target)
 
 
 class CountedReward:
@@ -111,11 +111,6 @@ class CountedReward:
         made = self.reward.reward if isinstance(self.reward, Toward) else self.reward
         return getattr(made.function, "__name__", "function") if isinstance(made, FunctionReward) else type(made).__name__
 
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether it has gradients."""
-        return isinstance(self.reward, DifferentiableReward)
-
     def __call__(self, sequences: Sequence[str]) -> Values:
         """The rewards (S,) of S sequences.
 
@@ -130,9 +125,7 @@ class CountedReward:
         return values
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        """See `DifferentiableReward.gradient`; raises ValueError for a reward without gradients."""
-        if not isinstance(self.reward, DifferentiableReward):
-            raise ValueError(f"reward {self.name} has no gradient; choose another reward, or a method that needs none")
+        """See `Reward.gradient`."""
         self.calls += 2 * len(sequences)
         values, slopes = self.reward.gradient(sequences)
         self._check_values(sequences, values)

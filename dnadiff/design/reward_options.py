@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.design.designer import Designer, LongestMatch
     from dnadiff.design.generate import ConditionalSampler, SampleBatch
+    from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.request import Request
     from dnadiff.design.template import Pattern
 
@@ -36,13 +37,28 @@ def check(config: Config) -> None:
             raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/designing.md)")
         return
     if config["gc"] is not None:
-        raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add reward@reward.terms.gc=gc to reward=weighted")
+        raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted")
     if config["num_draws"] % 2:
         raise ValueError(f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves the bounds out")
+    method = method_of(config)
+    if config["start"] is not None and not method.changes_given:
+        raise ValueError(f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis")
+    if config["resample"] and not method.has_weights:
+        raise ValueError(f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc or svdd")
     if config["start"] is not None and (
         config["infill"] is not None or config["length"] is not None or config["prompt"] or config["motif"]
     ):
         raise ValueError("start= has complete sequences; of infill, length, prompt and motif it takes none: fix positions with template=")
+
+
+def method_of(config: Config) -> DesignMethod:
+    """The design method; raises ValueError if it is not one."""
+    from dnadiff.design.method.base import DesignMethod
+
+    method = build(config["method"], trust=None)
+    if not isinstance(method, DesignMethod):
+        raise ValueError(f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)")
+    return method
 
 
 def make_designer(
@@ -54,24 +70,14 @@ def make_designer(
         ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler or the request.
     """
     from dnadiff.design.designer import Designer, check_request
-    from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.reward import Reward, as_reward
 
     check_request(request)
-    method = build(config["method"], trust=None)
-    if not isinstance(method, DesignMethod):
-        raise ValueError(f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)")
-    if config["start"] is not None and not method.changes_given:
-        raise ValueError(f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis")
-    if config["resample"] and not method.has_weights:
-        raise ValueError(
-            f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc or svdd"
-        )
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(reward, Reward):
         raise ValueError(f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)")
     match = None if longest_match is None else longest_match()
-    made = Designer(generator, method, as_reward(reward, config["target"]), config["beta"], config["num_draws"], match)
+    made = Designer(generator, method_of(config), as_reward(reward, config["target"]), config["beta"], config["num_draws"], match)
     log.info("designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)")
     keys = ("reward", "target", "method", "beta", "num_draws")
     return made, {**{key: config[key] for key in keys}, "reward_inputs": reward.inputs(), "copies": longest_match is not None}

@@ -9,10 +9,10 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.reward import DifferentiableReward, Reward, Values
+from dnadiff.design.reward import Reward, Values
 
 
-class GCContent(DifferentiableReward):
+class GCContent(Reward):
     """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a sequence without any.
 
     Example:
@@ -23,6 +23,11 @@ class GCContent(DifferentiableReward):
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.array([_gc(sequence)[0] for sequence in sequences])
+
+    @property
+    @override
+    def has_gradient(self) -> bool:
+        return True
 
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:

@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.reward import DifferentiableReward, Reward, Values
+from dnadiff.design.reward import Reward, Values
 
 
 class WeightedSum(Reward):
@@ -40,21 +40,12 @@ class WeightedSum(Reward):
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.sum([weight * term(sequences) for term, weight in self._weighted()], axis=0)
 
-
-class DifferentiableWeightedSum(WeightedSum, DifferentiableReward):
-    """`WeightedSum` of differentiable rewards."""
+    @property
+    @override
+    def has_gradient(self) -> bool:
+        return all(term.has_gradient for term in self.terms.values())
 
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        found = []
-        for term, weight in self._weighted():
-            assert isinstance(term, DifferentiableReward)
-            value, slope = term.gradient(sequences)
-            found.append((weight * value, weight * slope))
-        return np.sum([value for value, _ in found], axis=0), np.sum([slope for _, slope in found], axis=0)
-
-
-def weighted_sum(terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None) -> WeightedSum:
-    """The weighted sum of rewards; it has gradients if all terms have them."""
-    differentiable = bool(terms) and all(isinstance(term, DifferentiableReward) for term in terms.values())
-    return (DifferentiableWeightedSum if differentiable else WeightedSum)(terms, weights)
+        found = [(weight, *term.gradient(sequences)) for term, weight in self._weighted()]
+        return np.sum([w * value for w, value, _ in found], axis=0), np.sum([w * slope for w, _, slope in found], axis=0)

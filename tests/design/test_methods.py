@@ -15,7 +15,7 @@ from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Free, Templates
-from dnadiff.design.reward import CountedReward, DifferentiableReward, FunctionReward, as_reward
+from dnadiff.design.reward import CountedReward, FunctionReward, Reward, as_reward
 from dnadiff.design.template import dna_pattern
 from dnadiff.draws import hash64
 from dnadiff.noise import LogLinear
@@ -38,8 +38,10 @@ def scores(sequences):
     return [SCORES[sequence] for sequence in sequences]
 
 
-class Linear(DifferentiableReward):
+class Linear(Reward):
     """A linear function of the one-hot sequence, for which the first order is exact."""
+
+    has_gradient = True
 
     weight = np.random.default_rng(0).normal(size=(3, 4))
 

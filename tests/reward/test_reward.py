@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dnadiff.design.reward import DifferentiableReward, Reward
+from dnadiff.design.reward import Reward
 from dnadiff.reward.composition import GCContent, Homopolymer
 from dnadiff.reward.motif import MotifMatch, RestrictionSites, log_odds, read_jaspar, site_of
-from dnadiff.reward.weighted import weighted_sum
+from dnadiff.reward.weighted import WeightedSum
 
 JASPAR = """>MA0001.1\tTATA
 A [ 0 9 0 9 ]
@@ -75,7 +75,7 @@ def test_matrices_of_a_file(tmp_path):
         MotifMatch(matrix=str(path))
     with pytest.raises(ValueError, match="set one of them"):
         MotifMatch()
-    with pytest.raises(ValueError, match="reward.motif 'TAX': 'X' at position 3 is not an IUPAC letter"):
+    with pytest.raises(ValueError, match=r"reward.motif 'TAX': 'X' at position 3 is not an IUPAC letter"):
         MotifMatch("TAX")
     with pytest.raises(ValueError, match="allows every sequence"):
         MotifMatch("NNN")
@@ -88,21 +88,21 @@ def test_restriction_sites_are_counted_on_both_strands():
     assert RestrictionSites("GRCGYC")(["GACGTC", "GGCGCC", "GACGGC"]).tolist() == [-1, -1, 0]
     assert site_of("EcoRI") == "GAATTC"
     for wrong in ("EcoR", "ACX", "__class__"):
-        with pytest.raises(ValueError, match=f"reward.enzymes '{wrong}' is no enzyme"):
+        with pytest.raises(ValueError, match=rf"reward.enzymes '{wrong}' is no enzyme"):
             RestrictionSites(wrong)
-    with pytest.raises(ValueError, match="reward.enzymes is empty"):
+    with pytest.raises(ValueError, match=r"reward.enzymes is empty"):
         RestrictionSites([])
 
 
 def test_weighted_sums_and_differences():
-    both = weighted_sum({"gc": GCContent(), "runs": Homopolymer(3)}, {"runs": 0.5})
-    assert isinstance(both, Reward) and not isinstance(both, DifferentiableReward)
+    both = WeightedSum({"gc": GCContent(), "runs": Homopolymer(3)}, {"runs": 0.5})
+    assert isinstance(both, Reward) and not both.has_gradient
     assert both(["GGGGGA"])[0] == pytest.approx(5 / 6 - 1.0)
-    difference = weighted_sum({"a": GCContent(), "b": GCContent()}, {"a": 2, "b": -1})
-    assert isinstance(difference, DifferentiableReward)
+    difference = WeightedSum({"a": GCContent(), "b": GCContent()}, {"a": 2, "b": -1})
+    assert difference.has_gradient
     value, slope = difference.gradient(["GA"])
     assert value[0] == 0.5 and slope[0, 0].tolist() == [0, 0.5, 0.5, 0]
     with pytest.raises(ValueError, match=r"reward.weights.c has no term; the terms are a"):
-        weighted_sum({"a": GCContent()}, {"c": 1})
+        WeightedSum({"a": GCContent()}, {"c": 1})
     with pytest.raises(ValueError, match="give at least one"):
-        weighted_sum({})
+        WeightedSum({})

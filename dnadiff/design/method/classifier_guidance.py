@@ -45,7 +45,7 @@ class ClassifierGuidance(Stepwise):
     def check(self, generator: ConditionalSampler, objective: Objective) -> None:
         super().check(generator, objective)
         dna_tokenizer(generator.tokenizer)
-        if self.gradient and not objective.reward.is_differentiable:
+        if self.gradient and not objective.reward.reward.has_gradient:
             raise ValueError(
                 f"method.gradient=true needs a differentiable reward, and {objective.reward.name} has no gradient; set method.gradient=false"
             )

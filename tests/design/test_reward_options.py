@@ -1,0 +1,158 @@
+"""Designs from the command line: every method, weighted sums, given sequences, resuming, and invalid options."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.reward.composition import GCContent
+from dnadiff.reward.motif import MotifMatch
+
+METHODS = {
+    "best_of_n": ["method.num_candidates=3"],
+    "smc": ["method.every=2"],
+    "svdd": ["method.num_candidates=2"],
+    "classifier_guidance": ["method.gradient=true"],
+    "metropolis": ["method.num_steps=4", "method.num_positions=2"],
+}
+FEW = ["num_samples=4", "batch_size=2", "length=24", "output=a.fa"]
+
+
+def facts(record):
+    return dict(word.split("=", 1) for word in record.description.split() if "=" in word)
+
+
+@pytest.fixture
+def design(cli, trained, tmp_path):
+    """Runs `sample` with these arguments: (records, content of the JSON file, output)."""
+
+    def run(*args):
+        status, out, err = cli("sample", f"checkpoint={trained}", *FEW, *args)
+        assert status == 0, err
+        return read_fasta(tmp_path / "a.fa"), json.loads((tmp_path / "a.fa.json").read_text()), out + err
+
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_designs_with_their_rewards(design, method):
+    records, content, out = design("reward=gc", f"method={method}", *METHODS[method], "beta=20", "copies=true")
+    values = GCContent()([record.sequence.decode() for record in records])
+    about = [facts(record) for record in records]
+    assert np.allclose([float(each["reward"]) for each in about], values, atol=1e-6)
+    assert all(each["method"] == method and each["beta"] == "20" for each in about)
+    assert all(float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about)
+    weighted = method in ("smc", "svdd", "classifier_guidance")
+    assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
+    found = content["design"]
+    assert found["mean"] == pytest.approx(values.mean()) and found["best"] == values.max() and found["calls"] > 4
+    assert found["method"]["_target_"].startswith(f"dnadiff.design.method.{method}.") and found["reward"]["_target_"].endswith("GCContent")
+    assert "reward calls" in out and out.count("RESPONSIBLE_USE.md") == 1 and ("log normalizing constant" in out) == weighted
+
+
+def test_weighted_sums_of_rewards_with_a_template(design, tmp_path):
+    (tmp_path / "t.fa").write_text(">t\nNNNNNNGAATNNNNNNNNRYNNNN\n")
+    sites = ["+reward@reward.terms.sites=restriction_sites", "reward.terms.sites.enzymes=[GAATTC]", "+reward.weights.sites=2"]
+    terms = ["reward=weighted", "+reward@reward.terms.box=motif", "reward.terms.box.motif=TATAAT", *sites]
+    records, content, _ = design(*terms, "template=t.fa", "length=null", "method=smc", "resample=true", "proposals=8", "num_samples=4")
+    for record in records:
+        text = record.sequence.decode()
+        expected = MotifMatch("TATAAT")([text])[0] - 2 * text.count("GAATTC")
+        assert text[6:10] == "GAAT" and text[18] in "AG" and text[19] in "CT" and float(facts(record)["reward"]) == pytest.approx(expected)
+    assert len(records) == 4 and content["weights"]["resampled"] == 4 and set(content["design"]["reward"]["terms"]) == {"box", "sites"}
+
+
+def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_path):
+    given = {"p1": "ATTATATTTAACCGAATATTATTA", "p2": "ATATATATATATATATATATATAT"}
+    (tmp_path / "s.fa").write_text("".join(f">{name}\n{text}\n" for name, text in given.items()))
+    (tmp_path / "t.fa").write_text(">t\nATNNNNNNNNNNNNNNNNNNNNNN\n")
+    args = [
+        "reward=gc",
+        "method=metropolis",
+        "method.num_steps=30",
+        "method.max_changes=3",
+        "method.best=true",
+        "start=s.fa",
+        "length=null",
+    ]
+    records, content, _ = design(*args, "template=t.fa", "num_samples=2", "beta=100")
+    assert [record.name for record in records] == ["p1_1", "p1_2", "p2_1", "p2_2"] and content["inputs"]["start"] == "s.fa"
+    for record in records:
+        text, before = record.sequence.decode(), given[record.name[:2]]
+        changed = sum(a != b for a, b in zip(text, before))
+        assert int(facts(record)["changes"]) == changed <= 3 and text[:2] == "AT"
+        assert GCContent()([text])[0] >= GCContent()([before])[0]
+    assert any(int(facts(record)["changes"]) for record in records)
+
+
+def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python):
+    args = ["reward=gc", "method=svdd", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
+    process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)
+    part = tmp_path / ".a.fa.part"
+    for _ in range(6000):
+        if part.exists() and part.stat().st_size > 500:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert part.exists() and not (tmp_path / "a.fa").exists()
+    status, _, err = cli("sample", *args, "output=a.fa", "resume=true", "beta=9")
+    assert status == 1 and "was started with beta=10.0, not 9" in err
+    status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
+    assert status == 0, err
+    assert cli("sample", *args, "output=b.fa")[0] == 0
+    assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "b.fa").read_bytes()
+    one, two = (json.loads((tmp_path / f"{name}.fa.json").read_text())["design"] for name in "ab")
+    assert one["calls"] == two["calls"] and one["mean"] == pytest.approx(two["mean"])
+
+
+WRONG = {
+    "target is for designs; set reward= too": ["target=0.5"],
+    "start is for designs; set reward= too": ["start=s.fa"],
+    "gc and reward exclude each other": ["reward=gc", "gc=0.5"],
+    "beta -1 must be": ["reward=gc", "beta=-1"],
+    "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
+    "designs are compared at one length, and this request has 20 to 30": ["reward=gc", "length=20:30"],
+    "start= is for methods that change given sequences, and BestOfN does not": ["reward=gc", "start=s.fa", "length=null"],
+    "start= has complete sequences; of infill, length": ["reward=gc", "start=s.fa", "method=metropolis"],
+    "resample=true needs a method with importance weights, and BestOfN has none": ["reward=gc", "resample=true"],
+    "needs a sampler whose order does not depend on tokens, not Confidence": ["reward=gc", "method=smc", "sampler=confidence"],
+    "gradient=true needs a differentiable reward, and Homopolymer has no gradient": [
+        *("reward=homopolymer", "method=classifier_guidance", "method.gradient=true"),
+    ],
+    "s.fa: p1 has N at position 3, which its template does not allow there": [
+        "reward=gc",
+        "start=s.fa",
+        "length=null",
+        "method=metropolis",
+    ],
+    "reward.motif 'TAX'": ["reward=motif", "reward.motif=TAX"],
+    "'EcoR' is no enzyme": ["reward=restriction_sites", "reward.enzymes=EcoR"],
+    "refused to build 'os.system'": ["reward=gc", "reward._target_=os.system"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options_end_in_one_line(cli, trained, tmp_path, message):
+    (tmp_path / "s.fa").write_text(">p1\nATNATATTTAACCGAATATTATTA\n")
+    status, _, err = cli("sample", f"checkpoint={trained}", *FEW, *WRONG[message])
+    assert status == 1 and message in err and "Traceback" not in err and not (tmp_path / "a.fa").exists()
+
+
+def test_a_reward_of_a_trusted_package(cli, trained, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text(
+        "import numpy as np\nfrom dnadiff.design.reward import Reward\n\n\nclass Adenine(Reward):\n"
+        "    def __init__(self, scale: float = 1.0) -> None:\n        self.scale = scale\n\n"
+        "    def __call__(self, sequences):\n        return np.array([self.scale * s.count('A') for s in sequences])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    args = ["+reward._target_=mine.Adenine", "+reward.scale=2.0"]
+    status, _, err = cli("sample", f"checkpoint={trained}", *FEW, *args)
+    assert status == 1 and "trust=[mine] on the command line" in err
+    assert cli("sample", f"checkpoint={trained}", *FEW, *args, "trust=[mine]")[0] == 0
+    record = read_fasta(tmp_path / "a.fa")[0]
+    assert float(facts(record)["reward"]) == 2 * record.sequence.count(b"A")
