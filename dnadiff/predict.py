@@ -104,7 +104,7 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     from dnadiff.downstream.sequences import Columns, SequenceFile
 
     columns = Columns(config["sequence_column"], config["name_column"], config["label_column"])
-    cut = {"window": config["window"], "stride": config["stride"], "max_length": model.max_length}
+    cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
     return SequenceFile(config["input"], model.encode, model.classes, columns, **cut)
 
 

@@ -337,3 +337,21 @@ def test_flatten_is_refused_for_sequences_of_several_lengths(world, tmp_path, ca
         run_finetune(world, tmp_path / "run", "head=flatten")
     err = capsys.readouterr().err
     assert "error: head=flatten is for sequences of one length, and these have 20 to 40 bases" in err and not (tmp_path / "run").exists()
+
+
+def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli, world, tmp_path):
+    with open(world / "table.csv", newline="") as file:
+        rows = [(row["sequence"][:20], row["label"], row["split"]) for row in csv.DictReader(file)]
+    write_table(tmp_path / "table.csv", rows)
+    run_finetune(world, tmp_path / "run", "head=flatten", "seeds=1", "epochs=1", f"task.path={tmp_path / 'table.csv'}")
+    for letters, got, *window in (
+        ("ACGT", "record b has 4 bases"),
+        ("A" * 21, "record b has 21 bases"),
+        ("A" * 21, "record a has a window of 10 bases", "window=10"),
+    ):
+        (tmp_path / "x.fa").write_text(f">a\n{'ACGT' * 5}\n>b\n{letters}\n")
+        status, _, err = cli("predict", f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv", *window)
+        remedy = "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
+        expected = f"x.fa: {got}, and the FlattenHead of this classifier accepts only sequences of 20; {remedy}"
+        assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
+        assert not list(tmp_path.glob("*p.tsv*"))
