@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,6 +189,7 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
         "task": model.task,
         "classes": model.classes,
         "seeds": model.seeds,
+        "head_inputs": asdict(model.head_inputs),
         "predictions": count,
         "predicted": {name: stream.notes["predicted"].get(name, 0) for name in model.classes},
         "metrics": metrics,

@@ -84,6 +84,7 @@ class ClassifierEnsemble:
         task: name of the task.
         longest: bases in the longest sequence that it was trained or tested on.
         limits: the lengths of sequences that all members accept.
+        head_inputs: what the heads read; the same for all members.
         batch_size: sequences in a batch, as the test items of the task were predicted.
     """
 
@@ -103,6 +104,7 @@ class ClassifierEnsemble:
         for member in self.members:
             member.classifier.to(device).eval()
         self.stranded, self.limits = self.members[0].classifier.stranded, limits_of([member.classifier for member in members])
+        self.head_inputs = self.members[0].classifier.inputs
 
     @property
     def seeds(self) -> tuple[int, ...]:
