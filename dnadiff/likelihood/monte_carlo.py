@@ -8,7 +8,7 @@ are stratified, two draws per stratum, so that the estimate of the Monte Carlo e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from dnadiff.blocks import block_rows, sequence_rows
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.likelihood.measurements import BlockMeasurements
+from dnadiff.likelihood.measurements import BlockMeasurements, check_lengths
 from dnadiff.likelihood.record import BLOCKS, COUNT, EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
 
@@ -108,14 +108,18 @@ def estimate(
             need nothing more.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence.
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence, or, with `curve`, if lengths differ (`check_lengths`).
     """
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
     check_num_draws(num_draws)
     size, measured = denoiser.block_size, list[BlockMeasurements]()
+    if curve and size is not None and isinstance(batches, Sequence):
+        check_lengths((batch[0].shape[1] for batch in batches), size)
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        if curve and size is not None:  # batches of an iterator are not known before
+            check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
         available, counts, results = _available(denoiser, batch), [], []
         for j in range(num_draws):
             noise = draws.at(first_draw + j)
