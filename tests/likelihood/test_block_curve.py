@@ -111,6 +111,16 @@ def test_h_of_blocks_is_measured_on_request_only(denoiser):
     assert result.num_draws == 8 and result.by_block.cells.number.sum() == 8 * (6 * 4)
 
 
+def test_h_of_no_visible_token_is_measured_once(denoiser, monkeypatch):
+    made, nll = [], BlockDenoiser.nll
+    monkeypatch.setattr(BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args))
+    result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
+    assert len(made) == 2 * (8 + 1)  # two batches, eight draws and one call for h(0)
+    rounds = [estimate(denoiser, PROCESS, windows(6, 16), n, first_draw=first, curve=True) for n, first in ((2, 0), (2, 2), (4, 4))]
+    for ours, expected in zip(result.by_block.cells, rounds[0].with_draws(rounds[1]).with_draws(rounds[2]).by_block.cells):
+        np.testing.assert_array_equal(ours, expected)
+
+
 def test_blocks_longer_than_a_window_are_windows(denoiser):
     whole = BlockDenoiser(denoiser.backbone, 64).eval()
     result = estimate(whole, PROCESS, windows(6, 16), 2, curve=True)
