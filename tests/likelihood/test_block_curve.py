@@ -65,7 +65,7 @@ def test_batches_and_further_draws_are_added_up():
         np.testing.assert_array_equal(of_parts.start, start.sum(1))
         assert of_parts.first_start == pytest.approx(start[:, 0].sum()) and of_parts.first_tokens == available[:, 0].sum()
     with pytest.raises(
-        ValueError, match="sequences of 2 and of 4 tokens, and h.n. of blocks of 4 is of sequences of at least 4 tokens, or of one"
+        ValueError, match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at least 4 tokens, or of one"
     ):
         BlockMeasurements.joined([two[0], BlockMeasurements.of(*measured(size=2), 2)])
 

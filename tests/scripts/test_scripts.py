@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dnadiff.config import compose
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood import code_length
 from dnadiff.noise import LogLinear
@@ -45,6 +46,26 @@ def source():
 @pytest.fixture(scope="module")
 def chain(source):
     return source.Chain()
+
+
+def test_a_judge_of_fast_dllm_has_the_tokenizer_of_the_model(monkeypatch):
+    bench, models = script("bench/fast_dllm"), {}
+    for name, tokenizer, autoregressive in (
+        ("dna", DNATokenizer(), True),
+        ("text", CharTokenizer("ab"), True),
+        ("mdlm", DNATokenizer(), False),
+    ):
+        models[name] = SimpleNamespace(tokenizer=tokenizer, denoiser=SimpleNamespace(autoregressive=autoregressive))
+    monkeypatch.setattr(bench.checkpoint, "load", lambda path: models[str(path)])
+    monkeypatch.setattr(bench, "validation", lambda *_: pytest.fail("work begins before the judge is checked"))
+    assert bench.load_judge(Path("dna"), models["mdlm"]) is models["dna"].denoiser
+    for judge, message in (
+        ("text", r"--judge text reads .* and --checkpoint .*; name a judge with the same tokenizer"),
+        ("mdlm", "autoregressive"),
+    ):
+        monkeypatch.setattr("sys.argv", ["fast_dllm.py", "--checkpoint", "mdlm", "--judge", judge])
+        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+            bench.main()
 
 
 def test_entropy_of_the_known_source(source, chain):
