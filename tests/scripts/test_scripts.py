@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.likelihood import code_length
 from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.train import check_compatible
@@ -66,6 +68,23 @@ def test_a_judge_of_fast_dllm_has_the_tokenizer_of_the_model(monkeypatch):
         monkeypatch.setattr("sys.argv", ["fast_dllm.py", "--checkpoint", "mdlm", "--judge", judge])
         with pytest.raises(SystemExit, match=f"^error: .*{message}"):
             bench.main()
+
+
+def test_single_sites_of_windows_with_few_counted_bases(monkeypatch, tmp_path):
+    rates, generator = script("experiments/mask_rates"), torch.manual_seed(0)
+    vocab = DNATokenizer().vocab
+    denoiser = Denoiser(Caduceus(vocab, d_model=8, n_layers=1, d_state=4))
+    loaded = SimpleNamespace(config={"data": {}}, denoiser=denoiser, process=AbsorbingProcess(vocab, LogLinear()))
+    ids = torch.randint(7, 11, (8,), generator=generator)
+    tiles = [{"ids": ids, "weight": (torch.arange(8) < counted).float()} for counted in (0, 1, 2, 3, 8)]
+    data = SimpleNamespace(prepare=lambda: None, test_windows=lambda part, length: tiles)
+    monkeypatch.setattr(rates.checkpoint, "load", lambda run: loaded)
+    monkeypatch.setattr(rates, "build", lambda config: data)
+    made, predict = [], rates.site_log_probs
+    monkeypatch.setattr(rates, "site_log_probs", lambda d, p, x, mask: made.append(mask) or predict(d, p, x, mask))
+    found = rates.Study(tmp_path, {**rates.QUICK, "sites": 3}).site(tmp_path)
+    assert [len(mask) for mask in made] == [1, 2, 3, 3] and len(found["by_window"]) == 4 and found["bits"] > 0
+    assert made[0].nonzero().tolist() == [[0, 0]] and made[2].any(0).tolist() == [True] * 3 + [False] * 5
 
 
 def test_entropy_of_the_known_source(source, chain):
