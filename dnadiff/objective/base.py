@@ -91,6 +91,10 @@ class Objective(ABC):
         """The form of this objective with the lowest variance, for validation; itself by default."""
         return self
 
+    def notes(self) -> list[str]:
+        """What the log of a training says about its settings."""
+        return []
+
     def parameterization(self) -> Parameterization:
         """What the network's logits mean under this objective."""
         return SUBS(self.process.vocab)
@@ -120,6 +124,8 @@ class MaskedObjective(Objective):
             is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
     """
 
+    bound: bool = True  # whether it is what is differentiated
+
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
         super().__init__(process)
         if protocol not in PROTOCOLS:
@@ -129,6 +135,10 @@ class MaskedObjective(Objective):
             raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
+
+    @override
+    def notes(self) -> list[str]:
+        return self.masking.notes(self.bound)
 
     @abstractmethod
     def token_nll(
