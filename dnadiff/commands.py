@@ -211,8 +211,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _explain_missing(text: str, name: str) -> str:
     plain = r"(?:Missing mandatory value|MissingMandatoryValue while resolving.*?interpolation.*?)[: ]+([\w.]+)"
-    key = re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text)
-    missing = key[1] if key else "a value"
+    missing = (re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text) or ("", "a value"))[1]
     return f"{missing} is missing: give {missing}=... on the command line (python -m dnadiff.{name} --help shows how)"
 
 
@@ -226,9 +225,8 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
         hint = f" any more; it is now {new}" if (new := RENAMED_CHOICES.get(f"{group}={wanted}")) else _closest(wanted, known)
         return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
-        )
+        line = " ".join(text.split())[:160]
+        return f"cannot read the command line: {line} ; quote values with special characters, as in 'path=\"a b.fa\"'"
     if merged := re.match(r"Error merging override (.*)", text):
         return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
     chosen = dict(o.partition("=")[::2] for o in group_choices(overrides))
