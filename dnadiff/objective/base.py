@@ -45,6 +45,7 @@ class Objective(ABC):
     Attributes:
         reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`; checked before data is loaded.
         time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
+        takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
     """
 
@@ -52,6 +53,7 @@ class Objective(ABC):
 
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     time_conditioning: ClassVar[bool] = False
+    takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
 
     def __init__(self, process: AbsorbingProcess) -> None:
