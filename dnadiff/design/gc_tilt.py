@@ -49,7 +49,8 @@ class Fit(NamedTuple):
 def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
     """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see `check`), or a ValueError.
 
-    Pilot samples are evenly spaced over the request, and have no importance weights. All evaluations share their noise, which is derived from `seed`.
+    Pilot samples are evenly spaced over the request, and have no importance weights. All evaluations share their noise, which is derived
+    from `seed`.
     """
     size, calls, rows = max(PILOT, batch_size), 0, 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]

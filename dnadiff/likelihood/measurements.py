@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 def check_lengths(lengths: Iterable[int], size: int) -> None:
-    """ValueError unless sequences of these `lengths` have the same first block, of `size` tokens or the whole sequence, and so the same n."""
+    """ValueError unless sequences of these `lengths` have the same first block (`size` tokens, or the whole sequence), and so the same n."""
     lengths = sorted(set(lengths))
     if len({min(length, size) for length in lengths}) > 1:
         raise ValueError(

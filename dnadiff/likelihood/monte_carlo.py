@@ -110,7 +110,7 @@ def estimate(
         starts: that call of each batch. Calls for further draws of the same batches share the list, so that only the first one makes it.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence, or, with `curve`, if lengths differ (`check_lengths`).
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence; with `curve`, see `check_lengths`.
     """
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)

@@ -88,6 +88,6 @@ class BetaRates(Masking):
         if not trains_bound:
             return []
         return [
-            "objective/masking=beta changes only the variance of a loss that is the bound itself (objective.weighting=nelbo, objective=sedd); "
+            "objective/masking=beta changes only the variance of a loss that is the bound itself (weighting=nelbo, objective=sedd); "
             "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is learned"
         ]

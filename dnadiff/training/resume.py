@@ -135,9 +135,10 @@ def check_time(config: Config, initial: Config) -> None:
 
     objective = locate(config["objective"]["_target_"], None)
     own = {"time_conditioning": initial["time_conditioning"], "backbone.time_conditioning": initial["backbone"].get("time_conditioning")}
-    if isinstance(objective, type) and issubclass(objective, Objective) and not objective.takes_time and any(own.values()):
+    keys = ", ".join(f"{key}=true" for key, on in own.items() if on)
+    if keys and isinstance(objective, type) and issubclass(objective, Objective) and not objective.takes_time:
         raise ValueError(
-            f"init_from={config['init_from']} has a network that is conditioned on time ({', '.join(f'{key}=true' for key, on in own.items() if on)}), "
+            f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
             f"and objective {objective.__name__} has no single time for a sequence; name a run that was trained with false, "
             "or leave out init_from"
         )
