@@ -252,8 +252,7 @@ def finish(
 
 def show(config: Config, content: Json, generated: int) -> None:
     """Print the closing table."""
-    seconds = content["seconds"]
-    pilot = f"; {content['gc']['pilot_calls']:,} of them set the GC" if "gc" in content else ""
+    seconds, pilot = content["seconds"], f"; {content['gc']['pilot_calls']:,} of them set the GC" if "gc" in content else ""
     rows: list[tuple[str, ...]] = [
         ("sequences", f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"),
         ("sampler", f"{content['sampler']}, seed {config['seed']}"),
