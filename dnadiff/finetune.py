@@ -180,7 +180,8 @@ def run_task(
     result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets)
     progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": counterpart, **result}
+    about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
+    result = {**about, **result}
     results.write_summary(data.name, result)
     save_networks(networks, config, data, loaded, {name: model.describe() for name, model in models.items()}, result, results.networks)
     return result
@@ -196,6 +197,7 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
+    from dnadiff.downstream.head_inputs import HeadInputs
     from dnadiff.downstream.published_results import SUITE_HEADER, suite_rows
     from dnadiff.downstream.study import subset_rows, table_rows
 
@@ -207,6 +209,8 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
             f"{duration(result['seconds'])} in total"
         )
         print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))
+        if reads := HeadInputs.of(**result.get("inputs", {})).describe():  # results of earlier versions have none
+            print(f"the heads of the networks also read {reads}")
         if differences:
             print()
             print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))

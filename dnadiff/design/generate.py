@@ -98,10 +98,11 @@ class ConditionalSampler:
             batch = self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
             yield batch if weighted else batch._replace(log_weight=None)
 
-    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> SampleBatch:
+    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True) -> SampleBatch:
         """Generate one batch of targets, each with the number that keys its noise.
 
         Shorter sequences are padded. A sampler that moves a window over the sequence gets the sequences of each length separately.
+        Without `weighted`, importance weights, and the network calls that only they need, are left out.
         """
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
@@ -110,12 +111,12 @@ class ConditionalSampler:
         tokens: dict[int, NDArray[np.int64]] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
         for group in groups if separate else [list(range(len(lengths)))]:
-            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed)
+            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed, weighted)
             ids = samples.tokens.cpu().numpy()
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if self.sampler.supports_weights(max(lengths)) else None
+        log_weights = weight if weighted and self.sampler.supports_weights(max(lengths)) else None
         return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
     def has_weights(self, request: Request) -> bool | None:
@@ -134,7 +135,9 @@ class ConditionalSampler:
         masked = target.pattern.ids == self.process.vocab.mask_id
         return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
 
-    def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
+    def _fill_together(
+        self, targets: Sequence[Target], numbers: Sequence[int], seed: int, weighted: bool
+    ) -> tuple[Samples, NDArray[np.float64]]:
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
         cond = self._cond(len(x_init))
@@ -144,7 +147,7 @@ class ConditionalSampler:
         padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
         if self.tilt == 0 and not any(map(self._is_constrained, targets)):
             return self.sampler.sample(self.denoiser, self.process, x_init, draws, frozen, cond, padding), np.zeros(len(x_init))
-        weighted = self.sampler.supports_weights(x_init.shape[1])
+        weighted = weighted and self.sampler.supports_weights(x_init.shape[1])
         constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), x_init if weighted else None)
         samples = self.sampler.sample(constrained, self.process, x_init, draws, frozen, cond, padding)
         return samples, constrained.log_weight().cpu().numpy() if weighted else np.zeros(len(x_init))
