@@ -7,6 +7,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,14 +30,19 @@ def pytest_collection():
         gc.enable()
 
 
+def neighbor(name: str) -> ModuleType:
+    """The module of this folder with that name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Before the first test, make the copy of this process that `python` forks, if a test needs it."""
     if any("python" in item.fixturenames for item in session.items):
-        spec = importlib.util.spec_from_file_location("processes", Path(__file__).with_name("processes.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        session.config.stash[STARTER] = module.Starter()
+        session.config.stash[STARTER] = neighbor("processes").Starter()
         session.config.add_cleanup(session.config.stash[STARTER].close)
 
 
@@ -77,6 +83,14 @@ def no_waiting_for_the_disk():
     """Files are written without waiting until they are on the disk, which takes milliseconds each; tests lose no power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composing_once():
+    """The files of a configuration are read and merged once for each set of choices; the processes of `python` do it every time."""
+    with pytest.MonkeyPatch.context() as patch:
+        neighbor("composition").remember(patch)
         yield
 
 
