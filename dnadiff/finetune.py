@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dnadiff")
 
+AUTO = "auto"  # of a setting that suits the task: see `dnadiff.downstream.recipe`
 MAX_KMER = 8  # a table of counts has 4^k columns
 Rate = Annotated[float, checks.Range(maximum=1, above=0)]
 KEYS: Keys = {
     **SHARED,
     "seeds": checks.PositiveInt,
-    "epochs": checks.PositiveInt | None,
-    "patience": checks.PositiveInt | None,
+    "epochs": checks.PositiveInt | Literal["auto"],
+    "minutes": checks.Positive | None,
+    "patience": checks.PositiveInt | Literal["auto"] | None,
     "batch_size": checks.PositiveInt | list[checks.PositiveInt],
-    "lr": Rate | list[Rate],
-    "lr_scratch": Rate | list[Rate],
+    "lr": Rate | Literal["auto"] | list[Rate],
+    "lr_scratch": Rate | Literal["auto"] | list[Rate],
+    "layer_decay": Rate | Literal["auto"],
+    "freeze": Literal["none", "backbone"] | checks.PositiveInt,
+    "class_weights": Literal["none", "balanced"],
+    "mixup": checks.NonNegative,
+    "average": bool,
+    "stack": bool,
     "weight_decay": checks.NonNegative,
     "warmup": checks.Fraction | None,
     "kmer": Annotated[int, checks.Range(1, MAX_KMER)],
@@ -114,7 +122,7 @@ def check_settings(config: Config) -> None:
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
     for key in ("epochs", "patience", "layer"):
-        config[key] = checks.optional_integer(key, config[key])
+        config[key] = config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
     config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
     for key in ("lr", "lr_scratch"):
         config[key] = as_list(key, config[key])
@@ -161,6 +169,9 @@ def run_task(
     from dnadiff.downstream.study_models import FINE_TUNED, PROBE, RANDOM_PROBE, SCRATCH, build_models
 
     models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
+    rounds = protocol.rounds(data, config["seed"])
+    for model in models.values():
+        model.check(rounds[0].data)
     log_task(data)
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
@@ -171,7 +182,6 @@ def run_task(
             f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
         )
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
-    rounds = protocol.rounds(data, seeds[0])
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     baseline = f"{config['kmer']}-mer logistic regression"
     pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
