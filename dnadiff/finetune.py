@@ -163,6 +163,7 @@ def run_task(
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
+    from dnadiff.downstream.pretraining_warning import pretraining_warning
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
@@ -190,7 +191,8 @@ def run_task(
     result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets)
     progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": counterpart, **result}
+    warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
+    result = {"warning": warning, "checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": counterpart, **result}
     results.write_summary(data.name, result)
     save_networks(networks, config, data, loaded, {name: model.describe() for name, model in models.items()}, result, results.networks)
     return result
@@ -212,8 +214,10 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     for number, result in enumerate(studies):
         models, differences = table_rows(result)
         task = result["task"]
+        if result["warning"]:
+            print(f"{chr(10) * bool(number)}warning: {task['name']}: {result['warning']}")
         print(
-            f"{chr(10) * bool(number)}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
+            f"{chr(10) * bool(number and not result['warning'])}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
             f"{duration(result['seconds'])} in total"
         )
         print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 2, 20
 
 
-class Plan(NamedTuple):
+class TrainingPlan(NamedTuple):
     """`epochs` of `batches` each; validation follows each epoch."""
 
     epochs: int
@@ -42,15 +42,15 @@ class Budget:
         return self.end - self.clock()
 
 
-def automatic_plan(batches: int) -> Plan:
+def automatic_plan(batches: int) -> TrainingPlan:
     """About 2,000 optimizer steps in complete epochs, at least 2 and at most 20 of them."""
-    return Plan(min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))), batches)
+    return TrainingPlan(min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))), batches)
 
 
-def fitted_plan(batches: int, seconds: float, speed: Speed) -> Plan:
+def fitted_plan(batches: int, seconds: float, speed: Speed) -> TrainingPlan:
     """The epochs that fit into `seconds`, at most 20. If not even 2 fit, 2 that each end after a part of the `batches`, at least 1."""
     epochs = int(seconds / (batches * speed.step + speed.validation))
     if epochs >= MIN_EPOCHS:
-        return Plan(min(MAX_EPOCHS, epochs), batches)
+        return TrainingPlan(min(MAX_EPOCHS, epochs), batches)
     part = int((seconds / MIN_EPOCHS - speed.validation) / speed.step)
-    return Plan(MIN_EPOCHS, min(batches, max(1, part)))
+    return TrainingPlan(MIN_EPOCHS, min(batches, max(1, part)))

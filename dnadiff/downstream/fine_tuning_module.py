@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.downstream.budget import Budget, Plan
+from dnadiff.downstream.budget import Budget, TrainingPlan
 from dnadiff.downstream.classifier import Classifier, SequenceClassifier
 from dnadiff.downstream.items import ItemBatch, Items, ShuffledBatches, TaskData
 from dnadiff.downstream.layer_decay import decayed_groups
@@ -136,7 +136,9 @@ class FineTuningModule(lightning.LightningModule):
 
     def _mixed_loss(self, batch: ItemBatch, mixture: Mixture) -> Tensor:
         if not isinstance(self.classifier, Classifier):
-            raise ValueError(f"mixup {self.mixup:g} needs a head on features, which a {type(self.classifier).__name__} has not; set mixup=0")
+            raise ValueError(
+                f"mixup {self.mixup:g} needs a head on features, which a {type(self.classifier).__name__} has not; set mixup=0"
+            )
         logits = mixed_logits(self.classifier, batch.ids, batch.valid, mixture)
         other = self.loss(logits, batch.labels[mixture.order.to(batch.labels.device)])
         return mixture.share * self.loss(logits, batch.labels) + (1 - mixture.share) * other
@@ -184,7 +186,7 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
 
 
-def train(module: FineTuningModule, plan: Plan, settings: Config, max_steps: int = -1) -> None:
+def train(module: FineTuningModule, plan: TrainingPlan, settings: Config, max_steps: int = -1) -> None:
     """Run the training loop.
 
     Args:

@@ -79,8 +79,12 @@ class NetworkModel(TaskModel):
         self.epochs, self.batch_size = optional_integer("epochs", epochs), integer("batch_size", batch_size)
         if minutes is not None and epochs is not None:
             raise ValueError(f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of them out")
-        self.optimization = {"weight_decay": weight_decay, "warmup": warmup, "patience": optional_integer("patience", patience)}
-        self.changes = {"layer_decay": layer_decay, "balanced": balanced, "mixup": mixup}
+        self.optimization: dict[str, Json] = {
+            "weight_decay": weight_decay,
+            "warmup": warmup,
+            "patience": optional_integer("patience", patience),
+        }
+        self.changes: dict[str, Json] = {"layer_decay": layer_decay, "balanced": balanced, "mixup": mixup}
         self.minutes = minutes
         self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
         self.valid_score = ValidScore(-1.0, 0.0)

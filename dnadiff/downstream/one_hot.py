@@ -28,7 +28,11 @@ class OneHotModel(NetworkModel):
     """
 
     def __init__(
-        self, tokenizer: DNATokenizer, head: Callable[..., Head], lr: Positive | Sequence[float] = 2e-3, **settings: Unpack[TrainingSettings]
+        self,
+        tokenizer: DNATokenizer,
+        head: Callable[..., Head],
+        lr: Positive | Sequence[float] = 2e-3,
+        **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True)

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import override
 
 from dnadiff.config import Config, Json
-from dnadiff.downstream.budget import Budget, Plan, Speed, automatic_plan, fitted_plan
+from dnadiff.downstream.budget import Budget, Speed, TrainingPlan, automatic_plan, fitted_plan
 from dnadiff.downstream.fine_tuning_module import FineTuningModule, train
 from dnadiff.downstream.items import Items
 from dnadiff.draws import hash64
@@ -35,14 +35,14 @@ class Found(NamedTuple):
     """The learning rate, how long to train, whether there were several rates, the trials, and the speed if it was measured for a budget."""
 
     lr: float
-    plan: Plan
+    plan: TrainingPlan
     searched: bool
     trials: list[Trial]
     speed: Speed | None = None
 
     def describe(self) -> dict[str, Json]:
         """For `fit_info`."""
-        found = {"lr": self.lr, "planned_epochs": self.plan.epochs, "batches_per_epoch": self.plan.batches}
+        found: dict[str, Json] = {"lr": self.lr, "planned_epochs": self.plan.epochs, "batches_per_epoch": self.plan.batches}
         if self.searched:
             found["trials"] = [trial._asdict() for trial in self.trials]
         return found if self.speed is None else found | {"step_seconds": round(self.speed.step, 6)}
@@ -89,7 +89,7 @@ class Trials:
         """The validation loss after `steps`; infinite if it is not a number."""
         module = self.short_run(lr)
         batches = min(module.batches_per_epoch, steps)
-        train(module, Plan(-(-steps // batches), batches), self.trainer, steps)
+        train(module, TrainingPlan(-(-steps // batches), batches), self.trainer, steps)
         self.step_seconds += module.step_seconds[_WARM_UP_STEPS:]
         items, start = _some(module.data.valid, module.seed), time.perf_counter()
         loss = float(module.validate(items).loss)
@@ -150,7 +150,7 @@ def find_rate_and_plan(trials: TimedTrials, rates: Sequence[float], epochs: int 
         epochs: None is `automatic_plan`, or `fitted_plan` within a limited budget.
         batches: in an epoch.
     """
-    plan = automatic_plan(batches) if epochs is None else Plan(epochs, batches)
+    plan = automatic_plan(batches) if epochs is None else TrainingPlan(epochs, batches)
     if budget.is_limited:
         trials(min(rates), MIN_TRIAL_STEPS)  # measures the speed alone
         plan = fitted_plan(batches, budget.left, trials.speed)

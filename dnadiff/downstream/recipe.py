@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
-from dnadiff.config import Config
+from dnadiff.config import Config, Json
 from dnadiff.downstream.finetuning import TrainingSettings
 from dnadiff.downstream.protocol import FixedSplit
 
 AUTO = "auto"
 PATIENCE, LAYER_DECAY = 5, 0.8
-_Value = TypeVar("_Value")
 
 
-def resolve(value: _Value | str, automatic: _Value) -> _Value | str:
+def resolve(value: Json, automatic: Json) -> Json:
     """The value, or what `auto` stands for."""
     return automatic if value == AUTO else value
 
@@ -39,7 +37,7 @@ def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
     }
 
 
-def candidate_rates(rates: Sequence[float | str], protocol: FixedSplit, automatic: tuple[float, ...]) -> list[float | tuple[float, ...]]:
+def candidate_rates(rates: Sequence[Json], protocol: FixedSplit, automatic: tuple[float, ...]) -> list[float | tuple[float, ...]]:
     """The learning rates of the candidates of a grid; `auto` is the published grid, or one candidate that chooses from `automatic`."""
     if AUTO not in rates:
         return list(rates)
