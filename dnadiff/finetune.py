@@ -118,6 +118,8 @@ def check_settings(config: Config) -> None:
     """ValueError for values that cannot be used, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
+    if config["stack"] and not config["fine_tune"]:
+        raise ValueError("stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false")
     commands.pick_device(config["accelerator"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
@@ -167,7 +169,7 @@ def run_task(
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
-    from dnadiff.downstream.study_models import FINE_TUNED, PROBE, RANDOM_PROBE, SCRATCH, build_models
+    from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, build_models, combinations, compared_pairs
 
     models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
     rounds = protocol.rounds(data, config["seed"])
@@ -184,11 +186,9 @@ def run_task(
         )
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
-    baseline = f"{config['kmer']}-mer logistic regression"
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
-    pairs = [pair for pair in pairs if pair[0] in models and pair[1] in models]
     progress = Progress(steps, "finetune")
-    result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets)
+    pairs, rows = compared_pairs(config, models), combinations(config, models)
+    result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
     progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
     warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)

@@ -18,6 +18,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.baselines import KmerLogistic
 from dnadiff.downstream.classifier import check_head, keep_first_layers
+from dnadiff.downstream.combine import Combination, SeedAverage, Stack
 from dnadiff.downstream.finetuning import FineTunedModel, NetworkModel, TrainingSettings
 from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.grid import GridSearch
@@ -62,7 +63,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         about["strands"] = "merged unless stranded"
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {kmer_baseline(config): KmerLogistic(tokenizer, config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
@@ -90,6 +91,33 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     if config["inputs"]["one_hot"]:
         models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, partial(_one_hot, tokenizer))
     return models
+
+
+def combinations(config: Config, models: Mapping[str, TaskModel]) -> list[Combination]:
+    """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
+    if FINE_TUNED not in models:
+        return []
+    found: list[Combination] = []
+    if config["average"] and config["seeds"] > 1:
+        found.append(SeedAverage(FINE_TUNED, config["seeds"]))
+    if config["stack"]:
+        found.append(Stack(FINE_TUNED, kmer_baseline(config), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
+    return found
+
+
+def compared_pairs(config: Config, models: Mapping[str, TaskModel]) -> list[tuple[str, str]]:
+    """The pairs of rows whose difference is reported."""
+    baseline = kmer_baseline(config)
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
+    pairs += [(FINE_TUNED, SAME_HEAD)]
+    pairs += [(one.name, other) for one in combinations(config, models) for other in (FINE_TUNED, baseline)]
+    known = {*models, *(one.name for one in combinations(config, models))}
+    return [pair for pair in pairs if known.issuperset(pair)]
+
+
+def kmer_baseline(config: Config) -> str:
+    """The name of the logistic regression on k-mers."""
+    return f"{config['kmer']}-mer logistic regression"
 
 
 def _fine_tuned(
