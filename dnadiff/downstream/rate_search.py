@@ -18,6 +18,7 @@ from dnadiff.draws import hash64
 
 PRETRAINED_RATES = (1e-4, 3e-4, 8e-4, 2e-3)
 NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
+MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
 TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = 0.04, 20, 1000  # of the steps; steps; validation items that rank the trials
 SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
 _WARM_UP_STEPS = 3  # slower, because memory is allocated
@@ -152,7 +153,7 @@ def find_rate_and_plan(trials: TimedTrials, rates: Sequence[float], epochs: int 
     """
     plan = automatic_plan(batches) if epochs is None else TrainingPlan(epochs, batches)
     if budget.is_limited:
-        trials(min(rates), MIN_TRIAL_STEPS)  # measures the speed alone
+        trials(min(rates), MEASURED_STEPS)
         plan = fitted_plan(batches, budget.left, trials.speed)
     steps = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * plan.steps))
     some = affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed) if budget.is_limited else rates

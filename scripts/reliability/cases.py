@@ -66,6 +66,7 @@ class Case:
 
 DNA, TEXT, AR = "checkpoint={world}/dna", "checkpoint={world}/text", "judge={world}/ar"
 RECIPE = ("epochs=1", "lr=5e-4", "lr_scratch=2e-3", "layer_decay=1")  # of fine-tuning: the default takes longer
+STACKED = ("scratch=false", "lr=auto", "adapter=lora", "adapter.rank=2", "stack=true")
 CLASSIFIER = ("checkpoint={world}/classifier", "accelerator=cpu", "output={out}/p.tsv")
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
@@ -163,6 +164,13 @@ CASES = (
         (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", *RECIPE, "batch_size=8", "kmer=3", "accelerator=cpu"),
         inputs=("labels.csv", "dna"),
         ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
+    ),
+    Case(
+        "finetune",
+        (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=2", *RECIPE[:1], "batch_size=8", "kmer=2", "accelerator=cpu", *STACKED),
+        inputs=("labels.csv", "dna"),
+        ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
+        label="stack",
     ),
     Case(
         "predict",

@@ -58,7 +58,7 @@ def test_without_a_budget_trials_take_a_part_of_the_steps_but_at_least_20():
 def test_the_search_is_inside_the_budget():
     trials = FakeTrials(dict(zip(RATES, (0.6, 0.5, 0.4, 0.7))))
     found = find_rate_and_plan(trials, RATES, None, 100, Budget(10, lambda: trials.now))
-    assert trials.calls[0] == (1e-4, 20)  # measures the speed: an epoch takes 11 s
+    assert trials.calls[0] == (1e-4, 8)  # measures the speed: an epoch takes 11 s
     assert trials.calls[1] == (1e-4, 80) and found.lr == 8e-4 and found.speed == (0.1, 1.0)
     assert found.plan == TrainingPlan(20, 100)
     assert found.plan.epochs * 11 + trials.now <= 600
@@ -75,7 +75,7 @@ def test_a_small_budget_tries_fewer_rates():
     assert affordable((1e-3,), 20, 0.0, speed) == (1e-3,)
     trials = FakeTrials(dict.fromkeys(RATES, 1.0))
     found = find_rate_and_plan(trials, RATES, None, 100, Budget(0.1, lambda: trials.now))
-    assert trials.calls == [(1e-4, 20)] and found.lr == 3e-4 and found.searched and found.plan.epochs == 2
+    assert trials.calls == [(1e-4, 8)] and found.lr == 3e-4 and found.searched and found.plan.epochs == 2
 
 
 def task() -> TaskData:
