@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 2, 20
+STEPS, MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 20, 2, 20
 
 
 class TrainingPlan(NamedTuple):
@@ -48,9 +48,15 @@ def automatic_plan(batches: int) -> TrainingPlan:
 
 
 def fitted_plan(batches: int, seconds: float, speed: Speed) -> TrainingPlan:
-    """The epochs that fit into `seconds`, at most 20. If not even 2 fit, 2 that each end after a part of the `batches`, at least 1."""
+    """The epochs that fit into `seconds`, at most 20.
+
+    If not even 2 fit, 2 that each end after a part of the `batches`; or 1, so that validation leaves time for training. A network is
+    trained for at least 20 steps, even if they take longer.
+    """
     epochs = int(seconds / (batches * speed.step + speed.validation))
     if epochs >= MIN_EPOCHS:
         return TrainingPlan(min(MAX_EPOCHS, epochs), batches)
     part = int((seconds / MIN_EPOCHS - speed.validation) / speed.step)
-    return TrainingPlan(MIN_EPOCHS, min(batches, max(1, part)))
+    if part >= MIN_STEPS:
+        return TrainingPlan(MIN_EPOCHS, part)
+    return TrainingPlan(1, min(batches, max(MIN_STEPS, int((seconds - speed.validation) / speed.step))))

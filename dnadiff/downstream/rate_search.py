@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
 MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
 TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = 0.04, 20, 1000  # of the steps; steps; validation items that rank the trials
 SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
+log = logging.getLogger("dnadiff")
 _WARM_UP_STEPS = 3  # slower, because memory is allocated
 
 
@@ -160,4 +162,6 @@ def find_rate_and_plan(trials: TimedTrials, rates: Sequence[float], epochs: int 
     lr, tried = successive_halving(trials, some, steps)
     if budget.is_limited:
         plan = fitted_plan(batches, (1 - RESERVE) * budget.left, trials.speed)
+        if plan.steps * trials.speed.step > budget.left:
+            log.warning(f"minutes is too short for this task: {plan.steps} steps are trained all the same; set more minutes")
     return Found(lr, plan, len(rates) > 1, tried, trials.speed if budget.is_limited else None)

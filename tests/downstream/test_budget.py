@@ -15,7 +15,10 @@ def test_epochs_fit_the_seconds_with_validation():
     assert fitted_plan(100, 1e6, speed) == TrainingPlan(20, 100)
     assert fitted_plan(100, 24.0, speed) == TrainingPlan(2, 100)
     assert fitted_plan(100, 14.0, speed) == TrainingPlan(2, 50)  # two validations, and two times 5 s for 50 batches
-    assert fitted_plan(100, 1.0, speed) == fitted_plan(100, -5.0, speed) == TrainingPlan(2, 1)
+    assert fitted_plan(100, 8.0, speed) == TrainingPlan(2, 20)
+    assert fitted_plan(100, 7.9, speed) == TrainingPlan(1, 59)  # one validation leaves more time for training
+    assert fitted_plan(100, 1.0, speed) == fitted_plan(100, -5.0, speed) == TrainingPlan(1, 20)
+    assert fitted_plan(5, -5.0, speed) == TrainingPlan(1, 5)
 
 
 def test_a_budget_counts_from_its_start():

@@ -67,7 +67,7 @@ def test_the_search_is_inside_the_budget():
     assert found.plan.epochs * 11 + trials.now <= 120 < (found.plan.epochs + 1) * 11 + trials.now + 6  # 5 % are kept back
 
 
-def test_a_small_budget_tries_fewer_rates():
+def test_a_small_budget_tries_fewer_rates_and_still_trains(caplog):
     speed = Speed(0.1, 1.0)  # four rates of 20 steps: 160 steps and 6 validations, two rates: 40 steps and 2 validations
     assert affordable(RATES, 20, 22.0, speed) == RATES
     assert affordable(RATES, 20, 21.9, speed) == (3e-4, 8e-4)
@@ -75,7 +75,10 @@ def test_a_small_budget_tries_fewer_rates():
     assert affordable((1e-3,), 20, 0.0, speed) == (1e-3,)
     trials = FakeTrials(dict.fromkeys(RATES, 1.0))
     found = find_rate_and_plan(trials, RATES, None, 100, Budget(0.1, lambda: trials.now))
-    assert trials.calls == [(1e-4, 8)] and found.lr == 3e-4 and found.searched and found.plan.epochs == 2
+    assert trials.calls == [(1e-4, 8)] and found.lr == 3e-4 and found.searched and found.plan == TrainingPlan(1, 29)
+    assert "minutes is too short" not in caplog.text
+    found = find_rate_and_plan(trials, RATES, None, 100, Budget(0.01, lambda: trials.now))
+    assert found.plan == TrainingPlan(1, 20) and "minutes is too short for this task: 20 steps are trained" in caplog.text
 
 
 def task() -> TaskData:
@@ -118,7 +121,7 @@ def test_a_budget_is_kept_and_recorded(network, caplog):
     limited = model(network, (1e-3, 2e-2), epochs=None, minutes=0.02)
     limited.fit(task(), 0)
     found = limited.fit_info
-    assert 2 <= found["planned_epochs"] <= 20 and found["step_seconds"] > 0 and found["epochs"] <= found["planned_epochs"]
+    assert 1 <= found["planned_epochs"] <= 20 and found["step_seconds"] > 0 and found["epochs"] <= found["planned_epochs"]
     assert f"{found['planned_epochs']} epochs of {found['batches_per_epoch']} batches" in caplog.text
     with pytest.raises(ValueError, match="minutes 1 sets the epochs, and epochs is 3"):
         model(network, 1e-3, epochs=3, minutes=1)
