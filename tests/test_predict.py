@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import dnadiff
 from dnadiff import commands, finetune
@@ -24,7 +25,7 @@ from dnadiff.downstream.sequences import Query, chunks, window_bounds
 from dnadiff.finetune import print_tables
 
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40")
-SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
+SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "lr_scratch=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
 
 
 def write_table(path: Path, rows) -> None:
@@ -343,6 +344,19 @@ def test_a_head_that_reads_the_length_is_reported(cli, world, tmp_path, capfd):
     assert json.loads((tmp_path / "p.tsv.json").read_text())["head_inputs"] == expected
     print_tables([json.loads((world / "run" / "finetune.json").read_text())], is_suite=False)
     assert "also read" not in capfd.readouterr().out
+
+
+def test_a_network_that_was_trained_with_an_adapter_is_saved_and_predicts_like_any_other(cli, world, tmp_path):
+    run_finetune(world, tmp_path / "run", "seeds=1", "adapter=lora", "adapter.rank=2", "freeze=none")
+    saved = json.loads((tmp_path / "run" / "models" / "seed_1" / "model.json").read_text())
+    assert saved["settings"]["adapter"] == {"LoRA": {"rank": 2, "alpha": 16.0}}
+    names = {path: set(load_file(path / "model.safetensors")) for path in (world / "run/models/seed_1", tmp_path / "run/models/seed_1")}
+    assert len({frozenset(keys) for keys in names.values()}) == 1  # plain weights
+    args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    assert cli("predict", *args)[0] == 0
+    metrics = json.loads((tmp_path / "p.tsv.json").read_text())["metrics"]["each_seed"]
+    result = json.loads((tmp_path / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
+    assert metrics["accuracy"]["per_seed"] == result["per_seed"]
 
 
 def test_flatten_is_refused_for_sequences_of_several_lengths(world, tmp_path, capsys):
