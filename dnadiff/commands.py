@@ -211,8 +211,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _explain_missing(text: str, name: str) -> str:
     plain = r"(?:Missing mandatory value|MissingMandatoryValue while resolving.*?interpolation.*?)[: ]+([\w.]+)"
-    key = re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text)
-    missing = key[1] if key else "a value"
+    missing = (re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text) or ("", "a value"))[1]
     return f"{missing} is missing: give {missing}=... on the command line (python -m dnadiff.{name} --help shows how)"
 
 
@@ -230,6 +229,9 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
         return f"cannot read the command line: {line} ; quote values with special characters, as in 'path=\"a b.fa\"'"
     if merged := re.match(r"Error merging override (.*)", text):
         return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
+    chosen = dict(o.partition("=")[::2] for o in group_choices(overrides))
+    if (at := re.search(r"override '((\w+)/(\w+))", text)) and at[1] in chosen:
+        return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {at[1]} out"
     if key := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text):
         return unknown_key(key[1].partition("@")[0], name, overrides)
     return " ".join(text.split())
@@ -272,8 +274,7 @@ def pick_device(accelerator: str) -> str:
     """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`; ValueError if it is another word, or CUDA is not available."""
     import torch
 
-    available = torch.cuda.is_available()
-    known = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
+    available, known = torch.cuda.is_available(), {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
     device = {**known, "auto": "cuda" if available else "cpu"}.get(accelerator)
     if device is None:
         raise ValueError(f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}")

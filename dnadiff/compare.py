@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from dnadiff import commands
-from dnadiff.checks import PositiveInt, Range
+from dnadiff.checks import PositiveInt
 from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import table
 
@@ -18,7 +18,7 @@ KEYS: Keys = {
     "b": str,
     "part": str,
     "length": PositiveInt | None,
-    "num_draws": Annotated[int, Range(2)],
+    "num_draws": PositiveInt,
     "protocol": str,
     "conjoin": bool | list[Literal["a", "b"]],
 }

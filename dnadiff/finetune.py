@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dnadiff")
 
+AUTO = "auto"  # of a setting that suits the task: see `dnadiff.downstream.recipe`
 MAX_KMER = 8  # a table of counts has 4^k columns
 Rate = Annotated[float, checks.Range(maximum=1, above=0)]
 KEYS: Keys = {
     **SHARED,
     "seeds": checks.PositiveInt,
-    "epochs": checks.PositiveInt | None,
-    "patience": checks.PositiveInt | None,
+    "epochs": checks.PositiveInt | Literal["auto"],
+    "minutes": checks.Positive | None,
+    "patience": checks.PositiveInt | Literal["auto"] | None,
     "batch_size": checks.PositiveInt | list[checks.PositiveInt],
-    "lr": Rate | list[Rate],
-    "lr_scratch": Rate | list[Rate],
+    "lr": Rate | Literal["auto"] | list[Rate],
+    "lr_scratch": Rate | Literal["auto"] | list[Rate],
+    "layer_decay": Rate | Literal["auto"],
+    "freeze": Literal["none", "backbone"] | checks.PositiveInt,
+    "class_weights": Literal["none", "balanced"],
+    "mixup": checks.NonNegative,
+    "average": bool,
+    "stack": bool,
     "weight_decay": checks.NonNegative,
     "warmup": checks.Fraction | None,
     "kmer": Annotated[int, checks.Range(1, MAX_KMER)],
@@ -110,11 +118,13 @@ def check_settings(config: Config) -> None:
     """ValueError for values that cannot be used, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
+    if config["stack"] and not config["fine_tune"]:
+        raise ValueError("stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false")
     commands.pick_device(config["accelerator"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
     for key in ("epochs", "patience", "layer"):
-        config[key] = checks.optional_integer(key, config[key])
+        config[key] = config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
     config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
     for key in ("lr", "lr_scratch"):
         config[key] = as_list(key, config[key])
@@ -155,12 +165,16 @@ def run_task(
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
+    from dnadiff.downstream.pretraining_warning import pretraining_warning
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
-    from dnadiff.downstream.study_models import FINE_TUNED, PROBE, RANDOM_PROBE, SCRATCH, build_models
+    from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, build_models, combinations, compared_pairs
 
     models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
+    rounds = protocol.rounds(data, config["seed"])
+    for model in models.values():
+        model.check(rounds[0].data)
     log_task(data)
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
@@ -171,16 +185,15 @@ def run_task(
             f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
         )
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
-    rounds = protocol.rounds(data, seeds[0])
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
-    baseline = f"{config['kmer']}-mer logistic regression"
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
-    pairs = [pair for pair in pairs if pair[0] in models and pair[1] in models]
     progress = Progress(steps, "finetune")
-    result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets)
+    pairs, rows = compared_pairs(config, models), combinations(config, models)
+    result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
     progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "counterpart": counterpart, **result}
+    warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
+    about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
+    result = {"warning": warning, **about, **result}
     results.write_summary(data.name, result)
     save_networks(networks, config, data, loaded, {name: model.describe() for name, model in models.items()}, result, results.networks)
     return result
@@ -196,17 +209,22 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
+    from dnadiff.downstream.head_inputs import HeadInputs
     from dnadiff.downstream.published_results import SUITE_HEADER, suite_rows
     from dnadiff.downstream.study import subset_rows, table_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)
         task = result["task"]
+        if result["warning"]:
+            print(f"{chr(10) * bool(number)}warning: {task['name']}: {result['warning']}")
         print(
-            f"{chr(10) * bool(number)}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
+            f"{chr(10) * bool(number and not result['warning'])}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
             f"{duration(result['seconds'])} in total"
         )
         print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))
+        if reads := HeadInputs.of(**result.get("inputs", {})).describe():  # results of earlier versions have none
+            print(f"the heads of the networks also read {reads}")
         if differences:
             print()
             print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     from dnadiff.downstream.sequences import Columns, SequenceFile
 
     columns = Columns(config["sequence_column"], config["name_column"], config["label_column"])
-    cut = {"window": config["window"], "stride": config["stride"], "max_length": model.max_length}
+    cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
     return SequenceFile(config["input"], model.encode, model.classes, columns, **cut)
 
 
@@ -188,6 +189,7 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
         "task": model.task,
         "classes": model.classes,
         "seeds": model.seeds,
+        "head_inputs": asdict(model.head_inputs),
         "predictions": count,
         "predicted": {name: stream.notes["predicted"].get(name, 0) for name in model.classes},
         "metrics": metrics,

@@ -190,6 +190,7 @@ def with_calibrated_tilt(config: Config, request: Request, generator: Conditiona
     if totals["tilt"] is None:
         found = gc_tilt.fit(generator, request, config["gc"], config["seed"], config["batch_size"])
         totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
+        totals["nfe"], totals["rows"] = totals["nfe"] + found.nfe, totals["rows"] + found.rows
         log.info(f"gc: the pilot reaches {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
     return generator.with_tilt(totals["tilt"]["log_odds"])
 
@@ -247,11 +248,11 @@ def finish(
 
 def show(config: Config, content: Json, generated: int) -> None:
     """Print the closing table."""
-    seconds = content["seconds"]
+    seconds, pilot = content["seconds"], f"; {content['gc']['pilot_calls']:,} of them set the GC" if "gc" in content else ""
     rows: list[tuple[str, ...]] = [
         ("sequences", f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"),
         ("sampler", f"{content['sampler']}, seed {config['seed']}"),
-        ("network calls", f"{content['network_calls']:,} ({content['rows']:,} sequences in them)"),
+        ("network calls", f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})"),
         ("time", duration(seconds)),
         ("sequences/s", f"{generated / max(seconds, 1e-9):.2f}"),
     ]

@@ -6,10 +6,10 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dnadiff import commands
-from dnadiff.checks import PositiveInt, Range, expand_user, integer
+from dnadiff.checks import PositiveInt, expand_user, integer
 from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import Progress, table
 
@@ -29,7 +29,7 @@ KEYS: Keys = {
     "genome": str | None,
     "regions": str | list[str] | None,
     "feature": str | None,
-    "num_draws": Annotated[int, Range(2)],
+    "num_draws": PositiveInt,
     "per_base": str | None,
     "spacing": PositiveInt,
     "stranded": bool,
@@ -38,23 +38,25 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score and return the table written."""
-    from dnadiff import checkpoint, likelihood
+    from dnadiff import checkpoint
     from dnadiff.data.files import check_output
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.information import check_denoiser
+    from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
     from dnadiff.likelihood.stored_curve import fingerprint
     from dnadiff.tracks.files import format_of
 
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"] or config["resume"])
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
-    for key, minimum in (("batch_size", 1), ("seed", 0), ("num_draws", 2), ("spacing", 1)):
+    for key, minimum in (("batch_size", 1), ("seed", 0), ("num_draws", 1), ("spacing", 1)):
         config[key] = integer(key, config[key], minimum)
-    likelihood.check_num_draws(config["num_draws"])
     track = format_of(config["per_base"]) if config["per_base"] else None
     if track is not None and expand_user(config["per_base"]) == output:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
     model = checkpoint.load(config["checkpoint"], config["trust"])
+    if not is_exact(model.denoiser):
+        check_num_draws(config["num_draws"])
     device = commands.pick_device(config["accelerator"])
     model.denoiser.to(device)
     config["window"] = commands.check_window(config["window"], model)

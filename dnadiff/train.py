@@ -127,17 +127,14 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read.
-
-    They are built with a stand-in vocabulary and without memory for weights.
-    """
+    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read."""
     import torch
 
     from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
     from dnadiff.training.clip_search import check_search
 
-    with torch.device("meta"):
+    with torch.device("meta"):  # a stand-in vocabulary, and no memory for weights
         denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
     denoiser.check_window(config["data"].get("length"))
     check_search(config["callbacks"], build_objective(config, process, trust=None))
@@ -236,6 +233,8 @@ def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module
     about = data.describe()
     log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
     log.info(f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} parameters; run folder {run_dir}")
+    for note in module.objective.notes():
+        log.info(note)
 
 
 def num_parameters(module: DiffusionModule) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff import commands
+from dnadiff.checks import integer
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
 
@@ -35,6 +36,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
     from dnadiff.likelihood import evaluation
+    from dnadiff.likelihood.estimators import estimator_for
 
     output = check_output(config["output"] or run_dir / "zero_shot.json", config["overwrite"])
     config |= {"paths": config["paths"] or {}}
@@ -44,6 +46,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
         raise ValueError(f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=...")
     device = commands.pick_device(config["accelerator"])
     protocols = protocols_of(model.denoiser, config["protocols"])
+    for protocol in protocols.values():
+        estimator_for(model.denoiser, protocol).check_draws(integer("num_draws", config["num_draws"]))
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
     for one in chosen.values():  # errors come before the first evaluation

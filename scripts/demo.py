@@ -57,6 +57,7 @@ class Settings:
 
 
 # From the full demo to the shortest: what costs time and adds least goes first.
+RECIPE = ("epochs=1", "lr=5e-4", "lr_scratch=2e-3", "layer_decay=1")  # of fine-tuning: the default trains for longer
 LADDER = (
     Settings(),
     Settings(seeds=3),
@@ -188,7 +189,7 @@ def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], li
     lines.append(command("sample", run, *sampled, f"output={folder / 'samples.fa'}", where))
     num_samples = settings.num_samples
     settings = choose(remaining() - speed.report, stages[2:], at_most(settings))
-    lines.append(command("finetune", run, "task=ecoli_coding", f"seeds={settings.seeds}", f"hydra.run.dir={folder / 'finetune'}"))
+    lines.append(command("finetune", run, "task=ecoli_coding", f"seeds={settings.seeds}", *RECIPE, f"hydra.run.dir={folder / 'finetune'}"))
     done = Settings(evaluated.num_draws, evaluated.conjoin, num_samples, settings.seeds)
     return lines, done.shortened(LADDER[0]), speed
 

@@ -1,19 +1,14 @@
-"""Fixtures of the whole suite."""
+"""Fixtures of the whole suite. The process that distributes tests to others reads this file too, so it does not import PyTorch."""
 
 import gc
 import importlib.util
-import itertools
 import logging
 import os
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch
-from safetensors.torch import load_file
-
-from dnadiff.denoiser import BaseDenoiser
-from dnadiff.vocab import Vocab
 
 STARTER = pytest.StashKey()
 
@@ -29,14 +24,19 @@ def pytest_collection():
         gc.enable()
 
 
+def neighbor(name: str) -> ModuleType:
+    """The module of this folder with that name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Before the first test, make the copy of this process that `python` forks, if a test needs it."""
     if any("python" in item.fixturenames for item in session.items):
-        spec = importlib.util.spec_from_file_location("processes", Path(__file__).with_name("processes.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        session.config.stash[STARTER] = module.Starter()
+        session.config.stash[STARTER] = neighbor("processes").Starter()
         session.config.add_cleanup(session.config.stash[STARTER].close)
 
 
@@ -80,6 +80,14 @@ def no_waiting_for_the_disk():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def composing_once():
+    """The files of a configuration are read and merged once for each set of choices; the processes of `python` do it every time."""
+    with pytest.MonkeyPatch.context() as patch:
+        neighbor("composition").remember(patch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log_of_a_library():
     """Each test begins with the log as it is before a command of this process configures it, so that `caplog` sees its messages."""
@@ -99,62 +107,32 @@ def shared_data() -> Path:
     return folder.resolve()
 
 
-@dataclass(frozen=True)
-class Toy:
-    """A world small enough to enumerate: 3 letters (ids 0..2, mask 3), length 3, and any joint law over its 27 sequences."""
-
-    joint: torch.Tensor  # (27,) probabilities
-    vocab = Vocab(size=4, mask_id=3, pad_id=3, never_emitted=(3,))
-
-    @property
-    def sequences(self) -> torch.Tensor:
-        """All 27, (27, 3)."""
-        return torch.tensor(list(itertools.product(range(3), repeat=3)))
-
-    @property
-    def entropy(self) -> float:
-        return float(-(self.joint * self.joint.log()).sum())
-
-
-class Oracle(BaseDenoiser):
-    """The exact posterior p(x0_l | visible tokens) of a joint law over `sequences (S, L)`, behind the denoiser's contract."""
-
-    def __init__(self, sequences: torch.Tensor, joint: torch.Tensor, vocab: Vocab) -> None:
-        super().__init__(vocab)
-        self.sequences, self.joint = sequences, joint.double()
-        self.anchor = torch.nn.Parameter(torch.zeros(1))
-        self.calls = 0
-
-    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
-        self.calls += 1
-        fits = ((xt[:, None] == self.sequences) | (xt[:, None] == self.vocab.mask_id)).all(-1)  # (B, S)
-        weight = fits * self.joint
-        onehot = torch.nn.functional.one_hot(self.sequences, self.vocab.size).double()  # (S, L, V)
-        probs = torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]
-        log_probs = probs.log()
-        return log_probs if positions is None else log_probs[positions]
+@pytest.fixture(scope="session")
+def worlds() -> ModuleType:
+    return neighbor("worlds")
 
 
 @pytest.fixture
-def toy() -> Toy:
-    weights = torch.rand(27, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
-    return Toy(weights / weights.sum())
+def toy(worlds):
+    return worlds.toy()
 
 
 @pytest.fixture
-def oracle(toy):
-    return Oracle(toy.sequences, toy.joint, toy.vocab)
+def oracle(toy, make_oracle):
+    return make_oracle(toy.sequences, toy.joint, toy.vocab)
 
 
 @pytest.fixture
-def make_oracle():
+def make_oracle(worlds):
     """Oracle(sequences, joint, vocab)."""
-    return Oracle
+    return worlds.Oracle
 
 
 @pytest.fixture(scope="session")
 def parity():
     """Reads a file of tensors computed by the published implementations (tests/parity)."""
+    from safetensors.torch import load_file
+
     return lambda name: load_file(Path(__file__).parent / "parity" / f"{name}.safetensors")
 
 

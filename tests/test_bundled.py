@@ -106,7 +106,7 @@ COMMANDS = {
     "sample": ("num_samples=2", "sampler.num_groups=4", CPU),
     "judge": ("samples=long.fa", "num_splits=20", "order=1"),
     "copies": ("input=s.fa",),
-    "finetune": ("task=csv", "task.path=labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=2", "scratch=false", CPU),
+    "finetune": ("task=csv", "task.path=labels.csv", "seeds=1", "epochs=1", "lr=1e-3", "batch_size=8", "kmer=2", "scratch=false", CPU),
     "compress": ("input=s.fa", "output=s.dnd", "num_groups=2", "threads=1", CPU),
     "decompress": ("input=s.dnd", "output=again.fa", CPU),
 }

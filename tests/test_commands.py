@@ -260,7 +260,7 @@ GROUPS = {
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler noise objective objective/masking optimizer "
     "tokenizer trainer",
     "sample": "sampler sampler/cache sampler/remasking",
-    "finetune": "baselines head task",
+    "finetune": "adapter baselines head task",
     "genome": "data data/split tokenizer",
     "variants": "variant_method",
 }

@@ -99,6 +99,24 @@ def test_an_autoregressive_model_is_compared_by_its_exact_likelihood(cli, compar
     assert status == 1 and err.strip().splitlines()[-1].startswith("error: b: conjoin=true needs a model that unmasks in any order")
 
 
+def test_an_exact_likelihood_takes_any_number_of_draws(cli, trained, tiny_fasta, tmp_path):
+    untrained(tmp_path / "ar.ckpt", trained, "backbone=mamba", "objective=ar")
+    (tmp_path / "x.fa").write_text(">a\nACGTTGAACGTT\n")
+    data = ["data=fasta", f"data.path={tiny_fasta}", "data.length=64", "accelerator=cpu"]
+    for number in (1, 3):
+        draws = f"num_draws={number}"
+        for name, *args in (
+            ("compare", "a=ar.ckpt", "b=ar.ckpt", *data),
+            ("evaluate", "checkpoint=ar.ckpt", "orders=[]", *data),
+            ("score", "checkpoint=ar.ckpt", "input=x.fa", "window=64"),
+        ):
+            status, _, err = cli(name, *args, draws, f"output={name}-{number}")
+            assert status == 0, err
+    assert (tmp_path / "score-1").read_bytes() == (tmp_path / "score-3").read_bytes()
+    status, _, err = cli("compare", "a=ar.ckpt", f"b={trained}", *data, "num_draws=1", "output=c.json")
+    assert status == 1 and "error: b: num_draws 1 must be even and at least 2" in err and not (tmp_path / "c.json").exists()
+
+
 def toy(draws, protocol=COUNT, tokens=(4, 4, 4, 4, 4)):
     nats = np.arange(5.0 * draws).reshape(5, draws) ** 1.5
     return Likelihood({"all": nats}, {"all": np.array(tokens)}, np.ones((5, draws), int), np.array(tokens), 1, protocol)

@@ -1,4 +1,5 @@
 import functools
+import json
 
 import pytest
 
@@ -87,3 +88,15 @@ def test_the_published_sizes_of_the_transformers_by_name(backbone):
 
 def test_leaves_have_dotted_keys():
     assert dict(config.leaves({"noise": {"eps": 0.001}, "seed": 1})) == {"noise.eps": 0.001, "seed": 1}
+
+
+def test_files_that_are_read_once_compose_as_those_that_are_read_again(python):
+    # The fixture `composing_once` of all tests; another process reads and merges every file.
+    chosen = ["data=fasta", "data.path=x.fa", "backbone=dit", "+data.split.low=3", "~callbacks.ema", "data.keep=[a,b]"]
+    cases = [("train", chosen), ("train", [*chosen[:3], "data.path=y.fa"]), ("train", []), ("sample", ["sampler=block", "checkpoint=x"])]
+    code = "import json, sys\nfrom dnadiff.config import compose\nprint(json.dumps([compose(*case) for case in json.loads(sys.argv[1])]))"
+    process = python("-c", code, json.dumps(cases))
+    once = [config.compose(*case) for case in cases]
+    once[0]["data"]["split"]["low"] = 4  # a change of one result is not seen in the next
+    assert process.wait() == 0, process.errors
+    assert [config.compose(*case) for case in cases] == json.loads(process.output)

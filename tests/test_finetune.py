@@ -65,6 +65,7 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
         "lr=0.01",
         "lr_scratch=0.01",
         "kmer=3",
+        "average=false",
     ]
     run_dir = call(tmp_path, *overrides)
     result = json.loads((run_dir / "finetune.json").read_text())
@@ -274,3 +275,111 @@ def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_starte
     with pytest.raises(SystemExit):
         call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
     assert not (tmp_path / "runs" / "tiny" / "finetune.json").exists()
+
+
+RECIPE = ("seeds=1", "kmer=2", "batch_size=32", "epochs=1", "lr=1e-2", "lr_scratch=1e-2")
+
+
+def study_of(tmp_path: Path, table: str, *overrides: str) -> dict:
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
+    return json.loads(
+        (call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *RECIPE, *overrides) / "finetune.json").read_text()
+    )
+
+
+def models_of(tmp_path: Path, *overrides: str) -> dict:
+    loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS))
+    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", *overrides])
+    finetune.check_settings(config)
+    return study_models.build_models(config, loaded, DATA, build_protocol(config["task"]["protocol"], 4), "cpu")
+
+
+def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
+    models = models_of(tmp_path)
+    tuned, scratch = (models[name].describe() for name in ("fine-tuned", "scratch"))
+    assert (tuned["epochs"], tuned["patience"], tuned["layer_decay"], tuned["lr"]) == (None, 5, 0.8, [1e-4, 3e-4, 8e-4, 2e-3])
+    assert scratch["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in scratch
+    set_by_hand = models_of(tmp_path, "epochs=3", "lr=1e-3", "layer_decay=0.5", "minutes=null")["fine-tuned"].describe()
+    assert [set_by_hand[key] for key in ("epochs", "patience", "layer_decay", "lr")] == [3, None, 0.5, 1e-3]
+
+
+def test_the_protocol_of_the_paper_keeps_its_epochs_rates_and_one_rate_for_all_layers(tmp_path):
+    for candidate, lr in zip(models_of(tmp_path, "task.protocol=paper")["fine-tuned"].describe()["candidates"], (1e-3, 2e-3), strict=True):
+        assert (candidate["epochs"], candidate["patience"], candidate["lr"]) == (10, None, lr) and "layer_decay" not in candidate
+    with pytest.raises(ValueError, match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set minutes=null"):
+        models_of(tmp_path, "task.protocol=paper", "minutes=2")
+
+
+def test_candidates_of_a_grid_share_the_minutes(tmp_path):
+    candidates = models_of(tmp_path, "minutes=6", "head=auto")["fine-tuned"].describe()["candidates"]
+    assert [one["minutes"] for one in candidates] == [1.5] * 4
+    assert models_of(tmp_path, "minutes=6")["scratch"].describe()["minutes"] == 6
+
+
+def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
+    for override in ("adapter=lora", "freeze=backbone"):
+        tuned = models_of(tmp_path, override)["fine-tuned"].describe()
+        assert tuned["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in tuned
+    with pytest.raises(ValueError, match="freeze=backbone trains no layer"):
+        models_of(tmp_path, "adapter=lora", "freeze=backbone")
+    tuned, scratch = (
+        models_of(tmp_path, "class_weights=balanced", "mixup=0.2", "freeze=1")[name].describe() for name in ("fine-tuned", "scratch")
+    )
+    assert tuned["balanced"] and tuned["mixup"] == scratch["mixup"] == 0.2 and scratch["balanced"]
+    assert tuned["frozen"] == {"backbone": False, "layers": 1} and "frozen" not in scratch
+
+
+def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
+    models = models_of(tmp_path, "inputs.one_hot=true", "head=conv", "batch_size=[8,16]", "lr_scratch=[1e-3,2e-3]", "epochs=4")
+    control, scratch = (models[name].describe()["candidates"] for name in ("same head on one-hot", "scratch"))
+    same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup")
+    assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in scratch]
+    assert all("ConvHead" in one["head"] for one in control)
+    assert "same head on one-hot" not in models_of(tmp_path)
+
+
+def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, monkeypatch):
+    fitted = []
+    monkeypatch.setattr("dnadiff.downstream.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1))
+    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
+    flat = (
+        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    )
+    for setting, message in (
+        ("freeze=4", "freeze 4 is more than the 1 layers of this Caduceus"),
+        ("adapter=lora adapter.rank=100", "adapter.rank 100: this Caduceus has no linear map"),
+        ("inputs.layers=[3]", "inputs.layers 3 is not one of the 1 layers"),
+        (f"+baselines.x={flat}", "head=flatten"),
+    ):
+        overrides = [setting] if setting.startswith("+") else setting.split()
+        assert message in refusal(tmp_path, capsys, run, "task=csv", f"task.path={table}", *RECIPE, *overrides)
+    assert not fitted
+
+
+def test_averaged_seeds_and_a_stack_are_rows_with_intervals(tmp_path, table, capsys):
+    result = study_of(tmp_path, table, "seeds=2", "stack=true", "scratch=false", "adapter=lora", "adapter.rank=2")
+    names = ["2-mer logistic regression", "fine-tuned", "fine-tuned, 2 seeds averaged", "fine-tuned + 2-mers, stacked"]
+    assert list(result["models"]) == names and [len(result["models"][name]["per_seed"]) for name in names] == [1, 2, 1, 2]
+    assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
+    assert [(d["a"], d["b"]) for d in result["differences"]][1:] == [(a, b) for a in names[2:] for b in (names[1], names[0])]
+    assert "fine-tuned + 2-mers, stacked" in capsys.readouterr().out
+    assert "stack=true combines" in refusal_of_a_second_run(tmp_path, table, capsys, "stack=true", "fine_tune=false")
+
+
+def refusal_of_a_second_run(tmp_path: Path, table: str, capsys, *overrides: str) -> str:
+    with pytest.raises(SystemExit):
+        call(tmp_path, "checkpoint=x", "task=csv", f"task.path={table}", *overrides, "overwrite=true")
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path, table, capsys, monkeypatch):
+    monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: float(len(model["found"])))
+    assert study_of(tmp_path, table)["warning"] is None
+    values = iter([0.5, 0.75])
+    monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values))
+    capsys.readouterr()
+    warning = study_of(tmp_path, table, "overwrite=true")["warning"]
+    assert "worse than the same network from scratch (accuracy 0.500 and 0.750)" in warning
+    assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
+    page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
+    assert page.index("Warning: table: on validation") < page.index("<h1>")

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import dnadiff
 from dnadiff import commands, finetune
@@ -21,9 +22,10 @@ from dnadiff.design.output import ResumableOutput
 from dnadiff.downstream.finetuning import NetworkModel
 from dnadiff.downstream.prediction_table import mean_coverage
 from dnadiff.downstream.sequences import Query, chunks, window_bounds
+from dnadiff.finetune import print_tables
 
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40")
-SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
+SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "lr_scratch=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
 
 
 def write_table(path: Path, rows) -> None:
@@ -328,7 +330,32 @@ def test_a_saved_network_has_the_head_that_validation_chose(cli, world, tmp_path
     assert saved["head"] == found["head"] and saved["inputs"] == {"layers": [], "one_hot": True, "length": False}
     args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
     assert cli("predict", *args)[0] == 0
+    predicted = json.loads((tmp_path / "p.tsv.json").read_text())
+    assert predicted["metrics"]["each_seed"]["accuracy"]["per_seed"] == result["per_seed"] and predicted["head_inputs"] == saved["inputs"]
+
+
+def test_a_head_that_reads_the_length_is_reported(cli, world, tmp_path, capfd):
+    run_finetune(world, tmp_path / "run", "seeds=1", "epochs=1", "inputs.length=true")
+    assert "the heads of the networks also read the length, which can reveal the class" in capfd.readouterr().out
+    expected = {"layers": [], "one_hot": False, "length": True}
+    assert json.loads((tmp_path / "run" / "finetune.json").read_text())["inputs"] == expected
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    assert cli("predict", f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv")[0] == 0
+    assert json.loads((tmp_path / "p.tsv.json").read_text())["head_inputs"] == expected
+    print_tables([json.loads((world / "run" / "finetune.json").read_text())], is_suite=False)
+    assert "also read" not in capfd.readouterr().out
+
+
+def test_a_network_that_was_trained_with_an_adapter_is_saved_and_predicts_like_any_other(cli, world, tmp_path):
+    run_finetune(world, tmp_path / "run", "seeds=1", "adapter=lora", "adapter.rank=2", "freeze=none")
+    saved = json.loads((tmp_path / "run" / "models" / "seed_1" / "model.json").read_text())
+    assert saved["settings"]["adapter"] == {"LoRA": {"rank": 2, "alpha": 16.0}}
+    names = {path: set(load_file(path / "model.safetensors")) for path in (world / "run/models/seed_1", tmp_path / "run/models/seed_1")}
+    assert len({frozenset(keys) for keys in names.values()}) == 1  # plain weights
+    args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    assert cli("predict", *args)[0] == 0
     metrics = json.loads((tmp_path / "p.tsv.json").read_text())["metrics"]["each_seed"]
+    result = json.loads((tmp_path / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
     assert metrics["accuracy"]["per_seed"] == result["per_seed"]
 
 
@@ -337,3 +364,21 @@ def test_flatten_is_refused_for_sequences_of_several_lengths(world, tmp_path, ca
         run_finetune(world, tmp_path / "run", "head=flatten")
     err = capsys.readouterr().err
     assert "error: head=flatten is for sequences of one length, and these have 20 to 40 bases" in err and not (tmp_path / "run").exists()
+
+
+def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli, world, tmp_path):
+    with open(world / "table.csv", newline="") as file:
+        rows = [(row["sequence"][:20], row["label"], row["split"]) for row in csv.DictReader(file)]
+    write_table(tmp_path / "table.csv", rows)
+    run_finetune(world, tmp_path / "run", "head=flatten", "seeds=1", "epochs=1", f"task.path={tmp_path / 'table.csv'}")
+    for letters, got, *window in (
+        ("ACGT", "record b has 4 bases"),
+        ("A" * 21, "record b has 21 bases"),
+        ("A" * 21, "record a has a window of 10 bases", "window=10"),
+    ):
+        (tmp_path / "x.fa").write_text(f">a\n{'ACGT' * 5}\n>b\n{letters}\n")
+        status, _, err = cli("predict", f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv", *window)
+        remedy = "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
+        expected = f"x.fa: {got}, and the FlattenHead of this classifier accepts only sequences of 20; {remedy}"
+        assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
+        assert not list(tmp_path.glob("*p.tsv*"))

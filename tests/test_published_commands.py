@@ -99,6 +99,8 @@ def test_finetune(cli, caduceus, tmp_path):
         "task=csv",
         "task.path=labels.csv",
         "seeds=1",
+        "epochs=1",
+        "lr=1e-3",
         "batch_size=8",
         "kmer=2",
         "accelerator=cpu",

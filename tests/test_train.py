@@ -138,6 +138,23 @@ def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.parametrize(
+    ("backbone", "more", "key"),
+    [
+        ("dit", ["time_conditioning=true"], "(time_conditioning=true)"),
+        ("caduceus", ["objective=sedd"], "(time_conditioning=true, backbone.time_conditioning=true)"),
+    ],
+)
+def test_blocks_do_not_start_from_a_network_with_a_time(cli, train_args, tmp_path, backbone, more, key):
+    extra = ["backbone.time_conditioning=true"] if backbone == "caduceus" else []
+    assert cli("train", *train_args(backbone, 1, "hydra.run.dir=first", *more, *extra))[0] == 0
+    plain = [a for a in train_args(backbone, 1, "hydra.run.dir=second", "init_from=first", "objective=block_mdlm") if "backbone" not in a]
+    status, _, err = cli("train", *plain)
+    message = f"error: init_from=first has a network that is conditioned on time {key}, and objective BlockMDLM has no single time"
+    assert status == 1 and message in err and "name a run that was trained with false, or leave out init_from" in err, err
+    assert not (tmp_path / "second").exists()
+
+
 @pytest.fixture
 def published_folder(tmp_path, trained):
     checkpoint.export_published(checkpoint.load(trained).denoiser, tmp_path / "published")

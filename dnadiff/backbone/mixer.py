@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,8 @@ class Direction(nn.Module):
         reverse: run from the last position to the first.
     """
 
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("A_log", "D", "dt_bias")  # read by `dnadiff.training.optim`
+
     def __init__(self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool) -> None:
         super().__init__()
         self.d_state, self.dt_rank, self.reverse = d_state, dt_rank, reverse
@@ -62,8 +65,6 @@ class Direction(nn.Module):
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
         self.A_log = nn.Parameter(torch.arange(1, d_state + 1, dtype=torch.float32).log().repeat(d_inner, 1))
         self.D = nn.Parameter(torch.ones(d_inner))
-        for parameter in (self.A_log, self.D, self.dt_bias):
-            parameter._no_weight_decay = True  # type: ignore[attr-defined]  # read by `dnadiff.training.optim`
 
     def weights(self) -> MixerWay:
         """The parameters for `dnadiff.kernels.mixer`."""

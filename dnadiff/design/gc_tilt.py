@@ -38,31 +38,33 @@ def check(gc: float, request: Request, tokenizer: Tokenizer) -> float:
 
 
 class Fit(NamedTuple):
-    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the calibration."""
+    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the calibration with the sequences in them."""
 
     tilt: float
     reached: float
     nfe: int
+    rows: int
 
 
 def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
     """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see `check`), or a ValueError.
 
-    Pilot samples are evenly spaced over the request. All evaluations share their noise, which is derived from `seed`.
+    Pilot samples are evenly spaced over the request, and have no importance weights. All evaluations share their noise, which is derived
+    from `seed`.
     """
-    size, calls = max(PILOT, batch_size), 0
+    size, calls, rows = max(PILOT, batch_size), 0, 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]
 
     def mean(tilt: float) -> float:
-        nonlocal calls
+        nonlocal calls, rows
         tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
-        batches = [tilted.fill(numbered[at : at + batch_size], key) for at in range(0, size, batch_size)]
-        calls += sum(batch.nfe for batch in batches)
+        batches = [tilted.fill(numbered[at : at + batch_size], key, weighted=False) for at in range(0, size, batch_size)]
+        calls, rows = calls + sum(batch.nfe for batch in batches), rows + sum(batch.rows for batch in batches)
         counts = [generator.gc(batch) for batch in batches]
         return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
 
     tilt, reached, _ = find_tilt(mean, gc)
-    return Fit(tilt, reached, calls)
+    return Fit(tilt, reached, calls, rows)
 
 
 def find_tilt(

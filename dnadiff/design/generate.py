@@ -124,10 +124,11 @@ class ConditionalSampler:
             batch = self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
             yield batch if weighted else batch._replace(log_weight=None)
 
-    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int) -> SampleBatch:
+    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True) -> SampleBatch:
         """Generate one batch of targets, each with the number that keys its noise.
 
         Shorter sequences are padded. A sampler that moves a window over the sequence gets the sequences of each length separately.
+        Without `weighted`, importance weights, and the network calls that only they need, are left out.
         """
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
@@ -136,12 +137,12 @@ class ConditionalSampler:
         tokens: dict[int, NDArray[np.int64]] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
         for group in groups if separate else [list(range(len(lengths)))]:
-            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed)
+            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed, weighted)
             ids = samples.tokens.cpu().numpy()
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if self.sampler.supports_weights(max(lengths)) else None
+        log_weights = weight if weighted and self.sampler.supports_weights(max(lengths)) else None
         return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
 
     def has_weights(self, request: Request) -> bool | None:
@@ -160,8 +161,8 @@ class ConditionalSampler:
         masked = target.pattern.ids == self.process.vocab.mask_id
         return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
 
-    def prepared(self, targets: Sequence[Target]) -> Prepared:
-        """The templates of a batch as tensors, with the denoiser that keeps their constraints."""
+    def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
+        """The templates of a batch as tensors, with the denoiser that keeps their constraints and, if `weighted`, records weights."""
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
         fixed = x_init != self.process.vocab.mask_id
@@ -169,15 +170,17 @@ class ConditionalSampler:
         padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
         constrained = None
         if self.tilt != 0 or any(map(self._is_constrained, targets)):
-            weighted = self.sampler.supports_weights(x_init.shape[1])
-            constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), x_init if weighted else None)
+            template = x_init if weighted and self.sampler.supports_weights(x_init.shape[1]) else None
+            constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), template)
         return Prepared(x_init, frozen, self._cond(len(x_init)), padding, constrained or self.denoiser, constrained)
 
-    def _fill_together(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> tuple[Samples, NDArray[np.float64]]:
-        x, frozen, cond, padding, denoiser, constrained = self.prepared(targets)
+    def _fill_together(
+        self, targets: Sequence[Target], numbers: Sequence[int], seed: int, weighted: bool
+    ) -> tuple[Samples, NDArray[np.float64]]:
+        x, frozen, cond, padding, denoiser, constrained = self.prepared(targets, weighted)
         draws = Draws(seed, torch.tensor(numbers, device=x.device))
         samples = self.sampler.sample(denoiser, self.process, x, draws, frozen, cond, padding)
-        if constrained is None or not self.sampler.supports_weights(x.shape[1]):
+        if constrained is None or not (weighted and self.sampler.supports_weights(x.shape[1])):
             return samples, np.zeros(len(x))
         return samples, constrained.log_weight().cpu().numpy()
 

@@ -34,7 +34,7 @@ class SklearnModel(TaskModel):
     """
 
     random = False
-    not_settings = frozenset(("bases", "fit_info"))
+    not_settings = frozenset(("bases", "fit_info", "valid_log_probs"))
 
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases
@@ -55,6 +55,7 @@ class SklearnModel(TaskModel):
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         train, valid, test = (self.features(items, data.stranded) for items in (data.train, data.valid, data.test))
         best, self.fit_info = select_by_validation(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        self.valid_log_probs = predict_log_proba(best, valid, len(data.classes))
         return predict_log_proba(best, test, len(data.classes))
 
 

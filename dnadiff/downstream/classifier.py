@@ -106,8 +106,15 @@ class Classifier(SequenceClassifier):
 
     @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        read = self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded)
-        outputs = [self.head(features, valid) for features in read]
+        return self.logits(self.read(ids, valid), valid)
+
+    def read(self, ids: Tensor, valid: Tensor | None = None) -> list[Tensor]:
+        """What the head reads: features (B, L, D), of both strands for a strand-invariant network."""
+        return self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded)
+
+    def logits(self, features: Sequence[Tensor], valid: Tensor | None = None) -> Tensor:
+        """Logits (B, C) from what `read` returns."""
+        outputs = [self.head(one, valid) for one in features]
         return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
 
 

@@ -16,7 +16,7 @@ from dnadiff.data.nucleotides import DNASequence
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.items import Items
-from dnadiff.downstream.sequences import Query, chunks
+from dnadiff.downstream.sequences import LengthLimits, Query, chunks
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class SeedClassifier:
     folder: Path
 
 
+def limits_of(classifiers: Sequence[Classifier]) -> LengthLimits:
+    """The lengths of sequences that all classifiers accept, whose heads may differ."""
+    longest = [one.max_length for one in classifiers if one.max_length is not None]
+    fixed = [one.head for one in classifiers if one.head.fixed_length is not None]
+    if not fixed:
+        return LengthLimits(min(longest, default=None))
+    return LengthLimits(min(longest), fixed[0].fixed_length, type(fixed[0]).__name__)
+
+
 class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
@@ -74,7 +83,8 @@ class ClassifierEnsemble:
         path: the folder of the run.
         task: name of the task.
         longest: bases in the longest sequence that it was trained or tested on.
-        max_length: longest sequence that the network accepts; None for any.
+        limits: the lengths of sequences that all members accept.
+        head_inputs: what the heads read; the same for all members.
         batch_size: sequences in a batch, as the test items of the task were predicted.
     """
 
@@ -93,7 +103,8 @@ class ClassifierEnsemble:
         self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
         for member in self.members:
             member.classifier.to(device).eval()
-        self.stranded, self.max_length = self.members[0].classifier.stranded, self.members[0].classifier.max_length
+        self.stranded, self.limits = self.members[0].classifier.stranded, limits_of([member.classifier for member in members])
+        self.head_inputs = self.members[0].classifier.inputs
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -108,7 +119,7 @@ class ClassifierEnsemble:
             batch_size: None is that of the task's test items: the same items then get the same numbers.
 
         Raises:
-            ValueError: for a letter that is not a nucleotide, an empty sequence, or one longer than the network accepts.
+            ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length that the networks do not accept.
         """
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
@@ -133,11 +144,7 @@ class ClassifierEnsemble:
         """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
         batch_size = optional_integer("batch_size", batch_size) or self.batch_size
         for query in queries:
-            if self.max_length is not None and len(query.ids) > self.max_length:
-                raise ValueError(
-                    f"{query.name} has {len(query.ids):,} bases, more than the {self.max_length:,} that this network accepts; "
-                    f"cut it into windows of at most {self.max_length} (window={self.max_length})"
-                )
+            self.limits.check(query.name, len(query.ids), len(query.ids))
         items = Items.from_sequences([query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id)
         return ClassProbabilities(self.classes, np.stack(list(self._each_seed(items, batch_size, report))))
 

@@ -1,31 +1,33 @@
-"""Training of a sequence classifier; the weights of the epoch with the best validation accuracy are used."""
+"""Models whose networks are trained on a task: the learning rate, the length of the training, and the training itself."""
 
 from __future__ import annotations
 
 import copy
-import math
-import time
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
-import lightning
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack, override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.checks import integer, optional_integer
 from dnadiff.config import Config, Json
+from dnadiff.downstream.adapter.lora import LoRA
+from dnadiff.downstream.budget import MAX_EPOCHS, Budget, automatic_plan
 from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassifier, build_classifier, check_length
+from dnadiff.downstream.fine_tuning_module import FineTuningModule, ValidScore, train
+from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.head_inputs import HeadInputs
-from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
+from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
+from dnadiff.downstream.rate_search import MIN_TRIAL_STEPS, TRIAL_SHARE, ShortRun, Trials, find_rate_and_plan, search_steps
 from dnadiff.draws import hash64
-from dnadiff.training.collector import frozen_objects
-from dnadiff.training.optim import parameter_groups, warmup_cosine
+
+log = logging.getLogger("dnadiff")
 
 
 class TrainingSettings(TypedDict, total=False):
@@ -33,136 +35,57 @@ class TrainingSettings(TypedDict, total=False):
 
     weight_decay: float
     warmup: float
-    epochs: int
+    epochs: int | None
     batch_size: int
     trainer: Config | None
     patience: int | None
+    minutes: float | None
+    layer_decay: float
+    balanced: bool
+    mixup: float
 
 
-class ValidScore(NamedTuple):
-    """Score on the validation items: larger is better, and the loss breaks ties in accuracy."""
-
-    accuracy: float
-    negative_loss: float
-
-
-_WORST = ValidScore(-1.0, -math.inf)
-
-
-class FineTuningModule(lightning.LightningModule):
-    """Trains a classifier with cross-entropy and keeps the weights of the best epoch on the validation items.
-
-    Args:
-        classifier: all of its parameters are trained.
-        lr: peak learning rate of AdamW, after a linear warmup and before a half cosine to 0.
-        weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
-        seed: of order, strands and dropout.
-        patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
-    """
-
-    def __init__(
-        self,
-        classifier: SequenceClassifier,
-        data: TaskData,
-        lr: float,
-        weight_decay: float,
-        warmup: float,
-        batch_size: int,
-        seed: int,
-        report: Report,
-        patience: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.classifier, self.data = classifier, data
-        self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
-        self.seed, self.report, self.patience = seed, report, patience
-        self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
-        self.best_weights: dict[str, Tensor] = {}
-        self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
-        self.loaders: list[ShuffledBatches] = []
-        self.seconds = self.last_batch_end = 0.0  # time spent on training steps, waiting for data included
-
-    @override
-    def train_dataloader(self) -> ShuffledBatches:
-        both_strands = not self.data.stranded
-        self.loaders.append(
-            ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
-        )
-        return self.loaders[-1]
-
-    @override
-    def on_train_epoch_start(self) -> None:
-        self.last_batch_end = time.perf_counter()
-
-    @property
-    def sequences_per_second(self) -> float:
-        """Training throughput, waiting for data included and validation excluded."""
-        return self.num_sequences / max(self.seconds, 1e-9)
-
-    @property
-    def data_wait_fraction(self) -> float:
-        """Fraction of the training time spent waiting for the next batch."""
-        return sum(loader.seconds for loader in self.loaders) / max(self.seconds, 1e-9)
-
-    @override
-    def transfer_batch_to_device(self, batch: ItemBatch, device: torch.device, dataloader_idx: int) -> ItemBatch:
-        return batch.to(device)
-
-    @override
-    def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
-        torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
-        return nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
-
-    @override
-    def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
-        now = time.perf_counter()
-        self.seconds, self.last_batch_end = self.seconds + now - self.last_batch_end, now
-        self.num_sequences += len(batch.labels)
-        self.report(1, batch.ids.numel(), **{"sequences/s": f"{self.sequences_per_second:,.0f}"})
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        self.num_epochs += 1
-        log_probs = self.classifier.log_probs(self.data.valid, EVALUATION * self.batch_size, not self.data.stranded)
-        labels = self.data.valid.labels
-        accuracy = float((log_probs.argmax(-1) == labels).float().mean())
-        score = ValidScore(accuracy, -float(nn.functional.nll_loss(log_probs, labels)))
-        if not math.isfinite(score.negative_loss):
-            score = _WORST  # diverged: NaN predictions may still match many labels by chance
-        if not self.best_weights or score > self.best_score:
-            self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs
-            self.epochs_without_improvement = 0
-            return
-        self.epochs_without_improvement += 1
-        if self.patience is not None and self.epochs_without_improvement >= self.patience:
-            self.trainer.should_stop = True
-
-    @override
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = torch.optim.AdamW(parameter_groups(self.classifier, self.weight_decay), lr=self.lr)
-        scheduler = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0}
 
 
 class NetworkModel(TaskModel):
-    """A network whose parameters are all trained on the task for at most `epochs`; the settings are those of `FineTuningModule`.
+    """A network that is trained on the task; the settings are those of `FineTuningModule`.
 
-    `trainer` has further arguments of `lightning.Trainer`, such as the accelerator; `valid_score` is that of the last fit.
+    Args:
+        lr: peak learning rate. Of several, short trials choose one on the validation items.
+        epochs: at most; None is about 2,000 steps (`dnadiff.downstream.budget`).
+        trainer: further arguments of `lightning.Trainer`, such as the accelerator.
+        minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
+
+    Attributes:
+        valid_score: of the last fit.
     """
 
     def __init__(
         self,
-        lr: float,
+        lr: float | Sequence[float],
         weight_decay: float = 0.1,
         warmup: float = 0.05,
-        epochs: int = 1,
+        epochs: int | None = 1,
         batch_size: int = 32,
         trainer: Config | None = None,
         patience: int | None = None,
+        minutes: float | None = None,
+        layer_decay: float = 1.0,
+        balanced: bool = False,
+        mixup: float = 0.0,
     ) -> None:
-        self.lr, self.weight_decay, self.warmup = lr, weight_decay, warmup
-        self.epochs, self.batch_size = integer("epochs", epochs), integer("batch_size", batch_size)
-        self.patience = optional_integer("patience", patience)
+        self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
+        self.epochs, self.batch_size = optional_integer("epochs", epochs), integer("batch_size", batch_size)
+        if minutes is not None and epochs is not None:
+            raise ValueError(f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of them out")
+        self.optimization: dict[str, Json] = {
+            "weight_decay": weight_decay,
+            "warmup": warmup,
+            "patience": optional_integer("patience", patience),
+        }
+        self.changes: dict[str, Json] = {"layer_decay": layer_decay, "balanced": balanced, "mixup": mixup}
+        self.minutes = minutes
         self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
         self.valid_score = ValidScore(-1.0, 0.0)
         self._trained: SequenceClassifier | None = None
@@ -172,45 +95,53 @@ class NetworkModel(TaskModel):
         """The classifier before training; ValueError if the task does not fit it."""
 
     @override
+    def check(self, data: TaskData) -> None:
+        self.build_classifier(data, 0)
+
+    @override
     def describe(self) -> dict[str, Json]:
-        settings = ("lr", "weight_decay", "warmup", "epochs", "batch_size", "patience")
-        return super().describe() | {name: vars(self)[name] for name in settings}
+        lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
+        settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
+        changed = {name: value for name, value in self.changes.items() if value != _OFF[name]}
+        return super().describe() | settings | changed | ({} if self.minutes is None else {"minutes": self.minutes})
 
     @override
     def num_steps(self, data: TaskData) -> int:
-        return self.epochs * -(-len(data.train) // self.batch_size)
+        batches = self._batches(data)
+        if self.minutes is not None:
+            return MAX_EPOCHS * batches
+        steps = automatic_plan(batches).steps if self.epochs is None else self.epochs * batches
+        return steps + sum(search_steps(len(self.rates), max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps))))
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
+        budget = Budget(self.minutes)
         classifier = self.build_classifier(data, seed)
-        module = FineTuningModule(
-            classifier, data, self.lr, self.weight_decay, self.warmup, self.batch_size, seed, report, patience=self.patience
-        )
-        trainer = lightning.Trainer(
-            max_epochs=self.epochs,
-            gradient_clip_val=1.0,
-            reload_dataloaders_every_n_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            **self.trainer,
-        )
-        module.train()  # a loaded network is in evaluation mode, which Lightning would keep
-        with frozen_objects():
-            trainer.fit(module)
+        start = copy.deepcopy(classifier.state_dict())
+        settings = {**self.optimization, **self.changes, "batch_size": self.batch_size, "seed": seed, "report": report}
+
+        def short_run(lr: float) -> ShortRun:
+            classifier.load_state_dict(start)
+            return ShortRun(classifier, data, lr, **settings)
+
+        trials = Trials(short_run, self.trainer)
+        found = find_rate_and_plan(trials, self.rates, self.epochs, self._batches(data), budget)
+        if found.searched or budget.is_limited:
+            log.info(f"{data.name}, seed {seed}: {found}")
+        classifier.load_state_dict(start)
+        module = FineTuningModule(classifier, data, found.lr, **settings, budget=budget)
+        train(module, found.plan, self.trainer)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
-        self.valid_score = module.best_score
-        self.fit_info = {
-            "valid_accuracy": module.best_score.accuracy,
-            "best_epoch": module.best_epoch,
-            "epochs": module.num_epochs,
-            "sequences_per_second": round(module.sequences_per_second, 1),
-            "waiting_share": round(module.data_wait_fraction, 5),
-        }
+        self.valid_score, self.valid_log_probs = module.best_score, module.best_valid
+        self.fit_info = {**found.describe(), **_describe_fit(module)}
+        if found.searched:
+            self.fit_info = {**self.fit_info, "chosen": {"lr": found.lr, "batch_size": self.batch_size}}
         return classifier.eval()
+
+    def _batches(self, data: TaskData) -> int:
+        return -(-len(data.train) // self.batch_size)
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
@@ -230,15 +161,32 @@ class NetworkModel(TaskModel):
         """
         log_probs = classifier.log_probs(data.test, EVALUATION * self.batch_size, not data.stranded)
         if not bool(log_probs.isfinite().all()):
-            raise ValueError(f"{data.name}: training at lr {self.lr:g} diverged, and its predictions are not finite; set a lower lr")
+            raise ValueError(
+                f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower lr"
+            )
         return log_probs
+
+
+def _describe_fit(module: FineTuningModule) -> dict[str, Json]:
+    return {
+        "valid_accuracy": module.best_score.accuracy,
+        "valid_loss": -module.best_score.negative_loss,
+        "best_epoch": module.best_epoch,
+        "epochs": module.num_epochs,
+        "sequences_per_second": round(module.sequences_per_second, 1),
+        "waiting_share": round(module.data_wait_fraction, 5),
+    }
 
 
 class FineTunedModel(NetworkModel):
     """A backbone with a head on top, both trained.
 
-    `backbone` returns a new copy of the network for a seed; `about` identifies it in `describe`, for example by the digest of its weights.
-    `head` is a configuration as in `configs/head`, None for the published one.
+    Args:
+        backbone: returns a new copy of the network for a seed.
+        about: identifies it in `describe`, for example by the digest of its weights.
+        head: a configuration as in `configs/head`, None for the published one.
+        frozen: the part of the network that is not trained.
+        adapter: trained in place of the network's weights, and merged into them after training.
     """
 
     kind = "Network"
@@ -246,26 +194,37 @@ class FineTunedModel(NetworkModel):
     def __init__(
         self,
         backbone: Callable[[int], Backbone],
-        lr: float,
+        lr: float | Sequence[float],
         about: Mapping[str, object] | None = None,
         head: Config | None = None,
         inputs: HeadInputs | None = None,
+        frozen: Frozen | None = None,
+        adapter: LoRA | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
+        self.frozen, self.adapter = frozen or Frozen(), adapter
 
     @override
     def describe(self) -> dict[str, Json]:
-        head = {} if self.head == MEAN_HEAD else {"head": dict(self.head)}
-        inputs = {} if self.inputs == HeadInputs() else {"inputs": asdict(self.inputs)}
-        return super().describe() | self.about | head | inputs  # the defaults are those of earlier versions
+        described = super().describe() | self.about  # the defaults are those of earlier versions
+        if self.head != MEAN_HEAD:
+            described["head"] = dict(self.head)
+        if self.inputs != HeadInputs():
+            described["inputs"] = asdict(self.inputs)
+        if self.frozen != Frozen():
+            described["frozen"] = self.frozen._asdict()
+        return described if self.adapter is None else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         classifier = super().fit(data, seed, report)
         self.fit_info = {**self.fit_info, "head": dict(self.head)}
+        if self.adapter is not None:
+            assert isinstance(classifier, Classifier) and classifier.backbone is not None
+            self.adapter.merge(classifier.backbone)
         return classifier
 
     @override
@@ -273,4 +232,8 @@ class FineTunedModel(NetworkModel):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        return build_classifier(backbone, self.head, self.inputs, len(data.classes), data.max_length, data.stranded)
+        classifier = build_classifier(backbone, self.head, self.inputs, len(data.classes), data.max_length, data.stranded)
+        if self.adapter is not None:
+            self.adapter.attach(backbone, self.frozen.layers)
+        self.frozen.apply(backbone)
+        return classifier

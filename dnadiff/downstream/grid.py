@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.finetuning import NetworkModel, ValidScore
+from dnadiff.downstream.fine_tuning_module import ValidScore
+from dnadiff.downstream.finetuning import NetworkModel
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
 
@@ -32,22 +33,29 @@ class GridSearch(TaskModel):
         return super().describe() | {"candidates": [model.describe() for _, model in self.candidates]}
 
     @override
+    def check(self, data: TaskData) -> None:
+        for _, model in self.candidates:
+            model.check(data)
+
+    @override
     def num_steps(self, data: TaskData) -> int:
         return sum(model.num_steps(data) for _, model in self.candidates)
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[dict[str, Json]] = []
-        best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier] | None = None
+        best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier, Tensor | None] | None = None
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
+            settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that the model chose
             tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})
             if best is None or score > best[0]:  # only the best classifier stays in memory
-                best = score, settings, model, classifier
+                best = score, settings, model, classifier, model.valid_log_probs
         if best is None:
             raise ValueError("a grid search needs at least one candidate")
-        _, settings, model, self._trained = best
-        self.fit_info = {"tried": tried, "chosen": dict(settings), **model.fit_info}
+        _, settings, model, self._trained, valid = best
+        self.fit_info = {**model.fit_info, "tried": tried, "chosen": dict(settings)}
+        self.valid_log_probs = valid
         return model.predict(self._trained, data)
 
     @override

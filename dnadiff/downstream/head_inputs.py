@@ -40,6 +40,13 @@ class HeadInputs:
         numbers = tuple(checks.integer("inputs.layers", layer) for layer in layers)
         return cls(numbers, checks.boolean("inputs.one_hot", one_hot), checks.boolean("inputs.length", length))
 
+    def describe(self) -> str:
+        """What the head reads besides the features, in words; empty if there is nothing."""
+        parts = [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
+        parts += ["the bases"] * self.one_hot
+        parts += ["the length, which can reveal the class (inputs.length=true; compare with baselines=all)"] * self.length
+        return ", ".join(parts)
+
     def check(self, backbone: Backbone) -> None:
         """Raise ValueError for layers that the network does not have."""
         if not self.layers:

@@ -36,15 +36,20 @@ class TaskModel(ABC):
         kind: name of the class in the digests of stored predictions, where it differs from the class's own name.
         random: False if every seed gives the same result on the same items; the model then runs once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation or the speed.
+        valid_log_probs: log-probabilities (V, C) of the validation items under the model that the last call used; None if it has none.
     """
 
     kind: ClassVar[str | None] = None
     random: bool = True
     fit_info: Mapping[str, Json] = MappingProxyType({})
+    valid_log_probs: Tensor | None = None
 
     def describe(self) -> dict[str, Json]:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused only if it is unchanged."""
         return {"kind": self.kind or type(self).__name__}
+
+    def check(self, data: TaskData) -> None:
+        """ValueError if the task does not fit the model; called before any model is fitted."""
 
     def num_steps(self, data: TaskData) -> int:
         """Upper bound on the steps that one call reports, for the progress display."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from typing_extensions import Unpack, override
@@ -27,7 +28,11 @@ class OneHotModel(NetworkModel):
     """
 
     def __init__(
-        self, tokenizer: DNATokenizer, head: Callable[..., Head], lr: Positive = 2e-3, **settings: Unpack[TrainingSettings]
+        self,
+        tokenizer: DNATokenizer,
+        head: Callable[..., Head],
+        lr: Positive | Sequence[float] = 2e-3,
+        **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True)
@@ -39,6 +44,8 @@ class OneHotModel(NetworkModel):
     @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)
+        if isinstance(self.head, partial) and isinstance(self.head.func, type) and issubclass(self.head.func, Head):
+            self.head.func.check_lengths(data.min_length, data.max_length)
         width = self.inputs.width(None, self.vocab, data.stranded)
         head = self.head(width=width, num_outputs=len(data.classes), max_length=data.max_length)
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)

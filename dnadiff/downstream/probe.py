@@ -77,6 +77,7 @@ class FrozenModel(TaskModel):
         train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
         candidates = self.candidates(len(train))
         best, self.fit_info = select_by_validation(candidates, train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
+        self.valid_log_probs = predict_log_proba(best, valid, len(data.classes))
         return predict_log_proba(best, test, len(data.classes))
 
     def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Report) -> np.ndarray:

@@ -33,7 +33,8 @@ class FixedSplit:
     name: ClassVar[str] = "fixed"
     varies: ClassVar[bool] = False  # whether another seed gives another division
     tests_all_items: ClassVar[bool] = False  # including those of the training part
-    epochs: ClassVar[int] = 1
+    epochs: ClassVar[int | None] = None  # published; None: as many as suit the size of the task
+    rates: ClassVar[tuple[float, ...]] = ()  # published grid of learning rates
     warmup: ClassVar[float] = 0.1
 
     def tested(self, data: TaskData) -> Items:
@@ -56,7 +57,8 @@ class PaperSplit(FixedSplit):
     valid_fraction: float = 0.1
     name: ClassVar[str] = "paper"
     varies: ClassVar[bool] = True
-    epochs: ClassVar[int] = 10
+    epochs: ClassVar[int | None] = 10
+    rates: ClassVar[tuple[float, ...]] = (1e-3, 2e-3)
     warmup: ClassVar[float] = 0.01
 
     @override

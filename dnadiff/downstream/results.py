@@ -42,11 +42,15 @@ log = logging.getLogger("dnadiff")
 
 
 class Computed(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, `TaskModel.fit_info` of each round, and the network of the last round, if there is one."""
+    """Log-probabilities (S, C) of the tested items, `TaskModel.fit_info` of each round, and the network of the last round, if there is one.
+
+    `valid_log_probs` are those of the validation items of all rounds, in their order; None for a model that does not have them.
+    """
 
     log_probs: Tensor
     fit_info: list[dict[str, Json]]
     classifier: SequenceClassifier | None = None
+    valid_log_probs: Tensor | None = None
 
 
 Compute = Callable[[], Computed]
@@ -55,13 +59,14 @@ Compute = Callable[[], Computed]
 class Prediction(NamedTuple):
     """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
 
-    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept.
+    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept. `valid_log_probs` as in `Computed`.
     """
 
     log_probs: Tensor
     seconds: float
     fit_info: list[dict[str, Json]]
     weights: str | None = None
+    valid_log_probs: Tensor | None = None
 
 
 class Job(NamedTuple):
@@ -181,7 +186,8 @@ class ResultsFolder(Results):
 def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
     start = time.monotonic()
     computed = compute()
-    return Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info), computed.classifier
+    prediction = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info, valid_log_probs=computed.valid_log_probs)
+    return prediction, computed.classifier
 
 
 def _weights_path(prediction: Path) -> Path:
@@ -219,9 +225,11 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
 def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]) -> None:
     """Write a prediction atomically."""
     description = json.dumps({**about, "found": prediction.fit_info, "weights_sha256": prediction.weights}, default=str)
+    valid = prediction.valid_log_probs
+    of_valid: dict[str, Json] = {} if valid is None else {"valid_log_probs": valid.numpy()}
     with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(
-            file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description
+            file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description, **of_valid
         )
 
 
@@ -232,11 +240,12 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
     fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "i" and labels.shape == log_probs.shape[:1]
+    valid = stored.get("valid_log_probs")
+    fits = fits and (valid is None or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == log_probs.shape[1]))
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
-    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, None if weights is None else str(weights)), torch.from_numpy(
-        labels
-    )
+    sha256, of_valid = None if weights is None else str(weights), None if valid is None else torch.from_numpy(valid)
+    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, sha256, of_valid), torch.from_numpy(labels)
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

@@ -16,6 +16,34 @@ UNLABELED = -1
 Encode = Callable[[str, str | bytes], np.ndarray]  # where the sequence is, and its letters -> token ids
 
 
+@dataclass(frozen=True)
+class LengthLimits:
+    """The numbers of bases that a classifier accepts.
+
+    Attributes:
+        maximum: that the network accepts; None is any.
+        fixed: the only number that the head accepts; None is any.
+        head: class of the head with a fixed length.
+    """
+
+    maximum: int | None = None
+    fixed: int | None = None
+    head: str = "Head"
+
+    def check(self, where: str, total: int, length: int) -> None:
+        """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a sequence of `total` bases."""
+        got = f"{where} has {total:,} bases" if length == total else f"{where} has a window of {length:,} bases"
+        if self.fixed is not None and length != self.fixed:
+            remedy = (
+                f"set window={self.fixed}" if total >= self.fixed else "remove it, or fine-tune with head=attention, head=conv or head=mean"
+            )
+            raise ValueError(f"{got}, and the {self.head} of this classifier accepts only sequences of {self.fixed:,}; {remedy}")
+        if self.fixed is None and self.maximum is not None and length > self.maximum:
+            raise ValueError(
+                f"{got}, more than the {self.maximum:,} that this network accepts; set window={self.maximum} or less to cut it into windows"
+            )
+
+
 class Query(NamedTuple):
     """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record `name`.
 
@@ -87,7 +115,7 @@ class SequenceFile:
         classes: that labels may name.
         window: bases of a window; None predicts complete records.
         stride: bases between the starts of windows; None: windows do not overlap.
-        max_length: of a query; None: any.
+        limits: on the length of a query.
 
     Raises:
         ValueError: while it is iterated, naming the place, for a sequence, label or length that cannot be used.
@@ -99,7 +127,7 @@ class SequenceFile:
     columns: Columns = Columns()
     window: int | None = None
     stride: int | None = None
-    max_length: int | None = None
+    limits: LengthLimits = LengthLimits()
 
     def __iter__(self) -> Iterator[Query]:
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -114,11 +142,7 @@ class SequenceFile:
                     "correct it, set label_column to another column, or leave label_column out"
                 )
             for start, end in window_bounds(len(ids), self.window, self.stride):
-                if self.max_length is not None and end - start > self.max_length:
-                    raise ValueError(
-                        f"{row.where} has {len(ids):,} bases, more than the {self.max_length:,} that this network accepts; "
-                        f"set window={self.max_length} or less"
-                    )
+                self.limits.check(row.where, len(ids), end - start)
                 yield Query(row.name, start, end, ids[start:end], label)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dnadiff.bootstrap import ConfidenceInterval, verdict
 from dnadiff.config import Json
+from dnadiff.downstream.combine import Combination
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metrics import ScoredPredictions, bootstrap_weights, confusion_matrix, roc_curves, sign_flip_test, summarize
 from dnadiff.downstream.model import Report, TaskModel, no_report
@@ -37,6 +38,7 @@ def run_study(
     protocol: FixedSplit | None = None,
     results: Results | None = None,
     subsets: Mapping[str, np.ndarray] | None = None,
+    combinations: Sequence[Combination] = (),
 ) -> dict[str, Json]:
     """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
@@ -45,11 +47,13 @@ def run_study(
         report: called with steps and tokens, and with `now=` the model that is being fitted.
         protocol: which items are for training; None uses the task's own parts.
         subsets: see `compare`.
+        combinations: further rows, made from those of the models.
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
     tested = protocol.tested(data)
     predictions = _predictions(data, models, seeds, report, protocol, results or Results(), tested.labels)
+    predictions |= {one.name: one.combine(predictions, data, protocol, seeds) for one in combinations}
     task = {
         "name": data.name,
         "classes": data.classes,
@@ -109,8 +113,8 @@ def _predictions(
 
             def compute(name: str = name, seed: int = seed) -> Computed:
                 report(0, now=f"{name}, seed {seed}")
-                log_probs, fit_info = predict_rounds(data, models[name], seed, report, protocol, labels)
-                return Computed(log_probs, fit_info, models[name].take_classifier())
+                computed = predict_rounds(data, models[name], seed, report, protocol, labels)
+                return computed._replace(classifier=models[name].take_classifier())
 
             about = {"protocol": protocol.name, "settings": models[name].describe()}
             prediction = results.get_or_compute(Job(data, name, seed, about, labels), compute)
@@ -122,15 +126,16 @@ def _predictions(
     return {name: [prediction for prediction in by_seed.values() if prediction is not None] for name, by_seed in done.items()}
 
 
-def predict_rounds(
-    data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit, labels: Tensor
-) -> tuple[Tensor, list[dict[str, Json]]]:
-    """Log-probabilities (S, C) of the tested items from all rounds of one seed, and the model's `fit_info` of each round."""
+def predict_rounds(data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit, labels: Tensor) -> Computed:
+    """What the model computes in all rounds of one seed, without its network."""
+    valid: list[Tensor | None] = []
     result, fit_info = torch.full((len(labels), len(data.classes)), float("nan"), dtype=torch.float64), []
     for one in protocol.rounds(data, seed):
         result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
         fit_info.append(dict(model.fit_info))
-    return result, fit_info
+        valid.append(model.valid_log_probs)
+    known = [one for one in valid if one is not None]
+    return Computed(result, fit_info, valid_log_probs=torch.cat(known) if len(known) == len(valid) else None)
 
 
 def accuracy_interval(

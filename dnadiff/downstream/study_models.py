@@ -6,6 +6,8 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -13,19 +15,26 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.checkpoint import Loaded, build_denoiser
 from dnadiff.config import Config, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.baselines import KmerLogistic
 from dnadiff.downstream.classifier import check_head, keep_first_layers
+from dnadiff.downstream.combine import Combination, SeedAverage, Stack
 from dnadiff.downstream.finetuning import FineTunedModel, NetworkModel, TrainingSettings
+from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import TaskModel
+from dnadiff.downstream.one_hot import OneHotModel
 from dnadiff.downstream.probe import LinearProbe, NearestNeighbors
 from dnadiff.downstream.protocol import FixedSplit
+from dnadiff.downstream.rate_search import NEW_RATES, PRETRAINED_RATES
+from dnadiff.downstream.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
 from dnadiff.downstream.results import weights_digest
 from dnadiff.draws import hash64
 
-FINE_TUNED, SCRATCH = "fine-tuned", "scratch"
+Rates: TypeAlias = float | tuple[float, ...]
+FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
 PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
 log = logging.getLogger("dnadiff")
 
@@ -54,7 +63,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         about["strands"] = "merged unless stranded"
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {kmer_baseline(config): KmerLogistic(tokenizer, config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
@@ -68,35 +77,99 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         models[PROBE] = LinearProbe(trained, about=about_trained, device=device)
         models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
     if config["fine_tune"]:
-        models[FINE_TUNED] = fine_tuned_model(config, data, protocol, trained, config["lr"], about_trained)
+        frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
+        only_new = frozen.backbone or adapter is not None
+        automatic = resolve(config["layer_decay"], LAYER_DECAY if protocol.epochs is None else 1.0)
+        special: TrainingSettings = {"layer_decay": 1.0 if only_new else automatic}
+        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter)
+        rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
+        models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
+    from_scratch = candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
     if config["scratch"]:
-        models[SCRATCH] = fine_tuned_model(config, data, protocol, untrained, config["lr_scratch"], about_untrained)
+        make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None)
+        models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
+    if config["inputs"]["one_hot"]:
+        models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, partial(_one_hot, tokenizer))
     return models
 
 
-def fine_tuned_model(
+def combinations(config: Config, models: Mapping[str, TaskModel]) -> list[Combination]:
+    """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
+    if FINE_TUNED not in models:
+        return []
+    found: list[Combination] = []
+    if config["average"] and config["seeds"] > 1:
+        found.append(SeedAverage(FINE_TUNED, config["seeds"]))
+    if config["stack"]:
+        found.append(Stack(FINE_TUNED, kmer_baseline(config), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
+    return found
+
+
+def compared_pairs(config: Config, models: Mapping[str, TaskModel]) -> list[tuple[str, str]]:
+    """The pairs of rows whose difference is reported."""
+    baseline = kmer_baseline(config)
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
+    pairs += [(FINE_TUNED, SAME_HEAD)]
+    pairs += [(one.name, other) for one in combinations(config, models) for other in (FINE_TUNED, baseline)]
+    known = {*models, *(one.name for one in combinations(config, models))}
+    return [pair for pair in pairs if known.issuperset(pair)]
+
+
+def kmer_baseline(config: Config) -> str:
+    """The name of the logistic regression on k-mers."""
+    return f"{config['kmer']}-mer logistic regression"
+
+
+def _fine_tuned(
+    backbone: Callable[[int], Backbone],
+    about: Mapping[str, object],
+    inputs: HeadInputs,
+    frozen: Frozen | None,
+    adapter: LoRA | None,
+    lr: Rates,
+    head: Config,
+    settings: TrainingSettings,
+) -> NetworkModel:
+    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, **settings)
+
+
+def _one_hot(tokenizer: DNATokenizer, lr: Rates, head: Config, settings: TrainingSettings) -> NetworkModel:
+    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, **settings)
+
+
+def grid_search(
     config: Config,
     data: TaskData,
     protocol: FixedSplit,
-    backbone: Callable[[int], Backbone],
-    rates: Sequence[float],
-    about: Mapping[str, object],
+    rates: Sequence[Rates],
+    make: Callable[[Rates, Config, TrainingSettings], NetworkModel],
+    special: TrainingSettings | None = None,
 ) -> TaskModel:
-    """A network that is trained on the task; several learning rates, batch sizes or heads make a grid search."""
-    shared: TrainingSettings = {
-        "epochs": config["epochs"] or protocol.epochs,
-        "weight_decay": config["weight_decay"],
-        "warmup": protocol.warmup if config["warmup"] is None else config["warmup"],
-        "trainer": {"accelerator": config["accelerator"], "devices": 1},
-        "patience": config["patience"],
-    }
-    inputs, grid = HeadInputs.of(**config["inputs"]), []
-    heads = heads_of(config, data)
-    for rate, size, (name, head) in itertools.product(rates, config["batch_size"], heads.items()):
-        settings: TrainingSettings = {**shared, "batch_size": size}
+    """A network that is trained on the task; several learning rates, batch sizes or heads make a grid search, which shares the `minutes`.
+
+    `make` builds a candidate from learning rate, head and settings, of which `special` are its own.
+    """
+    heads, shared = heads_of(config, data), training_settings(config, protocol)
+    shared = {**shared, "mixup": config["mixup"], "balanced": config["class_weights"] == "balanced", **(special or {})}
+    grid = []
+    combinations = list(itertools.product(rates, config["batch_size"], heads.items()))
+    minutes = None if config["minutes"] is None else config["minutes"] / len(combinations)
+    for rate, size, (name, head) in combinations:
         tried = {"lr": rate, "batch_size": size} | ({"head": name} if len(heads) > 1 else {})
-        grid.append((tried, FineTunedModel(backbone, rate, about, head, inputs, **settings)))
+        grid.append((tried, make(rate, head, {**shared, "batch_size": size, "minutes": minutes})))
     return GridSearch(grid) if len(grid) > 1 else grid[0][1]
+
+
+def build_adapter(config: Config) -> LoRA | None:
+    """The adapter of the command; ValueError for one that could not change anything."""
+    if "_target_" not in config["adapter"]:
+        return None
+    if Frozen.of(config["freeze"]).backbone:
+        raise ValueError("freeze=backbone trains no layer, and adapter trains updates of them; set freeze=none, or adapter=none")
+    made = build(config["adapter"], trust=None)
+    if not isinstance(made, LoRA):
+        raise ValueError(f"adapter {config['adapter']['_target_']} is not an adapter (dnadiff.downstream.adapter.lora.LoRA)")
+    return made
 
 
 def heads_of(config: Config, data: TaskData) -> dict[str, Config]:

@@ -102,6 +102,7 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
     protocol = estimator_for(model.denoiser, options["protocol"])
     try:
         protocol.check_model(model.denoiser, model.process.noise)
+        protocol.check_draws(options["num_draws"])
         evaluation.check_strands(options, model.denoiser.left_to_right, model.tokenizer.vocab.complement is not None)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

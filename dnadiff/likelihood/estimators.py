@@ -46,6 +46,10 @@ class Estimator(ABC):
     def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
         """Raises ValueError if the estimate is not valid for this model or its schedule."""
 
+    @classmethod
+    def check_draws(cls, num_draws: int) -> None:
+        """Raises ValueError if the estimate cannot use this number of draws."""
+
     def run(
         self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None, curve: bool = False
     ) -> Likelihood:
@@ -82,6 +86,11 @@ class CountForm(Estimator):
     """The NELBO in count form, with stratified draws."""
 
     has_curve = True
+
+    @classmethod
+    @override
+    def check_draws(cls, num_draws: int) -> None:
+        likelihood.check_num_draws(num_draws)
 
     @override
     def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:

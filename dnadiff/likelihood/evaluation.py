@@ -55,7 +55,6 @@ def check_options(config: Config) -> Config:
     if not isinstance(orders, list) or not all(is_integer(k, 0) and k <= 26 for k in orders):
         raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
     config["orders"] = [int(k) for k in orders]
-    likelihood.check_num_draws(config["num_draws"])
     if config["part"] not in PARTS:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
     if config["protocol"] not in tuple(PROTOCOLS):
@@ -106,6 +105,7 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     is_dna = model.tokenizer.vocab.complement is not None
     protocol = estimator_for(model.denoiser, config["protocol"], config.get("order"))
     protocol.check_model(model.denoiser, model.process.noise)
+    protocol.check_draws(config["num_draws"])
     check_strands(config, model.denoiser.left_to_right, is_dna)
     data, own = data_of(model, config)
     model = model.with_tokenizer(data.tokenizer)

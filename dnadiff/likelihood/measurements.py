@@ -6,7 +6,7 @@ which are many: they are summed over the blocks and draws of a window as soon as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def check_lengths(lengths: Iterable[int], size: int) -> None:
+    """ValueError unless sequences of these `lengths` have the same first block (`size` tokens, or the whole sequence), and so the same n."""
+    lengths = sorted(set(lengths))
+    if len({min(length, size) for length in lengths}) > 1:
+        raise ValueError(
+            f"batches have sequences of {lengths[0]} and of {lengths[-1]} tokens, and h(n) of blocks of {size} is of sequences of at least "
+            f"{size} tokens, or of one length; evaluate them apart, or set curve=False"
+        )
 
 
 class Cells(NamedTuple):
@@ -89,10 +99,9 @@ class BlockMeasurements:
         """Those of the sequences of all batches, in order.
 
         Raises:
-            ValueError: if the sequences of one batch are shorter than a block and those of another are not, which have different n.
+            ValueError: as `check_lengths`.
         """
-        if len({batch.length for batch in batches}) > 1:
-            raise ValueError("h(n) of blocks needs sequences of at least block_size tokens, or of one length")
+        check_lengths((batch.length for batch in batches), max(batch.length for batch in batches))
         first_rows = np.cumsum([0, *(len(batch.start) for batch in batches)])
         cells = Cells.joined([batch.cells._replace(row=batch.cells.row + first) for first, batch in zip(first_rows, batches)])
         start = np.concatenate([batch.start for batch in batches])

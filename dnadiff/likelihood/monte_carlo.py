@@ -8,7 +8,7 @@ are stratified, two draws per stratum, so that the estimate of the Monte Carlo e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from dnadiff.blocks import block_rows, sequence_rows
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.likelihood.measurements import BlockMeasurements
+from dnadiff.likelihood.measurements import BlockMeasurements, check_lengths
 from dnadiff.likelihood.record import BLOCKS, COUNT, EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
 
@@ -90,6 +90,7 @@ def estimate(
     progress: ProgressCallback | None = None,
     first_draw: int = 0,
     curve: bool = False,
+    starts: list[Draw] | None = None,
 ) -> Likelihood:
     """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the -log p (`chain_rule`).
 
@@ -106,24 +107,31 @@ def estimate(
         first_draw: index of the first draw, if earlier draws exist.
         curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which takes one network call more. Other models
             need nothing more.
+        starts: that call of each batch. Calls for further draws of the same batches share the list, so that only the first one makes it.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence.
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence; with `curve`, see `check_lengths`.
     """
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
     check_num_draws(num_draws)
     size, measured = denoiser.block_size, list[BlockMeasurements]()
+    starts = [] if starts is None else starts
+    if curve and size is not None and isinstance(batches, Sequence):
+        check_lengths((batch[0].shape[1] for batch in batches), size)
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        if curve and size is not None:  # batches of an iterator are not known before
+            check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
         available, counts, results = _available(denoiser, batch), [], []
         for j in range(num_draws):
             noise = draws.at(first_draw + j)
             counts.append(stratified_counts(available, j, num_draws, noise))
             results.append(_at_count(denoiser, process, batch, available, counts[-1], noise))
         if curve and size is not None:
-            start = _at_count(denoiser, process, batch, available, available, draws)
-            nats = [each.of_blocks for each in (start, *results) if each.of_blocks is not None]
+            if len(starts) == len(measured):
+                starts.append(_at_count(denoiser, process, batch, available, available, draws))
+            nats = [each.of_blocks for each in (starts[len(measured)], *results) if each.of_blocks is not None]
             k, a, x, x0 = (each.cpu().numpy() for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0]))
             measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
         return results
@@ -162,7 +170,8 @@ def estimate_to(
         raise ValueError(f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws")
     if target_se is not None and iter(batches) is batches:
         raise ValueError("batches can be iterated only once; target_se needs a list of batches")
-    result = estimate(denoiser, process, batches, num_draws, seed, block_size, progress, curve=curve)
+    starts = list[Draw]()
+    result = estimate(denoiser, process, batches, num_draws, seed, block_size, progress, 0, curve, starts)
 
     def wanted() -> bool:
         return not is_exact(denoiser) and (result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se))
@@ -171,7 +180,7 @@ def estimate_to(
         done = result.num_draws
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(estimate(denoiser, process, batches, done, seed, block_size, progress, done, curve))
+        result = result.with_draws(estimate(denoiser, process, batches, done, seed, block_size, progress, done, curve, starts))
     return result
 
 

@@ -17,6 +17,7 @@ class AR(Objective):
     """
 
     reads = CausalBackbone
+    takes_time = False
 
     @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:

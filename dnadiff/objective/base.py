@@ -45,6 +45,7 @@ class Objective(ABC):
     Attributes:
         reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`; checked before data is loaded.
         time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
+        takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
     """
 
@@ -52,6 +53,7 @@ class Objective(ABC):
 
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     time_conditioning: ClassVar[bool] = False
+    takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
 
     def __init__(self, process: AbsorbingProcess) -> None:
@@ -91,6 +93,10 @@ class Objective(ABC):
         """The form of this objective with the lowest variance, for validation; itself by default."""
         return self
 
+    def notes(self) -> list[str]:
+        """What the log of a training says about its settings."""
+        return []
+
     def parameterization(self) -> Parameterization:
         """What the network's logits mean under this objective."""
         return SUBS(self.process.vocab)
@@ -120,6 +126,8 @@ class MaskedObjective(Objective):
             is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
     """
 
+    bound: bool = True  # whether it is what is differentiated
+
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
         super().__init__(process)
         if protocol not in PROTOCOLS:
@@ -129,6 +137,10 @@ class MaskedObjective(Objective):
             raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
+
+    @override
+    def notes(self) -> list[str]:
+        return self.masking.notes(self.bound)
 
     @abstractmethod
     def token_nll(

@@ -32,6 +32,7 @@ class BlockMDLM(MDLM):
     """
 
     reads = BlockBackbone
+    takes_time = False
 
     def __init__(
         self,

@@ -78,6 +78,10 @@ class Masking(ABC):
         """The setting that determines where the integral begins, for the message."""
         return type(self).__name__
 
+    def notes(self, trains_bound: bool) -> list[str]:
+        """What the log of a training says about it; `trains_bound`: the bound is differentiated, not the plain mean over masked tokens."""
+        return []
+
     def evaluation(self) -> Masking:
         """The masking of lowest variance; without time conditioning its mean is the same."""
         return ExactCount()

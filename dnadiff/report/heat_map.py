@@ -152,11 +152,11 @@ def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
 
 
 def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, object]) -> list[Path]:
-    """A PNG for each region in the folder of the page, and the page with all of them; returns the files written."""
+    """A PNG for each region next to the page, named after it, and the page with all of them; returns the files written."""
     written, sections = [], [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"]
     for number, each in enumerate(found, start=1):
         figure = heat_map(each)
-        written.append(figures.save(figure, page.with_name(f"heat_map_{number}.png"), pixels=1600))
+        written.append(figures.save(figure, page.with_name(f"{page.stem}_heat_map_{number}.png"), pixels=1600))
         caption = (
             f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the base) to that of the genome (dots): red is less "
             f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"

@@ -8,6 +8,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
+from dnadiff.checks import is_number
 from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
@@ -35,7 +36,8 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
     names = [result["task"]["name"] for result in studies]
     title = title or (f"Classification: {names[0]}" if len(names) == 1 else f"Classification: {len(names)} tasks")
     intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
-    body = [f"<header><h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
+    warnings = "".join(f"<p>Warning: {escape(r['task']['name'])}: {escape(r['warning'])}</p>" for r in studies if r.get("warning"))
+    body = [f"<header>{warnings}<h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
     body += [_task(result, f"t{number}") for number, result in enumerate(studies)]
     return write(path, title, [*body, footer(commands)])
 
@@ -106,5 +108,10 @@ def _notes(result: Results) -> str:
 
 def _chosen(model: Results) -> str:
     every = [one["chosen"] for of_seed in model.get("found", ()) for one in of_seed if "chosen" in one]
-    said = [", ".join(f"{key} {value:g}" for key, value in one.items()) if isinstance(one, Mapping) else str(one) for one in every]
+    said = [
+        ", ".join(f"{key} {value:g}" if is_number(value) else f"{key} {value}" for key, value in one.items())
+        if isinstance(one, Mapping)
+        else str(one)
+        for one in every
+    ]
     return "; ".join(dict.fromkeys(said))

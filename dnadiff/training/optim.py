@@ -14,14 +14,21 @@ from dnadiff.checks import Fraction, Natural
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, list[nn.Parameter] | float]]:
     """Two parameter groups: matrices, with weight decay, and everything else without.
 
-    Norms, biases and the parameters of state spaces (marked `_no_weight_decay`) are not decayed.
+    Norms, biases and the parameters of state spaces are not decayed (`without_weight_decay`).
     """
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for parameter in module.parameters():
-        excluded = parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False)
-        (free if excluded else decayed).append(parameter)
+    excluded = without_weight_decay(module)
+    decayed = [p for p in module.parameters() if id(p) not in excluded]
+    free = [p for p in module.parameters() if id(p) in excluded]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+
+
+def without_weight_decay(module: nn.Module) -> set[int]:
+    """The identities of the parameters that are not decayed: those of one dimension, and those that a submodule names `no_weight_decay`.
+
+    The names belong to the class of the submodule: an attribute of a parameter would be lost in a copy of the module.
+    """
+    named = (part.get_parameter(name) for part in module.modules() for name in getattr(part, "no_weight_decay", ()))
+    return {id(p) for p in module.parameters() if p.ndim < 2} | {id(p) for p in named}
 
 
 def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: Fraction = 0.05, final: Fraction = 0.0) -> LambdaLR:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.config import Config, leaves, with_current_names
+from dnadiff.config import Config, leaves, locate, with_current_names
 from dnadiff.data.structured import read_yaml
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
     """The configuration with the network of `init_from`, computed as the command line says (scan, activation checkpointing).
 
     Raises:
-        ValueError: if the command line asks for another network.
+        ValueError: if the command line asks for another network, or its objective cannot train a network with a time.
     """
     named = [(o, o.lstrip("+").partition("=")[0]) for o in overrides]
     computed = {f"backbone.{key}": key for key in COMPUTED}
@@ -122,10 +122,26 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
     asked = {o: key for o, key in named if key not in computed and (key in network or key.startswith(("backbone.", "backbone/")))}
     if asked and (different := describe_difference(config, initial, [key.removeprefix("backbone.") for key in asked.values()])):
         raise ValueError(f"init_from brings its own network, with {different}; leave out {' '.join(asked)}")
+    check_time(config, initial)
     backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
     wanted = {computed[key] for _, key in named if key in computed} | (initial["backbone"].keys() & set(COMPUTED))
     backbone |= {key: config["backbone"][key] for key in COMPUTED if key in wanted and key in config["backbone"]}
     return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}
+
+
+def check_time(config: Config, initial: Config) -> None:
+    """Raise ValueError if the network of `init_from` is conditioned on time and the objective cannot train such a network."""
+    from dnadiff.objective.base import Objective
+
+    objective = locate(config["objective"]["_target_"], None)
+    own = {"time_conditioning": initial["time_conditioning"], "backbone.time_conditioning": initial["backbone"].get("time_conditioning")}
+    keys = ", ".join(f"{key}=true" for key, on in own.items() if on)
+    if keys and isinstance(objective, type) and issubclass(objective, Objective) and not objective.takes_time:
+        raise ValueError(
+            f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
+            f"and objective {objective.__name__} has no single time for a sequence; name a run that was trained with false, "
+            "or leave out init_from"
+        )
 
 
 def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> str:

@@ -50,6 +50,17 @@ def validation(loaded: checkpoint.Loaded, count: int) -> Tensor:
     return torch.stack([item["ids"].long() for item in chosen if bool((item["weight"] > 0).all())])
 
 
+def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
+    """The network of a judge; SystemExit with one line unless it is autoregressive and reads the tokens of the model."""
+    judge = checkpoint.load(path)
+    if not judge.denoiser.autoregressive:
+        raise SystemExit(f"error: --judge {path} is not autoregressive; name a run with objective=ar")
+    if judge.tokenizer.config() != loaded.tokenizer.config():
+        names = [f"{one.tokenizer.name} ({one.tokenizer.vocab.size} tokens)" for one in (judge, loaded)]
+        raise SystemExit(f"error: --judge {path} reads {names[0]} and --checkpoint {names[1]}; name a judge with the same tokenizer")
+    return judge.denoiser
+
+
 @torch.no_grad()
 def errors(loaded: checkpoint.Loaded, x0: Tensor, size: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Of each cache: mean and standard error of divergence, difference of -log p, and agreement of the most probable token."""
@@ -133,6 +144,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: only tests that the benchmark runs")
     options = parser.parse_args()
     loaded, count = checkpoint.load(options.checkpoint), 4 if options.quick else options.windows
+    judge = load_judge(options.judge, loaded) if options.judge else None
     x0 = validation(loaded, count)
     found = {"windows": len(x0), "length": x0.shape[1], "errors": {str(b): errors(loaded, x0, b) for b in BLOCKS if b < x0.shape[1]}}
     print("| block | cache | divergence, nats | more nats per token | same token |\n|---|---|---|---|---|")
@@ -140,8 +152,7 @@ def main() -> int:
         for name, row in rows.items():
             shown = [f"{row[key][0]:.5f} ± {row[key][1]:.5f}" for key in ("divergence", "more_nats")]
             print(f"| {size} | {name} | {shown[0]} | {shown[1]} | {row['same_token'][0]:.2%} |")
-    if options.judge:
-        judge = checkpoint.load(options.judge).denoiser
+    if judge is not None:
         found["judged"] = {
             str(b): judged(loaded, judge, x0.shape[1], 2 if options.quick else options.samples, b) for b in BLOCKS if b < x0.shape[1]
         }

@@ -8,6 +8,7 @@ comparison chooses a recipe, and the test part stays unread.
 
 - NELBO: `evaluate`, count form, 8 draws.
 - Single site: bits of one base of each window with everything else visible, both strands read, 4 sites of each window in separate calls.
+  Windows with fewer counted bases have all of them, and windows without one are left out.
 - Probe: logistic regression on frozen mean features, `ecoli_coding`, accuracy on the task's validation items for the network that is chosen.
 
 Pieces: `train-NAME-RATE`, `probe-NAME`.
@@ -76,7 +77,10 @@ class Study:
         bits = []
         for number in range(len(tiles) if self.size["windows"] is None else min(len(tiles), self.size["windows"])):
             ids, weight = tiles[number]["ids"].long(), tiles[number]["weight"] > 0
-            sites = torch.from_numpy(random.choice(np.flatnonzero(weight.numpy()), self.size["sites"], replace=False))
+            counted = np.flatnonzero(weight.numpy())
+            if not len(counted):
+                continue
+            sites = torch.from_numpy(random.choice(counted, min(len(counted), self.size["sites"]), replace=False))
             rows, mask = ids.expand(len(sites), -1), torch.zeros(len(sites), len(ids), dtype=torch.bool)
             mask[torch.arange(len(sites)), sites] = True
             found = site_log_probs(loaded.denoiser.eval(), loaded.process, rows, mask)  # (2, sites, V)

@@ -55,8 +55,8 @@ class Predictions:
     ) -> dict[str, Json]:
         """Fit a model, store its predictions, and return metrics, settings and fit information as plain values."""
         tested, start = protocol.tested(data), time.monotonic()
-        log_probs, fit_info = predict_rounds(data, model, seed, report, protocol, tested.labels)
-        new = Prediction(log_probs, time.monotonic() - start, fit_info)
+        computed = predict_rounds(data, model, seed, report, protocol, tested.labels)
+        new = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info)
         settings = model.describe()
         about = {
             "task": task,
@@ -70,8 +70,8 @@ class Predictions:
             "torch": torch.__version__,
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)
-        metrics = compute_metrics(ScoredPredictions(log_probs.numpy(), tested.labels.numpy()))
-        return {**about, "metrics": metrics, "found": fit_info, "seconds": round(new.seconds, 1)}
+        metrics = compute_metrics(ScoredPredictions(new.log_probs.numpy(), tested.labels.numpy()))
+        return {**about, "metrics": metrics, "found": new.fit_info, "seconds": round(new.seconds, 1)}
 
     def of(self, task: str, models: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Prediction]]:
         """The finished predictions of these models, one per finished seed."""

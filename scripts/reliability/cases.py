@@ -65,6 +65,8 @@ class Case:
 
 
 DNA, TEXT, AR = "checkpoint={world}/dna", "checkpoint={world}/text", "judge={world}/ar"
+RECIPE = ("epochs=1", "lr=5e-4", "lr_scratch=2e-3", "layer_decay=1")  # of fine-tuning: the default takes longer
+STACKED = ("scratch=false", "lr=auto", "adapter=lora", "adapter.rank=2", "stack=true")
 CLASSIFIER = ("checkpoint={world}/classifier", "accelerator=cpu", "output={out}/p.tsv")
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
@@ -159,9 +161,16 @@ CASES = (
     Case("info", (DNA, "output={out}/info.json"), inputs=("dna",)),
     Case(
         "finetune",
-        (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", "epochs=1", "batch_size=8", "kmer=3", "accelerator=cpu"),
+        (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=1", *RECIPE, "batch_size=8", "kmer=3", "accelerator=cpu"),
         inputs=("labels.csv", "dna"),
         ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
+    ),
+    Case(
+        "finetune",
+        (DNA, "task=csv", "task.path={world}/labels.csv", "seeds=2", *RECIPE[:1], "batch_size=8", "kmer=2", "accelerator=cpu", *STACKED),
+        inputs=("labels.csv", "dna"),
+        ignored=(*TIMES, "finished", "sequences_per_second", "waiting_share"),
+        label="stack",
     ),
     Case(
         "predict",
@@ -232,7 +241,7 @@ def _train(folder: Path) -> None:
         "task=csv",
         f"task.path={folder}/labels.csv",
         "seeds=2",
-        "epochs=1",
+        *RECIPE,
         "batch_size=8",
         "kmer=2",
         "scratch=false",

@@ -68,6 +68,8 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("train", "optimizer.lr optimizer.eps trainer.gradient_clip_val", ("zero", "fraction"), "any number from 0"),
     ("*", "weight_decay", ("zero", "fraction"), "any number from 0"),
     ("finetune", "baselines.CNN.lr", ("fraction",), "any rate above 0"),
+    ("finetune", "mixup", ("zero", "fraction"), "any number from 0"),
+    ("finetune", "adapter.alpha", ("fraction",), "any number above 0"),
     ("finetune", "warmup task.expected.*", ("zero",), "none"),
     ("finetune", "task.genome task.fly_genome task.mouse_genome", ("word", "missing file"), "of intervals; the file is a table"),
     ("finetune", "task.inside task.outside", ("word", "missing file"), "any name"),

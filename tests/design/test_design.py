@@ -133,6 +133,9 @@ def test_gc_reaches_its_target(cli, trained, tmp_path):
     share = sum(map(letters.count, "GC")) / len(letters)
     assert share == pytest.approx(0.7, abs=0.03) and f"{share:.4f}, target 0.7" in out and "the pilot reaches 0.7" in err
     assert all(float(facts(r)["log_weight"]) != 0 and facts(r)["gc"] == "0.7" for r in read_fasta(tmp_path / "a.fa"))
+    content, calls = json.loads((tmp_path / "a.fa.json").read_text()), [int(facts(r)["calls"]) for r in read_fasta(tmp_path / "a.fa")]
+    pilot, size = content["gc"]["pilot_calls"], content["settings"]["batch_size"]
+    assert content["network_calls"] == sum(calls[::size]) + pilot and f"{pilot} of them set the GC" in out and pilot > 0
 
 
 def test_resampling_draws_by_weight(cli, trained, tmp_path):
@@ -240,6 +243,7 @@ def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
     assert status == 0 and "the pilot" not in err  # its tilt is in the journal
     assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes()
+    assert len({json.loads((tmp_path / name).read_text())["network_calls"] for name in ("a.fa.json", "complete.fa.json")}) == 1
     letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
     reached = json.loads((tmp_path / "a.fa.json").read_text())["gc"]["reached"]
     assert reached == pytest.approx(sum(map(letters.count, "GC")) / len(letters))  # of what is in the file, not of all proposals

@@ -4,11 +4,20 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import BlockDenoiser
 from dnadiff.design import gc_tilt
+from dnadiff.design.constraint import Constrained
+from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import Templates
 from dnadiff.design.template import dna_pattern
+from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.block import Blockwise
+from dnadiff.sampler.grouped import Grouped
 
 DNA = DNATokenizer()
 
@@ -41,3 +50,22 @@ def test_a_gc_that_the_template_excludes_is_an_error(gc):
     assert gc_tilt.check(0.5, request, DNA) == 0.5 == gc_tilt.check(np.float32(0.5), request, DNA)
     with pytest.raises(ValueError, match="for models of DNA"):
         gc_tilt.check(0.5, request, CharTokenizer("ab"))
+
+
+def test_the_pilot_makes_no_importance_weights_and_counts_its_calls(monkeypatch):
+    torch.manual_seed(0)
+    model = BlockDenoiser(Caduceus(DNA.vocab, d_model=8, n_layers=1, d_state=4).eval(), 4)
+    generator = ConditionalSampler(model, AbsorbingProcess(DNA.vocab, LogLinear()), DNA, Blockwise(Grouped(2)), tilt=0.5)
+    request = Templates([("t", dna_pattern(DNA, 14, "NNNNACGTNNGCAA"))], 4, 3)
+    numbered = [(i, request[i]) for i in range(4)]
+    weighted, plain = generator.fill(numbered, 7), generator.fill(numbered, 7, weighted=False)
+    assert weighted.log_weight is not None and plain.log_weight is None
+    assert [x.tolist() for x in weighted.tokens] == [x.tolist() for x in plain.tokens]
+    assert weighted.nfe == plain.nfe + 8 + 1  # a call for each fixed token after the first mask, and the state before the last block
+    made = []
+    monkeypatch.setattr(Constrained, "score_given", lambda *_: pytest.fail("the pilot asks for the probability of fixed tokens"))
+    monkeypatch.setattr(
+        ConditionalSampler, "fill", lambda *args, fill=ConditionalSampler.fill, **kw: made.append(fill(*args, **kw)) or made[-1]
+    )
+    found = gc_tilt.fit(generator, request, 0.5, 1, 16)
+    assert len(made) >= 2 and (found.nfe, found.rows) == (sum(batch.nfe for batch in made), sum(batch.rows for batch in made))

@@ -11,7 +11,8 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, build_classifier, keep_first_layers
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.finetuning import FineTunedModel, FineTuningModule
+from dnadiff.downstream.fine_tuning_module import FineTuningModule
+from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, make_batch, reverse_complement_rows
 from dnadiff.downstream.model import no_report

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from dnadiff.downstream.finetuning import ValidScore
+from dnadiff.downstream.fine_tuning_module import ValidScore
 from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
 
@@ -13,6 +13,7 @@ class Candidate:
 
     def __init__(self, name: str, accuracy: float, loss: float) -> None:
         self.name, self.valid_score, self.fit_info, self.fitted = name, ValidScore(-1.0, 0.0), {}, []
+        self.valid_log_probs = None
         self.final_score = ValidScore(accuracy, -loss)
 
     def describe(self):

@@ -13,6 +13,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import saved
 from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier, keep_first_layers
 from dnadiff.downstream.head_inputs import HeadInputs
+from dnadiff.downstream.sequences import LengthLimits
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 DNA = DNATokenizer()
@@ -21,6 +22,7 @@ NETWORKS = {
     "caduceus_ps": (CaduceusPS, {"d_model": 16, "n_layers": 2, "d_state": 4}),
     "dit": (DiT, {"d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "max_length": 40}),
 }
+FLATTEN_HEAD = {"_target_": "dnadiff.downstream.head.flatten.FlattenHead", "channels": 2, "hidden": 4}
 SEQUENCES = ["ACGTTGACCA", "gattacan", "CCGCGCGGATTTTTTA", "A"]
 
 
@@ -43,11 +45,12 @@ def about(kind="dit", **changes):
     }
 
 
-def classifier(kind="dit", seed=1, stranded=False, layer=None):
+def classifier(kind="dit", seed=1, stranded=False, layer=None, head=MEAN_HEAD, longest=40):
     torch.manual_seed(seed)
     network, settings = NETWORKS[kind]
-    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), MEAN_HEAD, HeadInputs(), 3, 40, stranded)
-    torch.nn.init.normal_(made.head.bias)
+    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), head, HeadInputs(), 3, longest, stranded)
+    if head is MEAN_HEAD:
+        torch.nn.init.normal_(made.head.bias)
     return made.eval()
 
 
@@ -97,6 +100,20 @@ def test_a_sequence_that_cannot_be_read_is_named(tmp_path):
         with pytest.raises(ValueError, match=message):
             model.predict(sequences)
     assert model.predict([]).probs.shape == (0, 3)
+
+
+@pytest.mark.parametrize("flat_seed", [1, 2])
+def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_seed):
+    for seed in (1, 2):
+        head = FLATTEN_HEAD if seed == flat_seed else MEAN_HEAD
+        put(tmp_path, classifier(seed=seed, head=head, longest=16), seed, head=head, seeds=[1, 2])
+    model = saved.load(tmp_path)
+    assert model.limits == LengthLimits(16, 16, "FlattenHead")
+    assert model.predict(["ACGTACGTACGTACGT"]).log_probs.shape == (2, 1, 3)
+    for letters, remedy in (("ACGT", "remove it, or fine-tune with head=attention"), ("A" * 17, "set window=16")):
+        message = f"sequence 1 has {len(letters)} bases, and the FlattenHead of this classifier accepts only sequences of 16; {remedy}"
+        with pytest.raises(ValueError, match=message):
+            model.predict(["ACGTACGTACGTACGT", letters])
 
 
 def test_damage_is_found(tmp_path):

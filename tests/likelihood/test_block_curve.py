@@ -64,7 +64,9 @@ def test_batches_and_further_draws_are_added_up():
             np.testing.assert_allclose(ours, expected, rtol=1e-12)
         np.testing.assert_array_equal(of_parts.start, start.sum(1))
         assert of_parts.first_start == pytest.approx(start[:, 0].sum()) and of_parts.first_tokens == available[:, 0].sum()
-    with pytest.raises(ValueError, match="at least block_size tokens, or of one length"):
+    with pytest.raises(
+        ValueError, match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at least 4 tokens, or of one"
+    ):
         BlockMeasurements.joined([two[0], BlockMeasurements.of(*measured(size=2), 2)])
 
 
@@ -75,6 +77,18 @@ def test_memory_grows_neither_with_blocks_nor_with_draws(denoiser):
         for length, draws in ((64, 16), (256, 16), (64, 64))
     ]
     assert max(sizes) <= 7 * 4 * 9 * 8  # windows x counts x numbers x bytes
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(list, 0), (iter, 3)])
+def test_sequences_with_other_first_blocks_are_refused_before_they_are_read(denoiser, monkeypatch, kind, calls):
+    made, nll = [], BlockDenoiser.nll
+    monkeypatch.setattr(BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args))
+    batches = [windows(2, length)[0] for length in (16, 3)]
+    message = "batches have sequences of 3 and of .* tokens, and h.n. of blocks of 4 is of sequences of at least 4 .*; evaluate them apart"
+    with pytest.raises(ValueError, match=message):
+        estimate(denoiser, PROCESS, kind(batches), 2, curve=True)
+    assert len(made) == calls  # of a list none; two draws and h(0) of the first batch of an iterator
+    assert estimate(denoiser, PROCESS, [windows(2, length)[0] for length in (16, 9)], 2, curve=True).by_block.length == 4
 
 
 def test_whole_windows_are_resampled(denoiser):
@@ -95,6 +109,16 @@ def test_h_of_blocks_is_measured_on_request_only(denoiser):
             use()
     result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
     assert result.num_draws == 8 and result.by_block.cells.number.sum() == 8 * (6 * 4)
+
+
+def test_h_of_no_visible_token_is_measured_once(denoiser, monkeypatch):
+    made, nll = [], BlockDenoiser.nll
+    monkeypatch.setattr(BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args))
+    result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
+    assert len(made) == 2 * (8 + 1)  # two batches, eight draws and one call for h(0)
+    rounds = [estimate(denoiser, PROCESS, windows(6, 16), n, first_draw=first, curve=True) for n, first in ((2, 0), (2, 2), (4, 4))]
+    for ours, expected in zip(result.by_block.cells, rounds[0].with_draws(rounds[1]).with_draws(rounds[2]).by_block.cells):
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_blocks_longer_than_a_window_are_windows(denoiser):

@@ -49,6 +49,15 @@ def test_the_autoregressive_control_trains_and_refuses_unmasking(backbone, cli, 
     assert (tmp_path / "a.fa").read_text().count("TTGAACG") + (tmp_path / "a.fa").read_text().count("CGTTCAA") > 4  # it learnt the period
 
 
+def test_what_the_beta_distribution_of_mask_rates_changes_is_logged_once(cli, train_args):
+    for objective, times in (("sedd", 1), ("mdlm", 0)):
+        status, _, err = cli("train", *train_args("caduceus", 1, f"objective={objective}", "objective/masking=beta", "overwrite=true"))
+        assert status == 0 and err.count("changes only the variance of a loss that is the bound itself") == times, err
+    for objective, message in (("mlm", "objective=mlm has no masking to choose; leave objective/masking out"), ("d3pm", "discrete_time")):
+        status, _, err = cli("train", *train_args("caduceus", 1, f"objective={objective}", "objective/masking=beta", "overwrite=true"))
+        assert status == 1 and message in err and "Traceback" not in err and len(err.strip().splitlines()) == 1
+
+
 def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path):
     assert cli("train", *train_args("caduceus", 3, "objective=mlm", "hydra.run.dir=first"))[0] == 0
     plain = [a for a in train_args("caduceus", 1, "hydra.run.dir=second", "init_from=first", "optimizer.lr=0.0") if "backbone" not in a]

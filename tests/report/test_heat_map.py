@@ -37,3 +37,12 @@ def test_the_number_of_pictures_is_limited(monkeypatch):
     monkeypatch.setattr(heat_map, "MAX_PICTURES", 2)
     regions = [Region("one", 0, heat_map.LARGEST + 1), *(Region("one", i, i + 9) for i in range(3))]
     assert drawn(regions) == regions[1:3]
+
+
+def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):
+    regions = [Saturated.empty(Region("one", 0, 4)), Saturated.empty(Region("one", 4, 9))]
+    for name, saturated in zip(("a.html", "b.html"), regions):
+        saturated.llr[:, :4], saturated.information[:] = 0.5, 1.0
+        written = heat_map.write_heat_maps(tmp_path / name, [saturated], {})
+        assert [path.name for path in written] == [f"{name[0]}_heat_map_1.png", name]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "a_heat_map_1.png", "b.html", "b_heat_map_1.png"}

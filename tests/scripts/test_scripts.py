@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.likelihood import code_length
 from dnadiff.noise import LogLinear
+from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.train import check_compatible
@@ -45,6 +48,43 @@ def source():
 @pytest.fixture(scope="module")
 def chain(source):
     return source.Chain()
+
+
+def test_a_judge_of_fast_dllm_has_the_tokenizer_of_the_model(monkeypatch):
+    bench, models = script("bench/fast_dllm"), {}
+    for name, tokenizer, autoregressive in (
+        ("dna", DNATokenizer(), True),
+        ("text", CharTokenizer("ab"), True),
+        ("mdlm", DNATokenizer(), False),
+    ):
+        models[name] = SimpleNamespace(tokenizer=tokenizer, denoiser=SimpleNamespace(autoregressive=autoregressive))
+    monkeypatch.setattr(bench.checkpoint, "load", lambda path: models[str(path)])
+    monkeypatch.setattr(bench, "validation", lambda *_: pytest.fail("work begins before the judge is checked"))
+    assert bench.load_judge(Path("dna"), models["mdlm"]) is models["dna"].denoiser
+    for judge, message in (
+        ("text", r"--judge text reads .* and --checkpoint .*; name a judge with the same tokenizer"),
+        ("mdlm", "autoregressive"),
+    ):
+        monkeypatch.setattr("sys.argv", ["fast_dllm.py", "--checkpoint", "mdlm", "--judge", judge])
+        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+            bench.main()
+
+
+def test_single_sites_of_windows_with_few_counted_bases(monkeypatch, tmp_path):
+    rates, generator = script("experiments/mask_rates"), torch.manual_seed(0)
+    vocab = DNATokenizer().vocab
+    denoiser = Denoiser(Caduceus(vocab, d_model=8, n_layers=1, d_state=4))
+    loaded = SimpleNamespace(config={"data": {}}, denoiser=denoiser, process=AbsorbingProcess(vocab, LogLinear()))
+    ids = torch.randint(7, 11, (8,), generator=generator)
+    tiles = [{"ids": ids, "weight": (torch.arange(8) < counted).float()} for counted in (0, 1, 2, 3, 8)]
+    data = SimpleNamespace(prepare=lambda: None, test_windows=lambda part, length: tiles)
+    monkeypatch.setattr(rates.checkpoint, "load", lambda run: loaded)
+    monkeypatch.setattr(rates, "build", lambda config: data)
+    made, predict = [], rates.site_log_probs
+    monkeypatch.setattr(rates, "site_log_probs", lambda d, p, x, mask: made.append(mask) or predict(d, p, x, mask))
+    found = rates.Study(tmp_path, {**rates.QUICK, "sites": 3}).site(tmp_path)
+    assert [len(mask) for mask in made] == [1, 2, 3, 3] and len(found["by_window"]) == 4 and found["bits"] > 0
+    assert made[0].nonzero().tolist() == [[0, 0]] and made[2].any(0).tolist() == [True] * 3 + [False] * 5
 
 
 def test_entropy_of_the_known_source(source, chain):

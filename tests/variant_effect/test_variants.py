@@ -115,7 +115,7 @@ def test_regions_are_saturated_and_drawn(cli, trained, inputs, tmp_path):
     found = read("y.tsv")
     assert len(found) == 12 * 4 and (found["ref"].str.len() == 2).sum() == 12
     page = (tmp_path / "pages" / "report.html").read_text()
-    assert "chr1:31-42" in page and (tmp_path / "pages" / "heat_map_1.png").read_bytes()[1:4] == b"PNG"
+    assert "chr1:31-42" in page and (tmp_path / "pages" / "report_heat_map_1.png").read_bytes()[1:4] == b"PNG"
     assert "error of several sites per window" in out and "8 of 8 sites that share one" in out
     # The alternatives of a site and the base itself add up to 1: LLR and entropy belong to one distribution if one strand is read.
     args[-3:] = ["stranded=true"]

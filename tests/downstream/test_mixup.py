@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream.classifier import Classifier
+from dnadiff.downstream.cnn import PublishedCNN
+from dnadiff.downstream.fine_tuning_module import FineTuningModule, balanced_weights
+from dnadiff.downstream.head.mean import MeanHead
+from dnadiff.downstream.head_inputs import HeadInputs
+from dnadiff.downstream.items import Items, TaskData, make_batch
+from dnadiff.downstream.mixup import Mixture, draw_mixture, mixed_logits
+from dnadiff.downstream.model import no_report
+
+DNA = DNATokenizer()
+IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])
+ITEMS = Items(IDS.to(torch.uint8), torch.tensor([4, 2, 4]), torch.tensor([0, 1, 1]))
+DATA = TaskData("toy", ["a", "b"], ITEMS, ITEMS, ITEMS, stranded=True)
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(None, MeanHead(width=len(DNA.vocab.emitted), num_outputs=2, max_length=4), True, HeadInputs(one_hot=True), DNA.vocab)
+
+
+def test_mixed_features_are_weighted_means_over_the_longer_sequence():
+    model, batch = classifier(), make_batch(ITEMS, torch.arange(3), DNA.vocab)
+    order = torch.tensor([1, 0, 2])
+    logits = mixed_logits(model, batch.ids, batch.valid, Mixture(0.25, order))
+    one_hot = torch.where(batch.valid[..., None], model.read(batch.ids, batch.valid)[0], 0.0)
+    pooled = (0.25 * one_hot + 0.75 * one_hot[order]).sum(1) / 4  # all pairs have a sequence of 4
+    assert torch.allclose(logits, pooled @ model.head.weight.T + model.head.bias)
+    alone = mixed_logits(model, batch.ids[:1], None, Mixture(1.0, torch.tensor([0])))
+    assert torch.allclose(alone, model(batch.ids[:1]))
+
+
+def test_the_loss_has_both_labels_in_the_same_shares():
+    model, batch = classifier(), make_batch(ITEMS, torch.arange(3), DNA.vocab)
+    module = FineTuningModule(model, DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module._trainer = None
+    mixture = draw_mixture(0.4, 3, 5, 0)
+    logits = mixed_logits(model, batch.ids, batch.valid, mixture)
+    expected = mixture.share * cross_entropy(logits, batch.labels) + (1 - mixture.share) * cross_entropy(
+        logits, batch.labels[mixture.order]
+    )
+    assert torch.equal(module.training_step(batch, 0), expected)
+
+
+def test_the_same_seed_and_step_mix_the_same_pairs():
+    first, again, other = (draw_mixture(0.4, 8, seed, 3) for seed in (1, 1, 2))
+    assert first.share == again.share != other.share and torch.equal(first.order, again.order)
+    assert sorted(first.order.tolist()) == list(range(8)) and 0 <= first.share <= 1
+
+
+def test_a_network_without_a_head_on_features_is_refused():
+    module = FineTuningModule(PublishedCNN(DNA).build_classifier(DATA, 0), DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module._trainer = None
+    with pytest.raises(ValueError, match=r"mixup 0\.4 needs a head on features, which a CNN has not; set mixup=0"):
+        module.training_step(make_batch(ITEMS, torch.arange(3), DNA.vocab), 0)
+
+
+def test_balanced_classes_have_the_same_total_weight():
+    weights = balanced_weights(torch.tensor([0, 1, 1, 1]), 3)
+    assert weights.tolist() == pytest.approx([4 / 3, 4 / 9, 0.0])
+    module = FineTuningModule(classifier(), DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, balanced=True)
+    logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    each = cross_entropy(logits, ITEMS.labels, reduction="none")
+    assert float(module.loss(logits, ITEMS.labels)) == pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
