@@ -264,8 +264,7 @@ def group_choices(overrides: Sequence[str]) -> list[str]:
 
 def check_new_keys(overrides: Sequence[str], name: str) -> None:
     """ValueError for a new key at the top level (`+x=1`), which nothing reads. Deeper ones (`+trainer.x=1`) go to a constructor, which checks."""
-    added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
-    added = [key.rpartition("@")[2] for key in added]  # of +group@key=choice
+    added = [o.lstrip("+").partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")]  # also of +group@key=choice
     if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
         raise ValueError(unknown_key(unread[0], name, overrides))
 

@@ -259,7 +259,7 @@ def test_help_lists_the_choices_of_ones_own(cli, own_folder):
 GROUPS = {
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler noise objective objective/masking optimizer "
     "tokenizer trainer",
-    "sample": "sampler sampler/cache sampler/remasking",
+    "sample": "method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",
     "genome": "data data/split tokenizer",
     "variants": "variant_method",

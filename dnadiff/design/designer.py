@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from dnadiff.checks import number
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
-from dnadiff.design.method.base import DesignMethod, Objective
+from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.request import Request, Target
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.design.template import dna_tokenizer
@@ -46,14 +46,14 @@ class Designer(ConditionalSampler):
         super().__init__(generator.denoiser, generator.process, generator.tokenizer, generator.sampler, generator.labels, generator.tilt)
         if number("beta", beta) < 0:
             raise ValueError(f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value")
-        self.method, self.objective = method, Objective(CountedReward(reward), beta)
+        self.method, self.goal = method, Goal(CountedReward(reward), beta)
         self.num_draws, self.longest_match = num_draws, longest_match
-        method.check(self, self.objective)
+        method.check(self, self.goal)
 
     @property
     def reward_calls(self) -> int:
         """Sequences that the reward evaluated so far; a gradient counts twice."""
-        return self.objective.reward.calls
+        return self.goal.reward.calls
 
     @override
     def has_weights(self, request: Request) -> bool:
@@ -67,7 +67,7 @@ class Designer(ConditionalSampler):
         while done < len(request):
             end = min(done + batch_size, (done // request.each + 1) * request.each)
             before = self.reward_calls
-            batch = self.method.run(self, self.objective, [request[i] for i in range(done, end)], range(done, end), hash64(seed, "design"))
+            batch = self.method.run(self, self.goal, [request[i] for i in range(done, end)], range(done, end), hash64(seed, "design"))
             yield batch._replace(reward_calls=self.reward_calls - before)
             done = end
 

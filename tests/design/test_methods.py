@@ -72,7 +72,7 @@ def reached(designer, count, batch_size, template="NNN"):
         weights = np.ones(len(batch.tokens)) if batch.log_weight is None else np.exp(batch.log_weight)
         for ids, weight, reward in zip(batch.tokens, weights, batch.rewards):
             word = DNA.decode(ids)
-            assert abs(reward - designer.objective.reward.reward([word])[0]) < 1e-9
+            assert abs(reward - designer.goal.reward.reward([word])[0]) < 1e-9
             found[WORDS.index(word)] += weight
         total += weights.sum()
     return found / total, np.log(total / count)
@@ -135,7 +135,7 @@ def test_without_a_reward_designs_are_the_samples_of_the_model(generator, sample
     # beta = 0: the same tokens from the same noise, and equal weights.
     made = Designer(generator(sampler), method, as_reward(scores), 0.0)
     (batch,) = made.batches(request(50, "NNN"), 1, 50)
-    plain = made.generator.fill([(i, request(50, "NNN")[i]) for i in range(50)], hash64(1, "design"))
+    plain = made.fill([(i, request(50, "NNN")[i]) for i in range(50)], hash64(1, "design"))
     assert (
         np.array_equal(batch.tokens, plain.tokens)
         and np.allclose(batch.log_weight, 0)

@@ -17,7 +17,7 @@ from dnadiff.sampler.base import Configurable
 
 
 @dataclass(frozen=True)
-class Objective:
+class Goal:
     """What is optimized: `reward`, and `beta`, the inverse temperature of the target distribution p(x) exp(beta reward(x))."""
 
     reward: CountedReward
@@ -38,13 +38,11 @@ class DesignMethod(Configurable, ABC):
     is_population: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
 
-    def check(self, generator: ConditionalSampler, objective: Objective) -> None:
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""
 
     @abstractmethod
-    def run(
-        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> SampleBatch:
+    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
         """Design one sequence for each target; all targets have the same pattern, and design i depends on (seed, numbers).
 
         Raises:
@@ -58,9 +56,9 @@ def texts(generator: ConditionalSampler, target: Target, tokens: Tensor) -> list
     return written if target.pattern.letters is None else [text.upper() for text in written]
 
 
-def rewards(generator: ConditionalSampler, objective: Objective, target: Target, tokens: Tensor) -> Tensor:
+def rewards(generator: ConditionalSampler, goal: Goal, target: Target, tokens: Tensor) -> Tensor:
     """Rewards (B,) float64 of complete sequences `tokens (B, L)`."""
-    return torch.from_numpy(objective.reward(texts(generator, target, tokens)))
+    return torch.from_numpy(goal.reward(texts(generator, target, tokens)))
 
 
 def batch_of(

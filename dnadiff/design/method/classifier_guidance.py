@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import Objective, texts
+from dnadiff.design.method.base import Goal, texts
 from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise, moved
 from dnadiff.design.template import dna_tokenizer
 
@@ -42,12 +42,12 @@ class ClassifierGuidance(Stepwise):
         self.gradient = checks.boolean("method.gradient", self.gradient)
 
     @override
-    def check(self, generator: ConditionalSampler, objective: Objective) -> None:
-        super().check(generator, objective)
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
+        super().check(generator, goal)
         dna_tokenizer(generator.tokenizer)
-        if self.gradient and not objective.reward.reward.has_gradient:
+        if self.gradient and not goal.reward.reward.has_gradient:
             raise ValueError(
-                f"method.gradient=true needs a differentiable reward, and {objective.reward.name} has no gradient; set method.gradient=false"
+                f"method.gradient=true needs a differentiable reward, and {goal.reward.name} has no gradient; set method.gradient=false"
             )
 
     @override
@@ -62,14 +62,14 @@ class ClassifierGuidance(Stepwise):
         log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].double()
         each = torch.zeros(step.now.shape, dtype=torch.float64, device=log_ratio.device).masked_scatter(step.now, log_ratio)
         # Only the complete sequence has a potential: the guided distribution takes the place of earlier ones.
-        return moved(batch, particles, replace(step, is_evaluated=step.is_last, beta=batch.objective.beta), tokens, each.sum(-1))
+        return moved(batch, particles, replace(step, is_evaluated=step.is_last, beta=batch.goal.beta), tokens, each.sum(-1))
 
 
 def every_change(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
     """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions `now (B, L)` is replaced by another base."""
     start, end = batch.target.shown
     known = texts(batch.generator, batch.target, x0)
-    before = batch.objective.reward(known)
+    before = batch.goal.reward(known)
     change = np.zeros((int(now.sum()), 4))
     changed, places = [], []
     for number, (row, column) in enumerate(now.nonzero().tolist()):
@@ -82,7 +82,7 @@ def every_change(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
                 places.append((number, base, row))
     if changed:
         number, base, row = np.array(places).T
-        change[number, base] = batch.objective.reward(changed) - before[row]
+        change[number, base] = batch.goal.reward(changed) - before[row]
     return _of_tokens(batch, change)
 
 
@@ -90,7 +90,7 @@ def first_order(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
     """The first-order term of `every_change`."""
     start, end = batch.target.shown
     known = texts(batch.generator, batch.target, x0)
-    slopes = batch.objective.reward.gradient(known)[1]  # (B, end - start, 4)
+    slopes = batch.goal.reward.gradient(known)[1]  # (B, end - start, 4)
     change = np.zeros((*now.shape, 4))
     index = np.array([[max(_BASES.find(letter), 0) for letter in text] for text in known])
     change[:, start:end] = slopes - np.take_along_axis(slopes, index[..., None], axis=-1)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Objective, batch_of
+from dnadiff.design.method.base import DesignMethod, Goal, batch_of
 from dnadiff.design.method.stepwise import Batch
 from dnadiff.design.request import Target
 from dnadiff.sampler.base import time_of
@@ -57,17 +57,15 @@ class Metropolis(DesignMethod):
         self.best = checks.boolean("method.best", self.best)
 
     @override
-    def check(self, generator: ConditionalSampler, objective: Objective) -> None:
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         if generator.denoiser.left_to_right:
             raise ValueError(
                 "method Metropolis needs a model that reads both sides of a mask, and this one goes from left to right; use best_of_n"
             )
 
     @override
-    def run(
-        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> SampleBatch:
-        batch = Batch(generator, objective, targets, numbers, seed)
+    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+        batch = Batch(generator, goal, targets, numbers, seed)
         with torch.no_grad():
             x, value = self._chains(batch, self._start(batch, targets, numbers, seed))
         return batch_of(targets, x, value, batch.calls.nfe, batch.calls.rows)
@@ -95,7 +93,7 @@ class Metropolis(DesignMethod):
                 continue
             proposed = value.clone()
             proposed[changed] = batch.rewards(proposal[changed])
-            gain = batch.objective.beta * (proposed - value)
+            gain = batch.goal.beta * (proposed - value)
             accepted = changed & (draws.uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
             x, value = torch.where(accepted[:, None], proposal, x), torch.where(accepted, proposed, value)
             better = value > best_value

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from dnadiff import categorical, checks
 from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Objective, batch_of, rewards
+from dnadiff.design.method.base import DesignMethod, Goal, batch_of, rewards
 from dnadiff.design.request import Target
 from dnadiff.draws import Draws
 from dnadiff.sampler.base import PlannedSampler, time_left, time_of
@@ -89,12 +89,10 @@ class Step:
 
 
 class Batch:
-    """What the steps of one batch share: generator, objective, templates, noise and counts."""
+    """What the steps of one batch share: generator, goal, templates, noise and counts."""
 
-    def __init__(
-        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> None:
-        self.generator, self.objective, self.target = generator, objective, targets[0]
+    def __init__(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> None:
+        self.generator, self.goal, self.target = generator, goal, targets[0]
         self.prepared: Prepared = generator.prepared(targets)
         self.draws = Draws(seed, torch.tensor(numbers, device=self.prepared.x_init.device))
         self.calls = CountedDenoiser(self.prepared.denoiser, self.prepared.cond, self.prepared.valid)
@@ -117,7 +115,7 @@ class Batch:
 
     def rewards(self, x0: Tensor) -> Tensor:
         """Rewards (B,) float64, on the device of the tokens."""
-        return rewards(self.generator, self.objective, self.target, x0).to(self.draws.rows.device)
+        return rewards(self.generator, self.goal, self.target, x0).to(self.draws.rows.device)
 
     def log_mass(self, x: Tensor) -> Tensor:
         """The log of the mass that the constraints left to the tokens drawn so far, (B,) float64."""
@@ -146,7 +144,7 @@ class Stepwise(DesignMethod):
         self.every, self.anneal = checks.integer("method.every", self.every), checks.boolean("method.anneal", self.anneal)
 
     @override
-    def check(self, generator: ConditionalSampler, objective: Objective) -> None:
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         name = type(self).__name__
         if generator.denoiser.left_to_right:
             raise ValueError(f"method {name} steers a model that unmasks in any order, and this one goes from left to right; use best_of_n")
@@ -157,10 +155,8 @@ class Stepwise(DesignMethod):
             )
 
     @override
-    def run(
-        self, generator: ConditionalSampler, objective: Objective, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> SampleBatch:
-        batch = Batch(generator, objective, targets, numbers, seed)
+    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+        batch = Batch(generator, goal, targets, numbers, seed)
         with torch.no_grad():
             particles = self._steps(batch)
         weighted = generator.sampler.supports_weights(batch.template.shape[1])
@@ -185,7 +181,7 @@ class Stepwise(DesignMethod):
                 t = time_left(particles.left[:, index], template, masked, process, batch.calls.valid)
             is_evaluated = is_last or number % self.every == self.every - 1
             open_ = masked & (particles.x == process.vocab.mask_id) if is_evaluated else now
-            beta = batch.objective.beta * ((number + 1) / len(order) if self.anneal else 1.0)
+            beta = batch.goal.beta * ((number + 1) / len(order) if self.anneal else 1.0)
             log_probs = batch.calls.log_probs(particles.x, t, open_)
             made = Step(index, number, sampler.num_steps_for(template.shape[1]), now, open_, log_probs, beta, is_evaluated, is_last)
             particles = self.after_step(self.advance(batch, particles, made), batch, made)
