@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.checks import integer
-from dnadiff.design.template import Motif, Pattern, dna_pattern, read_motifs, template_pattern, text_pattern
+from dnadiff.design.template import Motif, Pattern, allowed_letters, dna_pattern, dna_tokenizer, read_motifs, template_pattern, text_pattern
 from dnadiff.draws import hash64
 
 if TYPE_CHECKING:
@@ -191,6 +191,37 @@ def from_text(
     if prompt or length is not None:
         raise ValueError("a template defines the beginning and the length of a sequence; leave prompt and length out")
     return Templates([("template", template_pattern(tokenizer, template, motifs))], num_samples, tokenizer.vocab.mask_id)
+
+
+def starting_from(
+    tokenizer: Tokenizer, sequences: Sequence[tuple[str, str]], each: int, patterns: Sequence[Pattern] | None = None
+) -> Request:
+    """The request for `each` changed versions of given (name, sequence) pairs of DNA.
+
+    `patterns` say which positions may change, one for all sequences or one for each; None is every position. Letters that they do not
+    allow, or that are not A, C, G or T where a sequence may change, are a ValueError; so is another length.
+    """
+    found, starts = [], []
+    for number, (name, text) in enumerate(sequences):
+        if patterns is None:
+            pattern = dna_pattern(dna_tokenizer(tokenizer), len(text))
+        else:
+            pattern = patterns[min(number, len(patterns) - 1)]
+        if len(pattern.ids) != len(text) or 1 < len(patterns or ()) <= number:
+            raise ValueError(
+                f"start: {name} has {len(text)} bases and no template of that length; give one template for all sequences, or one for each"
+            )
+        ids = tokenizer.encode(text).astype(np.int64)
+        free = pattern.ids == tokenizer.vocab.mask_id
+        fits = np.where(free, allowed_letters(tokenizer)[pattern.codes, ids], ids == pattern.ids)
+        if len(wrong := np.flatnonzero(~fits)):
+            letter, position = tokenizer.decode(ids[wrong[:1]]), wrong[0] + 1
+            raise ValueError(f"start: {name} has {letter} at position {position}, which its template does not allow there")
+        found.append((name, pattern))
+        starts += [ids] * each
+    if not found:
+        raise ValueError("start: there is no sequence; give at least one")
+    return Templates(found, each, tokenizer.vocab.mask_id, start=starts)
 
 
 def check_request(max_length: int | None, num_samples: int, length: int, otherwise: str = "") -> tuple[int, int]:

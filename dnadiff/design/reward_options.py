@@ -6,13 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dnadiff.config import PACKAGE, Config, Json, build
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.design.designer import Designer, LongestMatch
     from dnadiff.design.generate import ConditionalSampler, SampleBatch
@@ -86,47 +82,12 @@ def make_designer(
 
 
 def start_request(config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None) -> Request:
-    """The request for designs that begin with the sequences of `start=`, at the masked positions of a template if there is one.
-
-    Raises:
-        ValueError: for letters other than A, C, G and T where a design may change, and sequences that do not fit the template.
-    """
+    """The request for designs that begin with the sequences of `start=`; raises ValueError as `starting_from`."""
     from dnadiff.data.genome.fasta import read_fasta
-    from dnadiff.design.request import Templates
-    from dnadiff.design.template import dna_pattern, dna_tokenizer
+    from dnadiff.design.request import starting_from
 
-    each, path = config["num_samples"], config["start"]
-    found, starts = [], []
-    for number, record in enumerate(read_fasta(path)):
-        text = record.sequence.decode("ascii").upper()
-        if patterns is None:
-            pattern = dna_pattern(dna_tokenizer(tokenizer), len(text))
-        else:
-            pattern = patterns[min(number, len(patterns) - 1)][1]  # one for all, or one for each
-        if len(pattern.ids) != len(text) or 1 < len(patterns or ()) <= number:
-            raise ValueError(
-                f"start: {path} has a sequence {record.name} of {len(text)} bases without a template of that length; give one template for all, "
-                "or one for each sequence in the same order"
-            )
-        ids = tokenizer.encode(text).astype(np.int64)
-        check_start(ids, pattern, tokenizer, f"start: {path}: {record.name}")
-        found.append((record.name, pattern))
-        starts += [ids] * each
-    if not found:
-        raise ValueError(f"start: {path} has no sequence")
-    return Templates(found, each, tokenizer.vocab.mask_id, start=starts)
-
-
-def check_start(ids: NDArray[np.int64], pattern: Pattern, tokenizer: Tokenizer, what: str) -> None:
-    """Raise ValueError for a sequence that does not satisfy its pattern, or has unknown bases where it may change."""
-    from dnadiff.design.template import allowed_letters
-
-    free = pattern.ids == tokenizer.vocab.mask_id
-    fits = np.where(free, allowed_letters(tokenizer)[pattern.codes, ids], ids == pattern.ids)
-    if len(wrong := np.flatnonzero(~fits)):
-        raise ValueError(
-            f"{what} has {tokenizer.decode(ids[wrong[:1]])} at position {wrong[0] + 1}, which its template does not allow there"
-        )
+    given = [(record.name, record.sequence.decode("ascii")) for record in read_fasta(config["start"])]
+    return starting_from(tokenizer, given, config["num_samples"], None if patterns is None else [pattern for _, pattern in patterns])
 
 
 def add_totals(totals: Json, batch: SampleBatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff import checkpoint
@@ -15,10 +16,15 @@ from dnadiff.checks import integer
 from dnadiff.data.nucleotides import plain
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
+from dnadiff.design.designer import Designer
 from dnadiff.design.generate import ConditionalSampler, Design
 from dnadiff.design.infill import infill_sequence
 from dnadiff.design.labels import Labels, conditioned
-from dnadiff.design.request import Request, check_request, from_text
+from dnadiff.design.method.base import DesignMethod
+from dnadiff.design.method.best_of_n import BestOfN
+from dnadiff.design.request import Request, check_request, from_text, starting_from
+from dnadiff.design.reward import Reward, as_reward
+from dnadiff.design.template import read_motifs, template_pattern
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
@@ -117,19 +123,71 @@ class Generator:
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
-        if isinstance(sequence, (Seq, SeqRecord)):
-            sequence = letters_of(sequence)
-        if not isinstance(sequence, str):
-            raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
+        sequence = text_of(sequence)
         n, length = check_request(None, n, self.length if length is None else length)
         self.check_infill()
         request, low = infill_sequence(self.tokenizer, sequence, start, end, n, length)
         start, end = int(start), int(end)
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
-        return [
-            Design(sequence[:start] + design[start - low : end - low] + sequence[end:], design.log_prob, design.log_weight)
-            for design in designs
-        ]
+        return [in_flanks(design, sequence, start, end, low) for design in designs]
+
+    def design(
+        self,
+        reward: Reward | Callable[[Sequence[str]], ArrayLike],
+        n: int = 1,
+        method: DesignMethod | None = None,
+        beta: float = 10.0,
+        target: float | None = None,
+        length: int | None = None,
+        template: str | None = None,
+        motif: str | Sequence[str] | None = None,
+        infill: tuple[DNASequence, int, int] | None = None,
+        start: str | None = None,
+        sampler: Sampler | None = None,
+        seed: int = 1,
+        batch_size: int = 32,
+        label: Labels = None,
+        guidance: float = 1.0,
+        num_draws: int = 8,
+    ) -> list[Design]:
+        """Design sequences with a high reward; see docs/guided_design.md.
+
+        Args:
+            reward: a `Reward`, or a function of a list of strings that returns one number for each.
+            method: None is `BestOfN()`; see `dnadiff.design.method`.
+            beta: inverse temperature of methods that have one: their target distribution is p(x) exp(beta reward(x)).
+            target: a value that the reward approaches; None is as large as possible.
+            length, template, motif: see `sample`.
+            infill: (sequence, start, end): design the interval in its flanks, see `infill`; the reward reads the window around it.
+            start: a sequence to change, for `Metropolis`; with `template` only its free positions.
+            sampler, seed, batch_size, label, guidance: see `sample`.
+            num_draws: network calls for the bound on the log-probability of each design; 0 leaves it out.
+
+        Returns:
+            Strings with the attributes `reward`, `log_prob` and `log_weight`.
+
+        Raises:
+            ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
+        """
+        method = method or BestOfN()
+        if start is not None and not method.changes_given:
+            raise ValueError(f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis")
+        sampler = sampler or self.default_sampler(self.length if length is None else length)
+        given, low = "", 0
+        if infill is not None:
+            self.check_infill()
+            given = text_of(infill[0])
+            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, self.length if length is None else length)
+        elif start is not None:
+            allowed = None if template is None else [template_pattern(self.tokenizer, template, read_motifs(motif))]
+            request = starting_from(self.tokenizer, [("start", start)], n, allowed)
+        else:
+            request = from_text(
+                self.tokenizer, n, self.length if template is None and length is None else length, seed, template, motif, ""
+            )
+        generator = self.conditional_sampler(sampler, request, label, guidance)
+        found = Designer(generator, method, as_reward(reward, target), beta).designs(request, seed, batch_size, num_draws)
+        return found if infill is None else [in_flanks(design, given, *infill[1:], low) for design in found]
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
@@ -197,3 +255,17 @@ def letters_of(sequence: DNASequence) -> str:
     """The letters of a sequence as a string."""
     found = plain(sequence)
     return found if isinstance(found, str) else found.decode("latin-1")
+
+
+def text_of(sequence: DNASequence) -> str:
+    """The letters of a string or a Biopython record; others are a ValueError."""
+    found = letters_of(sequence) if isinstance(sequence, (Seq, SeqRecord)) else sequence
+    if not isinstance(found, str):
+        raise ValueError(f"sequence is of type {type(found).__name__}; give its letters as a string")
+    return found
+
+
+def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> Design:
+    """The sequence with [start, end) from a design of the window that begins at `low`."""
+    text = sequence[:start] + design[start - low : end - low] + sequence[end:]
+    return Design(text, design.log_prob, design.log_weight, design.reward)

@@ -148,6 +148,17 @@ CASES = (
     ),
     Case(
         "sample",
+        (
+            *(DNA, "reward=gc", "method=svdd", "length=24", "num_samples=6", "batch_size=2", "num_draws=2"),
+            *("output={out}/designs.fa", "sampler.num_groups=4", "accelerator=cpu"),
+        ),
+        ("resume=true",),
+        ("dna",),
+        ignored=SESSIONS,
+        label="design",
+    ),
+    Case(
+        "sample",
         (TEXT, "num_samples=4", "batch_size=2", "sampler.num_groups=4", "accelerator=cpu"),
         ("overwrite=true",),
         ("text",),

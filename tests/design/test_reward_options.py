@@ -7,9 +7,13 @@ import time
 import numpy as np
 import pytest
 
+import dnadiff
 from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.design.method.metropolis import Metropolis
+from dnadiff.design.method.smc import SMC
 from dnadiff.reward.composition import GCContent
 from dnadiff.reward.motif import MotifMatch
+from dnadiff.sampler.grouped import Grouped
 
 METHODS = {
     "best_of_n": ["method.num_candidates=3"],
@@ -123,7 +127,7 @@ WRONG = {
     "gradient=true needs a differentiable reward, and Homopolymer has no gradient": [
         *("reward=homopolymer", "method=classifier_guidance", "method.gradient=true"),
     ],
-    "s.fa: p1 has N at position 3, which its template does not allow there": [
+    "start: p1 has N at position 3, which its template does not allow there": [
         "reward=gc",
         "start=s.fa",
         "length=null",
@@ -156,3 +160,25 @@ def test_a_reward_of_a_trusted_package(cli, trained, tmp_path, monkeypatch):
     assert cli("sample", f"checkpoint={trained}", *FEW, *args, "trust=[mine]")[0] == 0
     record = read_fasta(tmp_path / "a.fa")[0]
     assert float(facts(record)["reward"]) == 2 * record.sequence.count(b"A")
+
+
+def test_designs_in_python(trained):
+    model = dnadiff.load(trained, device="cpu")
+
+    def gc(sequences):
+        return [sum(base in "GC" for base in text) / len(text) for text in sequences]
+
+    found = model.design(gc, 3, length=20, sampler=Grouped(4), batch_size=2)
+    assert [design.reward for design in found] == gc(found) and all(design.log_prob < 0 for design in found)
+    weighted = model.design(GCContent(), 3, SMC(), template="ACGTNNNNNNNNRNNNN", sampler=Grouped(4), num_draws=0)
+    assert all(d.startswith("ACGT") and d[12] in "AG" and d.log_prob is None and d.log_weight is not None for d in weighted)
+    sequence = "acgtacgtac" * 6
+    changed = model.design(gc, 2, infill=(sequence, 20, 30), length=40, sampler=Grouped(4), num_draws=0)
+    assert all(d[:20] == sequence[:20] and d[30:] == sequence[30:] and len(d) == 60 for d in changed)
+    near = model.design(gc, 2, Metropolis(10, max_changes=2, best=True), start="ATATATATAT", target=0.1, num_draws=0, template="ATNNNNNNNN")
+    assert all(sum(a != b for a, b in zip(d, "ATATATATAT")) <= 2 and d[:2] == "AT" for d in near)
+    assert [d.reward for d in near] == [-abs(value - 0.1) for value in gc(near)]
+    with pytest.raises(ValueError, match="start is for methods that change given sequences, and BestOfN does not"):
+        model.design(gc, start="ACGT")
+    with pytest.raises(ValueError, match="start: start has 4 bases and no template of that length"):
+        model.design(gc, 1, Metropolis(), start="ACGT", template="NNN")
