@@ -1,19 +1,18 @@
-"""Training of a sequence classifier; the weights of the epoch with the best validation accuracy are used."""
+"""Training of a sequence classifier; the weights of the epoch with the best validation score are used: accuracy, or the loss."""
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack, override
 
 from dnadiff.backbone.base import Backbone
@@ -23,6 +22,7 @@ from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassif
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import ItemBatch, ShuffledBatches, TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
+from dnadiff.downstream.target.base import ValidScore as ValidScore
 from dnadiff.draws import hash64
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.optim import parameter_groups, warmup_cosine
@@ -39,18 +39,8 @@ class TrainingSettings(TypedDict, total=False):
     patience: int | None
 
 
-class ValidScore(NamedTuple):
-    """Score on the validation items: larger is better, and the loss breaks ties in accuracy."""
-
-    accuracy: float
-    negative_loss: float
-
-
-_WORST = ValidScore(-1.0, -math.inf)
-
-
 class FineTuningModule(lightning.LightningModule):
-    """Trains a classifier with cross-entropy and keeps the weights of the best epoch on the validation items.
+    """Trains a classifier with the loss of its target and keeps the weights of the best epoch on the validation items.
 
     Args:
         classifier: all of its parameters are trained.
@@ -111,7 +101,7 @@ class FineTuningModule(lightning.LightningModule):
     @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
-        return nn.functional.cross_entropy(self.classifier(batch.ids, batch.valid), batch.labels)
+        return self.classifier.target.loss(self.classifier(batch.ids, batch.valid), batch.labels)
 
     @override
     def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
@@ -124,11 +114,7 @@ class FineTuningModule(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
         log_probs = self.classifier.log_probs(self.data.valid, EVALUATION * self.batch_size, not self.data.stranded)
-        labels = self.data.valid.labels
-        accuracy = float((log_probs.argmax(-1) == labels).float().mean())
-        score = ValidScore(accuracy, -float(nn.functional.nll_loss(log_probs, labels)))
-        if not math.isfinite(score.negative_loss):
-            score = _WORST  # diverged: NaN predictions may still match many labels by chance
+        score = self.classifier.target.valid_score(log_probs, self.data.valid.labels)
         if not self.best_weights or score > self.best_score:
             self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs
             self.epochs_without_improvement = 0
@@ -183,6 +169,7 @@ class NetworkModel(TaskModel):
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
         classifier = self.build_classifier(data, seed)
+        classifier.target = data.target.fit(data.train.labels)
         module = FineTuningModule(
             classifier, data, self.lr, self.weight_decay, self.warmup, self.batch_size, seed, report, patience=self.patience
         )
@@ -204,7 +191,7 @@ class NetworkModel(TaskModel):
         classifier.to(next(iter(module.best_weights.values())).device)
         self.valid_score = module.best_score
         self.fit_info = {
-            "valid_accuracy": module.best_score.accuracy,
+            **classifier.target.record(module.best_score),
             "best_epoch": module.best_epoch,
             "epochs": module.num_epochs,
             "sequences_per_second": round(module.sequences_per_second, 1),
@@ -223,7 +210,7 @@ class NetworkModel(TaskModel):
         return taken
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
-        """Log-probabilities (S, C) of the test items under a classifier that `fit` returned.
+        """Predictions (S, C) of the test items under a classifier that `fit` returned.
 
         Raises:
             ValueError: if they are not finite because training diverged.
@@ -273,4 +260,4 @@ class FineTunedModel(NetworkModel):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        return build_classifier(backbone, self.head, self.inputs, len(data.classes), data.max_length, data.stranded)
+        return build_classifier(backbone, self.head, self.inputs, data.target.num_outputs, data.max_length, data.stranded)

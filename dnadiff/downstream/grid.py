@@ -1,4 +1,4 @@
-"""Choice among several settings of a model by accuracy on the validation items."""
+"""Choice among several settings of a model by the score on the validation items: accuracy, or the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnadiff.downstream.model import Report, TaskModel, no_report
 
 
 class GridSearch(TaskModel):
-    """Trains every candidate and predicts with the one with the best validation accuracy; the lower loss breaks ties.
+    """Trains every candidate and predicts with the one with the best validation score: accuracy, then loss; for other targets than classes the loss.
 
     A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its own validation items. `fit_info`
     records all candidates and the fit of the chosen one.
@@ -41,7 +41,7 @@ class GridSearch(TaskModel):
         best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier] | None = None
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
-            tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})
+            tried.append({**settings, **data.target.record(score)})
             if best is None or score > best[0]:  # only the best classifier stays in memory
                 best = score, settings, model, classifier
         if best is None:

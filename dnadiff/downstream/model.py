@@ -1,4 +1,4 @@
-"""The contract of a model in the downstream study: fit on a task's training items, predict the classes of its test items."""
+"""The contract of a model in the downstream study: fit on a task's training items, predict its test items."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_report(steps: int = 1, tokens: int = 0, **notes: str) -> None:
 
 
 class TaskModel(ABC):
-    """A classifier of sequences.
+    """Predicts what the target of a task asks of sequences.
 
     Attributes:
         kind: name of the class in the digests of stored predictions, where it differs from the class's own name.
@@ -56,4 +56,4 @@ class TaskModel(ABC):
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        """Fit on the training and validation items; log-probabilities (S, C) of the test items. The same seed gives the same."""
+        """Fit on the training and validation items; predictions (S, C) of the test items, see `Target`. The same seed gives the same."""

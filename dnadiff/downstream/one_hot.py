@@ -40,5 +40,5 @@ class OneHotModel(NetworkModel):
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)
         width = self.inputs.width(None, self.vocab, data.stranded)
-        head = self.head(width=width, num_outputs=len(data.classes), max_length=data.max_length)
+        head = self.head(width=width, num_outputs=data.target.num_outputs, max_length=data.max_length)
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)

@@ -34,15 +34,15 @@ from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
+from dnadiff.downstream.metrics import metric_values
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
-COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host")
+FIRST, LAST = ("task", "model", "seed", "protocol", "train", "test"), ("seconds", "digest", "finished", "host")  # around the metrics
 log = logging.getLogger("dnadiff")
 
 
 class Computed(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, `TaskModel.fit_info` of each round, and the network of the last round, if there is one."""
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info` of each round, and the network of the last round, if there is one."""
 
     log_probs: Tensor
     fit_info: list[dict[str, Json]]
@@ -53,7 +53,7 @@ Compute = Callable[[], Computed]
 
 
 class Prediction(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
 
     `weights` is the SHA-256 of the file of the network's weights; None if they are not kept.
     """
@@ -138,7 +138,7 @@ class ResultsFolder(Results):
         if not path.is_file():
             return None
         prediction, labels = load_prediction(path)
-        if not torch.equal(labels, job.labels):
+        if not np.array_equal(labels, job.labels, equal_nan=True):
             raise ValueError(f"{path} has other items than the task {job.data.name}; remove it, and it is computed again")
         if job.model in self.kept:
             weights = WeightsFile(_weights_path(path), prediction.weights or "")
@@ -149,7 +149,8 @@ class ResultsFolder(Results):
         return prediction
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
-        metrics = compute_metrics(ScoredPredictions(prediction.log_probs.numpy(), job.labels.numpy()))
+        target = job.data.target
+        metrics = metric_values(target.scored(prediction.log_probs.numpy(), job.labels.numpy()), target.metrics)
         row = {
             "task": job.data.name,
             "model": job.model,
@@ -167,7 +168,7 @@ class ResultsFolder(Results):
         }
         with locked(self.folder / ".results.lock"):
             if digest not in listed_digests(self.folder / "results.csv"):
-                append_row(self.folder / "results.csv", row, (*COLUMNS, *self.version, *self.provenance))
+                append_row(self.folder / "results.csv", row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
 
     @override
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
@@ -231,7 +232,7 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
-    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "i" and labels.shape == log_probs.shape[:1]
+    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind in "if" and labels.shape == log_probs.shape[: labels.ndim]
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
     return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, None if weights is None else str(weights)), torch.from_numpy(
@@ -241,7 +242,7 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
-    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about, *data.target.identity()], sort_keys=True, default=str).encode())
     for items in (data.train, data.valid, data.test):
         for tensor in (items.ids, items.lengths, items.labels, items.groups):
             digest.update(b"none" if tensor is None else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
