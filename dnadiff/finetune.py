@@ -1,4 +1,4 @@
-"""`python -m dnadiff.finetune`: fine-tune a trained network as a classifier, and compare it with the same network from scratch and with baselines."""
+"""`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same network from scratch and with baselines."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def run_task(
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
-    from dnadiff.downstream.study_models import FINE_TUNED, PROBE, RANDOM_PROBE, SCRATCH, build_models
+    from dnadiff.downstream.study_models import build_models, compared_pairs
 
     models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
     log_task(data)
@@ -173,9 +173,7 @@ def run_task(
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
     rounds = protocol.rounds(data, seeds[0])
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
-    baseline = f"{config['kmer']}-mer logistic regression"
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
-    pairs = [pair for pair in pairs if pair[0] in models and pair[1] in models]
+    pairs = compared_pairs(models, config["kmer"], data)
     progress = Progress(steps, "finetune")
     result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets)
     progress.close()
@@ -196,29 +194,30 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
-    from dnadiff.downstream.published_results import SUITE_HEADER, suite_rows
-    from dnadiff.downstream.study import subset_rows, table_rows
+    from dnadiff.downstream.metrics import title
+    from dnadiff.downstream.published_results import suite_header, suite_rows
+    from dnadiff.downstream.study import header, primary_metric, subset_rows, table_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)
-        task = result["task"]
+        task, metric = result["task"], title(primary_metric(result))
         print(
-            f"{chr(10) * bool(number)}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
+            f"{chr(10) * bool(number)}{metric} on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
             f"{duration(result['seconds'])} in total"
         )
-        print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))
+        print(table(models, header(result)))
         if differences:
             print()
-            print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))
+            print(table(differences, ("difference", metric, "95 % interval", "first is")))
         if subsets := list(next(iter(result["models"].values()))["subsets"]):
             print()
-            print(table(subset_rows(result), ("accuracy (items)", *subsets)))
+            print(table(subset_rows(result), (f"{metric} (items)", *subsets)))
     if is_suite:
         print(
             "\nall tasks; a published number used the training sequences in parentheses, and is not comparable with one that used fewer; "
             "chance: always the larger class"
         )
-        print(table(suite_rows(studies), SUITE_HEADER))
+        print(table(suite_rows(studies), suite_header(studies)))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuned classifiers of one task, one for each seed, applied to new sequences."""
+"""Fine-tuned networks of one task, one for each seed, applied to new sequences."""
 
 from __future__ import annotations
 
@@ -17,42 +17,9 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.items import Items
 from dnadiff.downstream.sequences import Query, chunks
-
-
-@dataclass(frozen=True)
-class ClassProbabilities:
-    """Predictions of S sequences by the classifiers of R seeds.
-
-    Attributes:
-        classes: names of the C classes.
-        log_probs: (R, S, C) float32, of each seed.
-    """
-
-    classes: tuple[str, ...]
-    log_probs: np.ndarray
-
-    @property
-    def probs(self) -> np.ndarray:
-        """(S, C) float64 probabilities, averaged over the seeds."""
-        return np.exp(self.log_probs.astype(np.float64)).mean(0)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """(S,) numbers of the most probable classes."""
-        return self.probs.argmax(-1)
-
-    @property
-    def predicted(self) -> list[str]:
-        """Names of the most probable classes."""
-        return [self.classes[number] for number in self.labels]
-
-    @property
-    def spread(self) -> np.ndarray:
-        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a single seed."""
-        if len(self.log_probs) < 2:
-            return np.full(self.log_probs.shape[1], np.nan)
-        of_predicted = np.take_along_axis(np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2)[..., 0]
-        return np.ptp(of_predicted, axis=0)
+from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.predicted import ClassProbabilities as ClassProbabilities
+from dnadiff.downstream.target.predicted import Predicted
 
 
 @dataclass(frozen=True)
@@ -69,7 +36,8 @@ class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
     Attributes:
-        classes: names of the classes.
+        target: what is predicted.
+        classes: names of the classes, or of what else is predicted.
         members: the classifier of each seed.
         path: the folder of the run.
         task: name of the task.
@@ -80,7 +48,7 @@ class ClassifierEnsemble:
 
     def __init__(
         self,
-        classes: Sequence[str],
+        target: Target,
         members: Sequence[SeedClassifier],
         tokenizer: DNATokenizer,
         path: Path,
@@ -89,19 +57,25 @@ class ClassifierEnsemble:
         batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.classes, self.members, self.tokenizer, self.path = tuple(classes), tuple(members), tokenizer, path
+        self.target, self.members, self.tokenizer, self.path = target, tuple(members), tokenizer, path
         self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
         for member in self.members:
             member.classifier.to(device).eval()
+            member.classifier.target = target
         self.stranded, self.max_length = self.members[0].classifier.stranded, self.members[0].classifier.max_length
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, or of what else is predicted."""
+        return self.target.names
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seed of each classifier."""
         return tuple(member.seed for member in self.members)
 
-    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> ClassProbabilities:
-        """Class probabilities of sequences of any lengths.
+    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> Predicted:
+        """Predictions of sequences of any lengths: class probabilities, or for a regression `values`.
 
         Args:
             sequences: letters in either case, or Biopython records; N is read.
@@ -113,9 +87,9 @@ class ClassifierEnsemble:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
         queries = (Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters)) for i, letters in enumerate(sequences))
-        found = [self.classify(chunk, batch_size).log_probs for chunk in chunks(queries)]
-        empty = np.zeros((len(self.members), 0, len(self.classes)), np.float32)
-        return ClassProbabilities(self.classes, np.concatenate([empty, *found], axis=1))
+        found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]
+        empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
+        return self.target.predicted(np.concatenate([empty, *found], axis=1))
 
     def encode(self, where: str, letters: DNASequence) -> np.ndarray:
         """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot be read."""
@@ -129,7 +103,7 @@ class ClassifierEnsemble:
 
     def classify(
         self, queries: Sequence[Query], batch_size: int | None = None, report: Callable[[int], None] = lambda tokens: None
-    ) -> ClassProbabilities:
+    ) -> Predicted:
         """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
         batch_size = optional_integer("batch_size", batch_size) or self.batch_size
         for query in queries:
@@ -139,7 +113,7 @@ class ClassifierEnsemble:
                     f"cut it into windows of at most {self.max_length} (window={self.max_length})"
                 )
         items = Items.from_sequences([query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id)
-        return ClassProbabilities(self.classes, np.stack(list(self._each_seed(items, batch_size, report))))
+        return self.target.predicted(np.stack(list(self._each_seed(items, batch_size, report))))
 
     def _each_seed(self, items: Items, batch_size: int, report: Callable[[int], None]) -> Iterator[np.ndarray]:
         for member in self.members:
@@ -148,4 +122,4 @@ class ClassifierEnsemble:
 
     def __repr__(self) -> str:
         network = type(self.members[0].classifier.backbone).__name__
-        return f"ClassifierEnsemble({network}, {' vs. '.join(self.classes)}, seeds {', '.join(map(str, self.seeds))}, {self.path})"
+        return f"ClassifierEnsemble({network}, {self.target.summary}, seeds {', '.join(map(str, self.seeds))}, {self.path})"

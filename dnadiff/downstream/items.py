@@ -106,7 +106,9 @@ class TaskData:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Items of each class in each part; for another target all of them."""
-        return {part: self.target.counts(items.labels) for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))}
+        return {
+            part: self.target.counts(items.labels) for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
+        }
 
 
 class ItemBatch(NamedTuple):

@@ -30,7 +30,14 @@ from dnadiff.kmers import MAX_K
 log = logging.getLogger("dnadiff")
 
 PART_NAMES = {"train": "train", "valid": "valid", "test": "test", "dev": "valid", "val": "valid", "validation": "valid"}
-_CACHED = {"source": "source", "divided": "divided", "place": "label_source", "part_place": "split_source", "notes": "notes", "groups": "groups"}
+_CACHED = {
+    "source": "source",
+    "divided": "divided",
+    "place": "label_source",
+    "part_place": "split_source",
+    "notes": "notes",
+    "groups": "groups",
+}
 
 
 @dataclass
@@ -88,9 +95,7 @@ class Division:
         divided: whether the split of the source is used.
     """
 
-    def __init__(
-        self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: Target
-    ) -> None:
+    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: Target) -> None:
         self.found, self.bases = found, bases
         self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)

@@ -146,7 +146,15 @@ METRICS: dict[str, Metric[ScoredPredictions]] = {
 }
 
 
-TITLES = {"mcc": "MCC", "auroc": "AUROC", "auprc": "average precision", "pearson": "Pearson", "spearman": "Spearman", "r2": "R2", "mse": "MSE"}
+TITLES = {
+    "mcc": "MCC",
+    "auroc": "AUROC",
+    "auprc": "average precision",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "r2": "R2",
+    "mse": "MSE",
+}
 
 
 def title(metric: str) -> str:

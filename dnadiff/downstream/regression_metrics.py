@@ -88,7 +88,8 @@ def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
 
     def of_ranks(ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray) -> np.ndarray:
         half = of_items.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
-        return _correlation(*(_ranks(tie, of_items) - half for tie in ties), of_items)
+        predicted, measured = (_ranks(tie, of_items) - half for tie in ties)
+        return _correlation(predicted, measured, of_items)
 
     each = [(rows, partial(of_ranks, ties)) for rows, ties in scored.rankings]
     return _each_target(len(each), each, weights)

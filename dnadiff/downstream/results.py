@@ -34,10 +34,11 @@ from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import metric_values
+from dnadiff.downstream.metrics import METRICS, metric_values
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 FIRST, LAST = ("task", "model", "seed", "protocol", "train", "test"), ("seconds", "digest", "finished", "host")  # around the metrics
+COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
 
 
@@ -232,7 +233,9 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
-    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind in "if" and labels.shape == log_probs.shape[: labels.ndim]
+    fits = (
+        log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind in "if" and labels.shape == log_probs.shape[: labels.ndim]
+    )
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
     return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, None if weights is None else str(weights)), torch.from_numpy(

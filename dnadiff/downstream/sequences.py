@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.downstream.table import ENDINGS, read_rows
+from dnadiff.downstream.table import ENDINGS, label_keys, read_rows
+from dnadiff.downstream.target.base import Label, Target
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -19,37 +20,37 @@ Encode = Callable[[str, str | bytes], np.ndarray]  # where the sequence is, and 
 class Query(NamedTuple):
     """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record `name`.
 
-    `ids (L,)` are its tokens, `label` is the number of its class or `UNLABELED`.
+    `ids (L,)` are its tokens, `label` is the number of its class or its values, or `UNLABELED`.
     """
 
     name: str
     start: int
     end: int
     ids: np.ndarray
-    label: int = UNLABELED
+    label: Label = UNLABELED
 
     @classmethod
-    def whole(cls, name: str, ids: np.ndarray, label: int = UNLABELED) -> Query:
+    def whole(cls, name: str, ids: np.ndarray, label: Label = UNLABELED) -> Query:
         """A complete record."""
         return cls(name, 0, len(ids), ids, label)
 
 
 class LabeledRow(NamedTuple):
-    """A sequence in a file: `where` is its place for messages, `label` the name of its class, or None."""
+    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or None."""
 
     where: str
     name: str
     letters: str | bytes
-    label: str | None = None
+    label: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no classes."""
+    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no labels."""
 
     sequence: str = "sequence"
     name: str | None = None
-    label: str | None = None
+    label: Sequence[str] | None = None
 
 
 def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
@@ -61,18 +62,19 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 
-def table_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
-    """The rows of a table; see `dnadiff.downstream.table.read_rows`."""
-    keys = {"sequence_column": columns.sequence, "name_column": columns.name, "label_column": columns.label}
+def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
+    """The rows of a table, see `dnadiff.downstream.table.read_rows`; with `empty_labels`, cells of labels may be empty."""
+    labels = {} if columns.label is None else label_keys("label_column", columns.label)
+    keys = {"sequence_column": columns.sequence, "name_column": columns.name, **labels}
     wanted = {key: name for key, name in keys.items() if name is not None}
     number = 0
     for number, cells in read_rows(path, wanted):
         found = dict(zip(wanted, cells))
         where = f"{path}: line {number}"
         for key, column in wanted.items():
-            if not found[key]:
+            if not found[key] and not (empty_labels and key in labels):
                 raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
-        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], found.get("label_column"))
+        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], [found[key] for key in labels] or None)
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")
 
@@ -84,7 +86,7 @@ class SequenceFile:
     Args:
         path: FASTA or a table (by its ending), plain or gzip.
         encode: see `ClassifierEnsemble.encode`.
-        classes: that labels may name.
+        target: what labels are.
         window: bases of a window; None predicts complete records.
         stride: bases between the starts of windows; None: windows do not overlap.
         max_length: of a query; None: any.
@@ -95,24 +97,16 @@ class SequenceFile:
 
     path: str
     encode: Encode
-    classes: Sequence[str]
+    target: Target
     columns: Columns = Columns()
     window: int | None = None
     stride: int | None = None
     max_length: int | None = None
 
     def __iter__(self) -> Iterator[Query]:
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        read = table_rows if self.path.endswith(ENDINGS) else fasta_rows
-        for row in read(self.path, self.columns):
+        for row in self._rows():
             ids = self.encode(row.where, row.letters)
-            label = UNLABELED if row.label is None else numbers.get(row.label, UNLABELED)
-            if row.label is not None and label == UNLABELED:
-                known = ", ".join(map(repr, self.classes))
-                raise ValueError(
-                    f"{row.where} has {row.label!r} in column {self.columns.label!r}, and the classes of this model are {known}; "
-                    "correct it, set label_column to another column, or leave label_column out"
-                )
+            label = UNLABELED if row.label is None else self.target.parse(row.label, row.where, self.columns.label or ())
             for start, end in window_bounds(len(ids), self.window, self.stride):
                 if self.max_length is not None and end - start > self.max_length:
                     raise ValueError(
@@ -120,6 +114,11 @@ class SequenceFile:
                         f"set window={self.max_length} or less"
                     )
                 yield Query(row.name, start, end, ids[start:end], label)
+
+    def _rows(self) -> Iterator[LabeledRow]:
+        if self.path.endswith(ENDINGS):
+            return table_rows(self.path, self.columns, self.target.can_be_missing)
+        return fasta_rows(self.path, self.columns)
 
 
 def window_bounds(length: int, window: int | None, stride: int | None = None) -> Iterator[tuple[int, int]]:

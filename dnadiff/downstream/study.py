@@ -160,18 +160,14 @@ def _primary(target: Target, runs: Sequence[Scored], groups: np.ndarray | None) 
     return {target.primary: interval.value, "low": interval.low, "high": interval.high, "per_seed": each}
 
 
-def _subset(
-    target: Target, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None
-) -> dict[str, Json]:
+def _subset(target: Target, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
     size, chosen = int(mask.sum()), None if groups is None else groups[mask]
     scored = [target.scored(run.log_probs.numpy()[mask], labels[mask]) for run in runs] if size else []
     found = _primary(target, scored, chosen) if size else {}
     return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
 
 
-def _difference(
-    target: Target, a: str, b: str, scored: Mapping[str, Sequence[Scored]], groups: np.ndarray | None
-) -> dict[str, Json]:
+def _difference(target: Target, a: str, b: str, scored: Mapping[str, Sequence[Scored]], groups: np.ndarray | None) -> dict[str, Json]:
     interval = target.interval(scored[a], scored[b], groups=groups)
     conclusion = verdict(interval.low, interval.high, above="better", below="worse")
     p_value = target.p_value(scored[a], scored[b], groups=groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -23,11 +23,29 @@ from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.probe import LinearProbe, NearestNeighbors
 from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import weights_digest
+from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.draws import hash64
 
 FINE_TUNED, SCRATCH = "fine-tuned", "scratch"
 PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
 log = logging.getLogger("dnadiff")
+
+
+def row_name(name: str, data: TaskData) -> str:
+    """The name of a model in the study of a task: of logistic regressions, the estimator that the target of the task uses."""
+    return name.replace(ClassEstimators.linear_name, data.target.estimators.linear_name)
+
+
+def kmer_row(k: int, data: TaskData) -> str:
+    """The name of the linear model on k-mers."""
+    return row_name(f"{k}-mer {ClassEstimators.linear_name}", data)
+
+
+def compared_pairs(models: Collection[str], kmer: int, data: TaskData) -> list[tuple[str, str]]:
+    """The pairs of models whose difference is reported."""
+    baseline, probe, random = kmer_row(kmer, data), row_name(PROBE, data), row_name(RANDOM_PROBE, data)
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline), (FINE_TUNED, "CNN")]
+    return [pair for pair in pairs if pair[0] in models and pair[1] in models]
 
 
 def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit, device: str) -> dict[str, TaskModel]:
@@ -54,19 +72,19 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         about["strands"] = "merged unless stranded"
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    models: dict[str, TaskModel] = {f"{config['kmer']}-mer logistic regression": KmerLogistic(tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {kmer_row(config["kmer"], data): KmerLogistic(tokenizer, config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
         built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
-        models.setdefault(name, built)
+        models.setdefault(row_name(name, data), built)
     if config["neighbours"]:
         models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)
     if config["probe"]:
-        models[PROBE] = LinearProbe(trained, about=about_trained, device=device)
-        models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
+        models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
+        models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
     if config["fine_tune"]:
         models[FINE_TUNED] = fine_tuned_model(config, data, protocol, trained, config["lr"], about_trained)
     if config["scratch"]:

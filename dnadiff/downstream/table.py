@@ -92,7 +92,7 @@ class CsvTask(LabeledTask):
 
 def as_names(columns: str | Sequence[str]) -> list[str]:
     """One name or several as a list."""
-    return list(columns) if isinstance(columns, (list, tuple)) else [columns]
+    return [columns] if isinstance(columns, str) or not isinstance(columns, Sequence) else list(columns)
 
 
 def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:

@@ -44,6 +44,7 @@ class Target(ABC, Generic[S]):
         names: of the outputs: classes, or columns.
         primary: the metric that models are compared by.
         shown: further metrics in printed tables.
+        predicted_kind: what `predicted` returns.
         p_value_test: how p-values of differences are computed.
         takes_several: whether several columns can be given.
         can_be_missing: whether a cell may be empty.
@@ -52,6 +53,7 @@ class Target(ABC, Generic[S]):
 
     buildable = True  # the description of a saved network may name it (`dnadiff.config.locate`)
     primary: ClassVar[str]
+    predicted_kind: ClassVar[type[Predicted]]
     shown: ClassVar[tuple[str, ...]]
     p_value_test: ClassVar[str] = "bootstrap"
     takes_several: ClassVar[bool] = True

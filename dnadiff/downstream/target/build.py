@@ -31,7 +31,9 @@ def build_target(kind: str, columns: Sequence[str], loss: str | None = None, tra
         key, value = next(iter(given.items()))
         raise ValueError(f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; leave it out")
     if len(columns) > 1 and not target.takes_several:
-        raise ValueError(f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name one, or set another task.kind")
+        raise ValueError(
+            f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name one, or set another task.kind"
+        )
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(f"task.label_column {list(columns)} must name distinct columns, at least one")
     return target(columns, **given)

@@ -30,6 +30,7 @@ class ClassTarget(Target[ScoredPredictions]):
         names: of the classes, sorted. Training needs none.
     """
 
+    predicted_kind = ClassProbabilities
     primary, shown, p_value_test = "accuracy", ("mcc", "auroc"), "sign-flip test"
     takes_several, can_be_missing, published = False, False, True
 
@@ -130,9 +131,7 @@ class ClassTarget(Target[ScoredPredictions]):
         return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
 
     @override
-    def p_value(
-        self, first: Sequence[ScoredPredictions], second: Sequence[ScoredPredictions], groups: np.ndarray | None = None
-    ) -> float:
+    def p_value(self, first: Sequence[ScoredPredictions], second: Sequence[ScoredPredictions], groups: np.ndarray | None = None) -> float:
         return sign_flip_test(_correct(first), _correct(second), groups=groups)
 
     @override

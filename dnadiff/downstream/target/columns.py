@@ -22,7 +22,8 @@ class ColumnTarget(Target[S], Generic[S]):
     @override
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> tuple[float, ...]:
         return tuple(
-            math.nan if cell.lower() in MISSING else self.parse_cell(cell, where, column) for cell, column in zip(cells, columns, strict=True)
+            math.nan if cell.lower() in MISSING else self.parse_cell(cell, where, column)
+            for cell, column in zip(cells, columns, strict=True)
         )
 
     @abstractmethod

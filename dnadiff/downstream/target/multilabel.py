@@ -24,6 +24,7 @@ _VALUES = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0
 class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds, averaged over the strands."""
 
+    predicted_kind = LabelProbabilities
     primary, shown = "auroc", ("auprc",)
 
     @property

@@ -22,9 +22,11 @@ class Predicted(ABC):
 
     Attributes:
         tally_header: the columns of the printed summary.
+        averaged_name: what `combined` is called in tables.
     """
 
     tally_header: ClassVar[tuple[str, ...]]
+    averaged_name: ClassVar[str] = "averaged probabilities"
 
     @property
     @abstractmethod
@@ -160,6 +162,7 @@ class PredictedValues(_PerTarget):
     outputs: np.ndarray
     transform: LabelTransform
     tally_header: ClassVar[tuple[str, ...]] = ("target", "mean prediction")
+    averaged_name: ClassVar[str] = "averaged predictions"
 
     @property
     @override

@@ -35,6 +35,7 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         mean, std: of the training items on that scale, found by `fit`; None before, and for a loss that does not standardize.
     """
 
+    predicted_kind = PredictedValues
     primary, shown = "spearman", ("pearson", "r2")
 
     def __init__(
