@@ -22,7 +22,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import cache, clusters
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import PROTOCOLS
-from dnadiff.downstream.target.base import SEPARATOR, Target
+from dnadiff.downstream.target.base import Target
 from dnadiff.downstream.target.build import build_target
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
@@ -104,6 +104,11 @@ class Division:
             self.clusters = clusters.connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
         self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
+
+    @property
+    def of_each(self) -> str:
+        """What a random division takes a fraction of, for notes."""
+        return " of each class" if len(self.strata_names) > 1 else ""
 
     def rows(self, *parts: str) -> np.ndarray:
         """The sequence numbers of some parts, ascending."""
@@ -268,7 +273,7 @@ class LabeledTask(ABC):
         copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
         notes = {
             "path": found.source,
-            "split": found.split_source if division.divided else f"random, {100 * self.test_fraction:g} % of each class for test",
+            "split": found.split_source if division.divided else f"random, {100 * self.test_fraction:g} %{division.of_each} for test",
             "kept_together": self._kept_together(found),
             "test_sequences_also_in_training": copies,
             **({"cut_to_max_length": truncated} if self.max_length else {}),
