@@ -109,7 +109,8 @@ class PerColumn:
     """One copy of an estimator for each column of the labels, fitted on the items that have one."""
 
     def __init__(self, estimator: BaseEstimator) -> None:
-        self.estimator, self.fitted = estimator, list[BaseEstimator]()
+        self.estimator = estimator
+        self.fitted: list[BaseEstimator] = []
 
     def fit(self, features: Features, labels: np.ndarray) -> Self:
         """Fit all columns of `labels (S, K)`, NaN where missing."""
