@@ -57,7 +57,8 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     """The records of a FASTA file; ValueError if a column is named."""
     for name, value in vars(columns).items():
         if value != vars(Columns())[name]:
-            raise ValueError(f"{name}_column={value} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
+            given = value if isinstance(value, str) else ", ".join(value)
+            raise ValueError(f"{name}_column={given} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
     for record in iter_fasta(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
