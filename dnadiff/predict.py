@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.downstream.ensemble import ClassifierEnsemble
     from dnadiff.downstream.prediction_table import PredictionTable
     from dnadiff.downstream.sequences import SequenceFile
-    from dnadiff.downstream.target.base import Target
+    from dnadiff.downstream.target.base import TaskTarget
 
 PARQUET = ".parquet"
 TABLES = (".tsv", ".tsv.gz", PARQUET)
@@ -208,7 +208,7 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
     show(content, metrics, model.target)
 
 
-def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: Target) -> None:
+def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: TaskTarget) -> None:
     """Print how often each class was predicted, or the mean of each target, and the metrics."""
     from dnadiff.downstream.metrics import title
 

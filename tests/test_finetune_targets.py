@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import dnadiff
 from dnadiff import commands, finetune
@@ -24,6 +25,14 @@ def write(path: Path, header: list[str], rows: list[list]) -> Path:
     return path
 
 
+def write_checkpoint(path: Path, tokenizer: DNATokenizer) -> None:
+    hyper_parameters = {"config": compose("train", list(DIT)), "tokenizer": tokenizer.config()}
+    torch.manual_seed(0)
+    weights = build_denoiser(hyper_parameters["config"], tokenizer)[0].state_dict()
+    renamed = {"denoiser." + name: weight for name, weight in weights.items()}
+    torch.save({"global_step": 7, "hyper_parameters": hyper_parameters, "state_dict": renamed}, path)
+
+
 def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> dict:
     os.environ.pop("HYDRA_FULL_ERROR", None)
     task = (f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", "task=csv", f"task.path={table}", *SETTINGS)
@@ -36,15 +45,8 @@ def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> di
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """A checkpoint, a table whose values follow the GC content, and regressions of two seeds fine-tuned on two of its columns."""
-    import torch
-
-    folder, random = tmp_path_factory.mktemp("targets"), np.random.default_rng(0)
-    config = compose("train", list(DIT))
-    torch.manual_seed(0)
-    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
-    described = {"config": config, "tokenizer": DNATokenizer().config()}
-    torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 7}, folder / "tiny.ckpt")
-    rows = []
+    folder, random, rows = tmp_path_factory.mktemp("targets"), np.random.default_rng(0), []
+    write_checkpoint(folder / "tiny.ckpt", DNATokenizer())
     for i in range(120):
         letters = "".join(random.choice(list("ACGT"), random.integers(20, 41), p=random.dirichlet([3] * 4)))
         gc = sum(base in "GC" for base in letters) / len(letters)
@@ -111,13 +113,22 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics(world, cli
     assert [line.split("\t")[3] for line in track] == [row["predicted_a"] for row in rows]
 
 
-def test_several_labels_are_compared_by_auroc(world, cli, tmp_path, capsys):
-    settings = ("task.kind=multilabel", "task.label_column=[rich,poor]", "scratch=false", "seeds=1", "task.protocol=kfold", "fine_tune=false")
+def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
+    settings = (
+        "task.kind=multilabel",
+        "task.label_column=[rich,poor]",
+        "scratch=false",
+        "seeds=1",
+        "task.protocol=kfold",
+        "fine_tune=false",
+    )
     baselines = ("baselines=all", "~baselines.CNN", "neighbours=true")
     result = run_finetune(world, tmp_path / "labels", world / "table.csv", *settings, *baselines)
     assert "2-mer logistic regression" in result["models"] and result["task"]["tested"] == 120 and result["task"]["chance"] == 0.5
     gc = result["models"]["GC alone"]
-    assert gc["auroc"] > 0.95 and set(gc["metrics"]) == {"auroc", "auprc"} | {f"{m} of {x}" for m in ("auroc", "auprc") for x in ("rich", "poor")}
+    assert gc["auroc"] > 0.95 and set(gc["metrics"]) == {"auroc", "auprc"} | {
+        f"{m} of {x}" for m in ("auroc", "auprc") for x in ("rich", "poor")
+    }
     out = capsys.readouterr().out
     assert "AUROC on 120 test sequences of table, chance 0.500" in out and "average precision" in out
 

@@ -15,7 +15,7 @@ from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.downstream.head.base import Head
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, strand_batches
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.vocab import Vocab
 
@@ -56,7 +56,7 @@ class SequenceClassifier(nn.Module, ABC):
     vocab: Vocab
     num_classes: int
     invariant: bool = False
-    target: Target = ClassTarget()
+    target: TaskTarget = ClassTarget()
 
     @abstractmethod
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:

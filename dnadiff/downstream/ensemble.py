@@ -17,7 +17,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.items import Items
 from dnadiff.downstream.sequences import Query, chunks
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.predicted import ClassProbabilities as ClassProbabilities
 from dnadiff.downstream.target.predicted import Predicted
 
@@ -48,7 +48,7 @@ class ClassifierEnsemble:
 
     def __init__(
         self,
-        target: Target,
+        target: TaskTarget,
         members: Sequence[SeedClassifier],
         tokenizer: DNATokenizer,
         path: Path,

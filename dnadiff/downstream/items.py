@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Json
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -88,7 +88,7 @@ class TaskData:
     test: Items
     stranded: bool = False
     notes: dict[str, Json] = field(default_factory=dict)
-    target: Target = None  # type: ignore[assignment]
+    target: TaskTarget = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.target is None:

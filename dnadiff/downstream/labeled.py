@@ -22,7 +22,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import cache, clusters
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import PROTOCOLS
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.build import build_target
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
@@ -95,7 +95,9 @@ class Division:
         divided: whether the split of the source is used.
     """
 
-    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: Target) -> None:
+    def __init__(
+        self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: TaskTarget
+    ) -> None:
         self.found, self.bases = found, bases
         self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)

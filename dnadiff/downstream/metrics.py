@@ -18,13 +18,13 @@ NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.045
 _BATCH = 50  # replicates at once: limits the memory
 
 
-class Scored(Protocol):
+class ScoredRun(Protocol):
     """Predictions of one run with their labels, prepared for scoring under many weightings."""
 
     labels: np.ndarray
 
 
-AnyScored = TypeVar("AnyScored", bound=Scored)
+AnyScored = TypeVar("AnyScored", bound=ScoredRun)
 Metric = Callable[[AnyScored, np.ndarray], np.ndarray]  # of scored predictions and weights (W, S): (W,)
 
 

@@ -56,4 +56,4 @@ class TaskModel(ABC):
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        """Fit on the training and validation items; predictions (S, C) of the test items, see `Target`. The same seed gives the same."""
+        """Fit on the training and validation items; predictions (S, C) of the test items, see `TaskTarget`. The same seed gives the same."""

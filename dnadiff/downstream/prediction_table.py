@@ -14,9 +14,9 @@ import numpy as np
 
 from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
-from dnadiff.downstream.metrics import Scored, metric_values, summarize_metrics
+from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics
 from dnadiff.downstream.sequences import Query
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.predicted import Predicted
 
 NUMBERS = {"start": int, "end": int, "length": int}
@@ -33,7 +33,7 @@ class PredictionTable:
     each seed.
     """
 
-    target: Target
+    target: TaskTarget
     seeds: Sequence[int]
     windows: bool
     labels: bool
@@ -115,7 +115,7 @@ class PredictionTable:
         return {name: summary(each, self.target) for name, each in runs.items()}
 
 
-def summary(runs: Sequence[Scored], target: Target) -> dict[str, Json]:
+def summary(runs: Sequence[ScoredRun], target: TaskTarget) -> dict[str, Json]:
     """`dnadiff.downstream.metrics.summarize_metrics`, without intervals for very many items."""
     if len(runs[0].labels) <= _MAX_INTERVALS:
         return summarize_metrics(runs, target.metrics)

@@ -46,7 +46,9 @@ class PromoterGrid(LabeledTask):
         }
         self.start, self.end = checks.integer("task.start", start, 0), checks.integer("task.end", end)
         if self.end <= self.start:
-            raise ValueError(f"task.end {self.end} is not after task.start {self.start}; give the bases of the promoter, such as 24 and 174")
+            raise ValueError(
+                f"task.end {self.end} is not after task.start {self.start}; give the bases of the promoter, such as 24 and 174"
+            )
         super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
 
     @override

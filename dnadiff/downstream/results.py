@@ -234,7 +234,10 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
     fits = (
-        log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind in "if" and labels.shape == log_probs.shape[: labels.ndim]
+        log_probs.ndim == 2
+        and log_probs.dtype.kind == "f"
+        and labels.dtype.kind == "if"[labels.ndim == 2]
+        and labels.shape == log_probs.shape[: labels.ndim]
     )
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from dnadiff.downstream.classifier import Classifier
     from dnadiff.downstream.ensemble import ClassifierEnsemble, SeedClassifier
-    from dnadiff.downstream.target.base import Target
+    from dnadiff.downstream.target.base import TaskTarget
     from dnadiff.downstream.weights import WeightsFile
 
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
 FORMAT = 1
 _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
-_CLASSIFYING = ("predict", "variants")  # commands that take classifiers
+_CLASSIFYING = ("predict",)  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
 _SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
@@ -207,14 +207,14 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
     return build_classifier(backbone, head if "_target_" in head else MEAN_HEAD, inputs, outputs, longest, bool(about["stranded"]), trust)
 
 
-def _target(about: Mapping[str, Json], trust: Sequence[str]) -> Target:
-    from dnadiff.downstream.target.base import Target
+def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
+    from dnadiff.downstream.target.base import TaskTarget
     from dnadiff.downstream.target.classes import ClassTarget
 
     if "target" not in about:
         return ClassTarget(about["classes"])  # of a version that had only these
     target = build(about["target"], trust=trust)
-    if not isinstance(target, Target) or list(target.names) != about["classes"]:
+    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
         raise ValueError(f"its target is {target!r}, which does not predict {', '.join(map(str, about['classes']))}; {_REMEDY}")
     return target
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.downstream.table import ENDINGS, label_keys, read_rows
-from dnadiff.downstream.target.base import Label, Target
+from dnadiff.downstream.target.base import Label, TaskTarget
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -98,7 +98,7 @@ class SequenceFile:
 
     path: str
     encode: Encode
-    target: Target
+    target: TaskTarget
     columns: Columns = Columns()
     window: int | None = None
     stride: int | None = None

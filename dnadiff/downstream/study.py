@@ -16,11 +16,11 @@ from torch import Tensor
 from dnadiff.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.config import Json
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.metrics import Scored, metric_values, summarize_metrics, title
+from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics, title
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import Computed, Job, Prediction, Results
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
 
 log = logging.getLogger("dnadiff")
@@ -76,7 +76,7 @@ def compare(
     tested: Items,
     pairs: Sequence[tuple[str, str]] = (),
     subsets: Mapping[str, np.ndarray] | None = None,
-    target: Target | None = None,
+    target: TaskTarget | None = None,
 ) -> dict[str, Json]:
     """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
 
@@ -153,21 +153,25 @@ def predict_rounds(
     return result, fit_info
 
 
-def _primary(target: Target, runs: Sequence[Scored], groups: np.ndarray | None) -> dict[str, Json]:
+def _primary(target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None) -> dict[str, Json]:
     """The metric that models are compared by, with its interval and its value for each run."""
     interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
     each = [metric_values(run, {target.primary: metric})[target.primary] for run in runs]
     return {target.primary: interval.value, "low": interval.low, "high": interval.high, "per_seed": each}
 
 
-def _subset(target: Target, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
+def _subset(
+    target: TaskTarget, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None
+) -> dict[str, Json]:
     size, chosen = int(mask.sum()), None if groups is None else groups[mask]
     scored = [target.scored(run.log_probs.numpy()[mask], labels[mask]) for run in runs] if size else []
     found = _primary(target, scored, chosen) if size else {}
     return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
 
 
-def _difference(target: Target, a: str, b: str, scored: Mapping[str, Sequence[Scored]], groups: np.ndarray | None) -> dict[str, Json]:
+def _difference(
+    target: TaskTarget, a: str, b: str, scored: Mapping[str, Sequence[ScoredRun]], groups: np.ndarray | None
+) -> dict[str, Json]:
     interval = target.interval(scored[a], scored[b], groups=groups)
     conclusion = verdict(interval.low, interval.high, above="better", below="worse")
     p_value = target.p_value(scored[a], scored[b], groups=groups)

@@ -60,7 +60,7 @@ def test_a_promoter_that_cannot_be_used_is_named(tmp_path):
         (",1,neg_1\n", "has no promoter of the grid"),
     ):
         (tmp_path / "t.csv").write_text(row + line)
-        with pytest.raises(ValueError, match="t.csv") as error:
+        with pytest.raises(ValueError, match=r"t\.csv") as error:
             task("ecoli_sigma70", str(tmp_path / "t.csv")).load(DNA)
         assert message in str(error.value)
     with pytest.raises(ValueError, match=r"task\.end 10 is not after task\.start 24"):

@@ -90,7 +90,9 @@ def test_a_regression_shows_predicted_against_measured_values(tmp_path):
     random = np.random.default_rng(0)
     labels = torch.from_numpy(random.normal(size=(40, 1))).float()
     items = Items(torch.full((40, 4), 7, dtype=torch.uint8), torch.full((40,), 4), labels)
-    runs = {name: [Prediction((labels + noise * torch.randn(40, 1)).double(), 1.0, [{}])] for name, noise in (("fine-tuned", 0.1), ("x", 2.0))}
+    runs = {
+        name: [Prediction((labels + noise * torch.randn(40, 1)).double(), 1.0, [{}])] for name, noise in (("fine-tuned", 0.1), ("x", 2.0))
+    }
     target = RegressionTarget(["expression"], transform="log2")
     compared = compare(runs, items, [("fine-tuned", "x")], None, target)
     task = {"name": "t", "classes": ["expression"], "items": {"train": {"sequences": 9}, "valid": {"sequences": 1}}, "tested": 40}

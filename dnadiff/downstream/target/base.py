@@ -3,7 +3,7 @@
 A target reads the columns of a table, and defines the head's outputs, the loss, the predictions, the metrics and what reports show.
 Everything else of a study is the same for all targets.
 
-Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are what `Target.predictions` returns.
+Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are what `TaskTarget.predictions` returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing_extensions import override
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metric_intervals import bootstrap_p_value, metric_interval
-from dnadiff.downstream.metrics import Scored
+from dnadiff.downstream.metrics import ScoredRun
 
 if TYPE_CHECKING:
     from dnadiff.downstream.target.estimators import Estimators
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SEPARATOR = "\x1f"  # between the cells of several target columns in one label
 Label = int | tuple[float, ...]  # of one item: the number of its class, or its values, NaN for a missing one
-S = TypeVar("S", bound=Scored)
+S = TypeVar("S", bound=ScoredRun)
 
 
 class ValidScore(NamedTuple):
@@ -37,7 +37,7 @@ class ValidScore(NamedTuple):
     negative_loss: float
 
 
-class Target(ABC, Generic[S]):
+class TaskTarget(ABC, Generic[S]):
     """What a task predicts.
 
     Attributes:
@@ -91,7 +91,7 @@ class Target(ABC, Generic[S]):
         """ValueError that begins with `where` for cells of a row that cannot be read; by default any text is a label."""
 
     @abstractmethod
-    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[Target, np.ndarray]:
+    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[TaskTarget, np.ndarray]:
         """The target with its names, and the labels of all items as an array; ValueError if they do not fit the target.
 
         Args:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dnadiff.downstream.target.base import Target
+from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.downstream.target.multilabel import MultiLabelTarget
 from dnadiff.downstream.target.regression import RegressionTarget
 
-KINDS: dict[str, type[Target]] = {"classification": ClassTarget, "regression": RegressionTarget, "multilabel": MultiLabelTarget}
+KINDS: dict[str, type[TaskTarget]] = {"classification": ClassTarget, "regression": RegressionTarget, "multilabel": MultiLabelTarget}
 
 
-def build_target(kind: str, columns: Sequence[str], loss: str | None = None, transform: str | None = None) -> Target:
+def build_target(kind: str, columns: Sequence[str], loss: str | None = None, transform: str | None = None) -> TaskTarget:
     """The target of a task before its labels are read.
 
     Args:

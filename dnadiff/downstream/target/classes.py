@@ -15,7 +15,7 @@ from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.metrics import METRICS, Metric, ScoredPredictions, confusion_matrix, roc_curves, sign_flip_test
-from dnadiff.downstream.target.base import Label, Target, ValidScore
+from dnadiff.downstream.target.base import Label, TaskTarget, ValidScore
 from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.downstream.target.predicted import ClassProbabilities
 
@@ -23,7 +23,7 @@ MAX_NUMBERS = 50  # classes that may all be numbers, some of them with decimals
 _WORST = ValidScore(-1.0, -math.inf)
 
 
-class ClassTarget(Target[ScoredPredictions]):
+class ClassTarget(TaskTarget[ScoredPredictions]):
     """One of several classes: cross-entropy, and log-probabilities that are averaged over the strands.
 
     Args:

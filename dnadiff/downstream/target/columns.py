@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Generic, Self
+from typing import ClassVar, Generic, Self
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.downstream.target.base import SEPARATOR, Label, S, Target, ValidScore
+from dnadiff.downstream.target.base import SEPARATOR, Label, S, TaskTarget, ValidScore
 
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))
 
 
-class ColumnTarget(Target[S], Generic[S]):
-    """A number for each of the columns `names`."""
+class ColumnTarget(TaskTarget[S], Generic[S]):
+    """A number for each of the columns `names`.
+
+    Attributes:
+        value_prefix: of the columns of predictions in a table.
+    """
+
+    value_prefix: ClassVar[str]
 
     @override
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> tuple[float, ...]:
@@ -63,3 +69,16 @@ class ColumnTarget(Target[S], Generic[S]):
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         loss = self.valid_loss(predictions, labels)
         return ValidScore(0.0, -loss if math.isfinite(loss) else -math.inf)
+
+    @property
+    @override
+    def columns(self) -> list[str]:
+        return [column for name in self.names for column in (f"{self.value_prefix}_{name}", f"spread_{name}")]
+
+    @override
+    def track_column(self, name: str) -> str:
+        return f"{self.value_prefix}_{name}"
+
+    @override
+    def contrast(self, predictions: np.ndarray) -> np.ndarray:
+        return predictions

@@ -25,7 +25,7 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds, averaged over the strands."""
 
     predicted_kind = LabelProbabilities
-    primary, shown = "auroc", ("auprc",)
+    value_prefix, primary, shown = "p", "auroc", ("auprc",)
 
     @property
     @override
@@ -77,19 +77,6 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     def predicted(self, each_seed: np.ndarray) -> LabelProbabilities:
         return LabelProbabilities(self.names, each_seed)
 
-    @property
-    @override
-    def columns(self) -> list[str]:
-        return [column for name in self.names for column in (f"p_{name}", f"spread_{name}")]
-
     @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_odds_{name}_seed_{seed}" for name in self.names]
-
-    @override
-    def track_column(self, name: str) -> str:
-        return f"p_{name}"
-
-    @override
-    def contrast(self, predictions: np.ndarray) -> np.ndarray:
-        return predictions

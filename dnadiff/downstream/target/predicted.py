@@ -31,7 +31,7 @@ class Predicted(ABC):
     @property
     @abstractmethod
     def combined(self) -> np.ndarray:
-        """(S, K) combined over the seeds, as `Target.scored` takes them."""
+        """(S, K) combined over the seeds, as `TaskTarget.scored` takes them."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Predicted(ABC):
 
     @abstractmethod
     def rows(self) -> list[list[str]]:
-        """The cells of each sequence under `Target.columns`."""
+        """The cells of each sequence under `TaskTarget.columns`."""
 
     @abstractmethod
     def tally(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     """
 
     predicted_kind = PredictedValues
-    primary, shown = "spearman", ("pearson", "r2")
+    value_prefix, primary, shown = "predicted", "spearman", ("pearson", "r2")
 
     def __init__(
         self,
@@ -150,19 +150,6 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     def predicted(self, each_seed: np.ndarray) -> PredictedValues:
         return PredictedValues(self.names, each_seed, self.transform)
 
-    @property
-    @override
-    def columns(self) -> list[str]:
-        return [column for name in self.names for column in (f"predicted_{name}", f"spread_{name}")]
-
     @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"{self.transform.name(name)}_seed_{seed}" for name in self.names]
-
-    @override
-    def track_column(self, name: str) -> str:
-        return f"predicted_{name}"
-
-    @override
-    def contrast(self, predictions: np.ndarray) -> np.ndarray:
-        return predictions

@@ -88,17 +88,27 @@ def test_the_log_odds_of_classes_are_compared_between_alleles():
 @pytest.mark.parametrize(
     ("kind", "settings", "cells", "message"),
     [
-        ("regression", {}, ["1", "strong"], "t.csv has 'strong' in column 'a', and a regression expects a number; correct it, set label_column"),
+        (
+            "regression",
+            {},
+            ["1", "strong"],
+            "t.csv has 'strong' in column 'a', and a regression expects a number; correct it, set label_column",
+        ),
         ("regression", {"transform": "log1p"}, ["1", "-1"], "task.transform=log1p with task.loss=mse takes a number above -1"),
         ("regression", {"loss": "poisson"}, ["1", "-2"], "task.loss=poisson takes a number of at least 0"),
         ("regression", {}, ["inf", "1"], "takes a finite number"),
         ("multilabel", {}, ["1", "2"], "has '2' in column 'a', and a label is 0 or 1"),
         ("classification", {}, ["a", "a"], "t.csv has one class, 'a', in column 'a'; classification needs two or more"),
-        ("classification", {}, [f"{i / 7:.3f}" for i in range(60)], "has 60 different numbers such as 0.000 in column 'a', and classification"),
+        (
+            "classification",
+            {},
+            [f"{i / 7:.3f}" for i in range(60)],
+            "has 60 different numbers such as 0.000 in column 'a', and classification",
+        ),
     ],
 )
 def test_labels_that_do_not_fit_are_named(kind, settings, cells, message):
-    with pytest.raises(ValueError, match="t.csv") as error:
+    with pytest.raises(ValueError, match=r"t\.csv") as error:
         build_target(kind, ["a"], **settings).read(cells, "t.csv", "column 'a'")
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -112,7 +122,7 @@ def test_labels_that_do_not_fit_are_named(kind, settings, cells, message):
 )
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
 def test_labels_that_cannot_be_learned_from_are_named(kind, labels, message):
-    with pytest.raises(ValueError, match="t.csv") as error:
+    with pytest.raises(ValueError, match=r"t\.csv") as error:
         build_target(kind, ["a"]).fit(torch.tensor(labels), "t.csv")
     assert message in str(error.value)
 
