@@ -167,3 +167,31 @@ def test_bad_predictions_get_one_line(world, cli, overrides, message):
     args = (f"checkpoint={world / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "output=p.tsv")
     status, _, err = cli("predict", *args, *overrides)
     assert status == 1 and message in err.strip().splitlines()[-1] and not Path("p.tsv").exists()
+
+
+def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli, tmp_path):
+    letters = "".join(np.random.default_rng(3).choice(list("ACGT"), 200))
+    (tmp_path / "g.fa").write_text(f">one\n{letters}\n")
+    ref, alt = letters[100], "A" if letters[100] != "A" else "C"
+    indel = f"one\t60\t{letters[59:62]}\t{letters[59]}"
+    (tmp_path / "v.tsv").write_text(f"chrom\tpos\tref\talt\none\t101\t{ref}\t{alt}\n{indel}\n")
+    args = (f"checkpoint={world / 'run'}", "accelerator=cpu", "genome=g.fa", "vcf=v.tsv")
+    status, _, err = cli("variants", *args, "target=a", "output=e.tsv")
+    assert status == 0, err
+    rows = list(csv.DictReader((tmp_path / "e.tsv").open(), delimiter="\t"))
+    assert list(rows[0])[5:] == ["predicted_REF", "predicted_ALT", "difference", "SE_seeds"] and len(rows) == 2
+    model = dnadiff.load(world / "run", device="cpu")
+    start = 101 - model.longest // 2 if model.longest % 2 else 100 - (model.longest - 1) // 2
+    window = letters[start : start + model.longest]
+    place = 100 - start
+    found = model.predict([window, window[:place] + alt + window[place + 1 :]]).outputs[:, :, 0].astype(float)  # log2
+    difference = found[:, 1] - found[:, 0]
+    values = [*found.mean(0), difference.mean(), difference.std(ddof=1) / 2**0.5]
+    np.testing.assert_allclose([float(each) for each in list(rows[0].values())[5:]], values, atol=2e-5)
+    status, _, err = cli("variants", *args, "output=f.vcf.gz")
+    assert status == 1 and "target is missing; set it to 'a', 'b'" in err.strip().splitlines()[-1]
+    status, _, err = cli("variants", *args, "target=b", "output=f.vcf")
+    assert status == 0 and "##INFO=<ID=difference" in (tmp_path / "f.vcf").read_text()
+    for override, message in (("L2=true", "L2 reads a pretrained model"), ("window=41", "window 41 is more than the 40")):
+        status, _, err = cli("variants", *args, "target=a", "output=g.tsv", override)
+        assert status == 1 and message in err.strip().splitlines()[-1]

@@ -91,6 +91,38 @@ class ClassifierEnsemble:
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
         return self.target.predicted(np.concatenate([empty, *found], axis=1))
 
+    def contrasts(self, name: str | None = None) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+        """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or column, for each seed.
+
+        Classes are compared by their log-odds, labels by theirs, values on the scale of the transform.
+
+        Args:
+            name: of the class or column; None is the only one, or the second of two classes.
+
+        Raises:
+            ValueError: if there is none of that name, or none is given and there are several.
+        """
+        if name is None and (len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)):
+            name = self.classes[-1]
+        if name not in self.classes:
+            got = "is missing" if name is None else f"{name!r} is not predicted by this model"
+            raise ValueError(f"target {got}; set it to {', '.join(map(repr, self.classes))}")
+        number = self.classes.index(name)
+
+        def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
+            queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
+            found = np.concatenate([self.classify(chunk).each_seed for chunk in chunks(queries)], axis=1)
+            return self.target.contrast(found.astype(np.float64))[..., number]
+
+        return predict
+
+    def window_of(self, window: int | None) -> int:
+        """The bases of a window: those of the longest sequence of the task, unless given; ValueError if that is too long."""
+        window = self.longest if window is None else optional_integer("window", window) or self.longest
+        if self.max_length is not None and window > self.max_length:
+            raise ValueError(f"window {window} is more than the {self.max_length} bases that this network accepts; set it to that or less")
+        return window
+
     def encode(self, where: str, letters: DNASequence) -> np.ndarray:
         """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot be read."""
         try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
 FORMAT = 1
 _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
-_CLASSIFYING = ("predict",)  # commands that take classifiers
+_CLASSIFYING = ("predict", "variants")  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
 _SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
