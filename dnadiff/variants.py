@@ -148,6 +148,8 @@ def score(
     write_extras: Callable[[], None] = lambda: None,
 ) -> Path:
     """Score the remaining rows, write everything, and print the closing table; the file written."""
+    from dnadiff.variant_effect.closing_table import closing_rows
+
     start = time.monotonic()
     generate(scorer, source, writer, stream, summary)
     seconds = time.monotonic() - start
@@ -155,7 +157,7 @@ def score(
         stream.finish()
     write_extras()
     write_about(scorer, stream, summary, training)
-    show(summary, training, scorer, seconds)
+    print(table(closing_rows(summary, training, scorer, seconds)))
     print(f"files are in {stream.output}")
     return stream.output
 
@@ -276,29 +278,6 @@ def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummar
     }
     write_json(json_path(stream.output), content)
     discard(stream.output)
-
-
-def show(summary: InputSummary, training: TrainingPart, scorer: RowScorer, seconds: float) -> None:
-    """Print the closing table."""
-    from dnadiff.variant_effect.effects import NO_VALUE
-
-    rows: list[tuple[str, ...]] = [(kind, f"{count:,}") for kind, count in summary.kinds.items() if count]
-    rows += [(f"skipped: {reason}", f"{count:,}") for reason, count in sorted(summary.skipped.items())]
-    if scorer.num_missing:
-        rows.append((f"no value: {NO_VALUE}", f"{scorer.num_missing:,}"))
-    if summary.mismatches:
-        rows.append(("rows with another REF than the genome", f"{summary.mismatches:,}"))
-    rows.append(("in the training part of the model", f"{summary.in_training:,} ({training.note})" if training.known else training.note))
-    audit = scorer.audit
-    if audit.shared:
-        rows.append(
-            ("error of several sites per window", f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share one)")
-        )
-    elif scorer.network.sites_per_window > 1:
-        rows.append(("error of several sites per window", "none: no sites share a window"))
-    if scorer.num_scored:
-        rows.append(("variants/s", f"{scorer.num_scored / max(seconds, 1e-9):,.1f}"))
-    print(table(rows))
 
 
 def main() -> None:
