@@ -32,7 +32,6 @@ log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
     "vcf": str | None,
-    "target": str | None,
     "genome": str,
     "saturate": str | list[str] | None,
     "deletions": bool,
@@ -45,6 +44,7 @@ KEYS: Keys = {
     "dependency": str | None,
     "dependency_span": PositiveInt,
     "report": str | None,
+    "target": str | None,
 }
 
 

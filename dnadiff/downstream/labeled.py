@@ -107,11 +107,6 @@ class Division:
         self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
-    @property
-    def of_each(self) -> str:
-        """What a random division takes a fraction of, for notes."""
-        return " of each class" if len(self.strata_names) > 1 else ""
-
     def rows(self, *parts: str) -> np.ndarray:
         """The sequence numbers of some parts, ascending."""
         return np.flatnonzero(np.isin(self.parts, parts))
@@ -275,7 +270,9 @@ class LabeledTask(ABC):
         copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
         notes = {
             "path": found.source,
-            "split": found.split_source if division.divided else f"random, {100 * self.test_fraction:g} %{division.of_each} for test",
+            "split": found.split_source
+            if division.divided
+            else f"random, {100 * self.test_fraction:g} %{' of each class' if len(division.strata_names) > 1 else ''} for test",
             "kept_together": self._kept_together(found),
             "test_sequences_also_in_training": copies,
             **({"cut_to_max_length": truncated} if self.max_length else {}),
