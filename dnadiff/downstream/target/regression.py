@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,6 +24,8 @@ from dnadiff.downstream.target.predicted import PredictedValues
 from dnadiff.downstream.target.transforms import TRANSFORMS
 
 MAX_POINTS = 2000  # of the picture of a model
+FEW = 2  # different values look like classes
+log = logging.getLogger("dnadiff")
 
 
 class RegressionTarget(ColumnTarget[ScoredValues]):
@@ -65,6 +68,15 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     def settings(self) -> dict[str, Json]:
         fitted = {"mean": self.mean and list(self.mean), "std": self.std and list(self.std)}
         return {**super().settings(), "loss": self.loss_name, "transform": self.transform_name, **fitted}
+
+    @override
+    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[Self, np.ndarray]:
+        target, values = super().read(labels, source, label_source)
+        for name, column in zip(self.names, values.T):
+            if len(distinct := np.unique(column[np.isfinite(column)])) == FEW:
+                shown = " and ".join(f"{value:g}" for value in self.transform.invert(distinct))
+                log.warning(f"{source}: column {name!r} holds {shown} alone; for two classes set task.kind=classification")
+        return target, values
 
     @override
     def parse_cell(self, cell: str, where: str, column: str) -> float:

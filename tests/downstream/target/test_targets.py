@@ -149,3 +149,11 @@ def test_a_target_that_does_not_exist_is_refused(args, message):
 def test_every_kind_has_a_target_of_its_own():
     assert [target.primary for target in KINDS.values()] == ["accuracy", "spearman", "auroc"]
     assert [build_target(kind, ["a"]).num_outputs for kind in KINDS] == [1, 1, 1]
+
+
+def test_two_different_values_look_like_classes(caplog):
+    with caplog.at_level("WARNING", logger="dnadiff"):
+        RegressionTarget(["a"]).read(["0", "1", "", "1"], "t.csv", "column 'a'")
+        assert caplog.messages == ["t.csv: column 'a' holds 0 and 1 alone; for two classes set task.kind=classification"]
+        RegressionTarget(["a"]).read(["0", "1", "2"], "t.csv", "column 'a'")
+    assert len(caplog.messages) == 1
