@@ -5,12 +5,13 @@ from torch.nn.functional import cross_entropy
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.fine_tuning_module import FineTuningModule, balanced_weights
+from dnadiff.downstream.fine_tuning_module import FineTuningModule
 from dnadiff.downstream.head.mean import MeanHead
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, make_batch
 from dnadiff.downstream.mixup import Mixture, draw_mixture, mixed_logits
 from dnadiff.downstream.model import no_report
+from dnadiff.downstream.target.classes import balanced_weights
 
 DNA = DNATokenizer()
 IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])
@@ -62,7 +63,8 @@ def test_a_network_without_a_head_on_features_is_refused():
 def test_balanced_classes_have_the_same_total_weight():
     weights = balanced_weights(torch.tensor([0, 1, 1, 1]), 3)
     assert weights.tolist() == pytest.approx([4 / 3, 4 / 9, 0.0])
-    module = FineTuningModule(classifier(), DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, balanced=True)
+    target = DATA.target.balanced(ITEMS.labels)
     logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     each = cross_entropy(logits, ITEMS.labels, reduction="none")
-    assert float(module.loss(logits, ITEMS.labels)) == pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
+    expected = pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
+    assert float(target.loss(logits, ITEMS.labels)) == target.valid_loss(logits.log_softmax(-1), ITEMS.labels) == expected
