@@ -63,8 +63,12 @@ def world(tmp_path_factory) -> Path:
 def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world):
     result = json.loads((world / "run" / "finetune.json").read_text())
     names = ["2-mer ridge regression", "frozen + ridge regression", "untrained, frozen + ridge regression", "fine-tuned"]
+    names.append("fine-tuned, 2 seeds averaged")
     assert list(result["models"]) == names and result["task"]["metric"] == "spearman" and result["task"]["p_value_test"] == "bootstrap"
-    assert [(d["a"], d["b"]) for d in result["differences"]] == [(names[3], names[0]), (names[1], names[2]), (names[1], names[0])]
+    assert [(d["a"], d["b"]) for d in result["differences"]] == [
+        *((names[3], names[0]), (names[1], names[2]), (names[1], names[0])),
+        *((names[4], names[3]), (names[4], names[0])),
+    ]
     for name, model in result["models"].items():
         assert model["low"] <= model["spearman"] <= model["high"] and model["spearman"] > 0.5, name
         both = [model["metrics"][f"spearman of {column}"]["value"] for column in "ab"]
@@ -133,6 +137,23 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
     assert "AUROC on 120 test sequences of table, chance 0.500" in out and "average precision" in out
 
 
+def test_the_recipe_trains_on_several_labels(world, tmp_path):
+    settings = ("task.kind=multilabel", "task.label_column=[rich,poor]", "seeds=2", "save_models=[]", "task.split_column=split")
+    recipe = ("epochs=2", "lr=auto", "lr_scratch=[1e-2,2e-2]", "mixup=0.4", "inputs.one_hot=true", "stack=true", "head=conv")
+    result = run_finetune(world, tmp_path / "recipe", world / "table.csv", *settings, *recipe)
+    names = ["2-mer logistic regression", "fine-tuned", "scratch", "same head on one-hot"]
+    names += ["fine-tuned, 2 seeds averaged", "fine-tuned + 2-mers, stacked"]
+    assert list(result["models"]) == names and all("auroc" in model for model in result["models"].values())
+    trials = result["models"]["fine-tuned"]["found"][0][0]["trials"]
+    best = min(trials[-2:], key=lambda one: one["valid_loss"])
+    assert result["models"]["fine-tuned"]["found"][0][0]["lr"] == best["lr"] and len(trials) == 6
+    tried = result["models"]["scratch"]["found"][0][0]["tried"]
+    assert all("valid_loss" in one and "valid_accuracy" not in one for one in tried) and len(tried) == 2
+    assert ("fine-tuned + 2-mers, stacked", names[0]) in [(d["a"], d["b"]) for d in result["differences"]]
+    of_loss = [np.mean([one[0]["valid_loss"] for one in result["models"][name]["found"]]) for name in ("fine-tuned", "scratch")]
+    assert (result["warning"] is not None) == (of_loss[0] > of_loss[1])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -143,6 +164,10 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
         (["task.kind=regression", "task.label_column=empty"], "has no value in column 'empty' of its training items"),
         (["task.kind=regression", "task.label_column=same"], "has the same value, 3, in column 'same'"),
         (["task.kind=regression", "task.label_column=[a,nothing]"], "no column 'nothing'"),
+        (
+            ["task.kind=regression", "task.label_column=a", "class_weights=balanced"],
+            "class_weights=balanced expects a task of classes, got regression of a, loss mse; set class_weights=none",
+        ),
         (["task.kind=ranking"], "task.kind 'ranking' is not known; set it to classification, regression, multilabel"),
     ],
 )

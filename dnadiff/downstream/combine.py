@@ -75,7 +75,7 @@ class Stack(Combination):
         return [self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number]) for number, run in enumerate(first)]
 
     def _stacked(self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int) -> Prediction:
-        result, chosen, start = torch.empty_like(first.log_probs), list[dict[str, Json]](), 0
+        result, chosen, start = torch.empty_like(first.log_probs, dtype=torch.float64), list[dict[str, Json]](), 0
         for one in protocol.rounds(data, seed):
             labels = one.data.valid.labels
             part = slice(start, start + len(labels))

@@ -11,6 +11,7 @@ from dnadiff.downstream.protocol import FixedSplit, KFold
 from dnadiff.downstream.results import Prediction, ResultsFolder
 from dnadiff.downstream.study import run_study
 from dnadiff.downstream.target.classes import ClassTarget
+from dnadiff.downstream.target.regression import RegressionTarget
 
 CLASSES = ClassTarget(["a", "b"])
 
@@ -43,6 +44,20 @@ def test_the_weight_has_the_lowest_loss_on_validation():
     first, second = log([[0.8, 0.2], [0.9, 0.1]]), log([[0.3, 0.7], [0.4, 0.6]])
     best = max(np.linspace(0, 1, 21), key=lambda w: (0.3 + 0.5 * w) * (0.6 - 0.5 * w))
     assert best_weight(first, second, torch.tensor([0, 1]), CLASSES) == pytest.approx(best) == pytest.approx(0.3)
+
+
+def test_the_weight_of_values_has_the_lowest_loss_of_their_target():
+    labels = torch.tensor([[1.0], [3.0]])
+    target = RegressionTarget(["y"]).fit(labels)
+    first, second = torch.tensor([[0.0], [4.0]]), torch.tensor([[2.0], [2.0]])
+    assert best_weight(first, second, labels, target) == 0.5  # their mean is exact
+    one, other = (Prediction(each, 1.0, [], valid_predictions=each) for each in (first, second))
+    items = Items(torch.full((2, 4), 7, dtype=torch.uint8), torch.full((2,), 4), labels)
+    task = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"]))
+    (run,) = Stack("net", "kmers", "s").combine({"net": [one], "kmers": [other]}, task, FixedSplit(4), [1])
+    assert torch.equal(run.log_probs.double(), labels.double())
+    (mean,) = SeedAverage("net", 2).combine({"net": [one, other]}, task, FixedSplit(4), [1, 2])
+    assert torch.equal(mean.log_probs, labels.double())
 
 
 class Known(TaskModel):

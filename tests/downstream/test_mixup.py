@@ -12,6 +12,7 @@ from dnadiff.downstream.items import Items, TaskData, make_batch
 from dnadiff.downstream.mixup import Mixture, draw_mixture, mixed_logits
 from dnadiff.downstream.model import no_report
 from dnadiff.downstream.target.classes import balanced_weights
+from dnadiff.downstream.target.regression import RegressionTarget
 
 DNA = DNATokenizer()
 IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])
@@ -45,6 +46,20 @@ def test_the_loss_has_both_labels_in_the_same_shares():
         logits, batch.labels[mixture.order]
     )
     assert torch.equal(module.training_step(batch, 0), expected)
+
+
+def test_values_are_mixed_by_the_loss_of_their_target():
+    model, labels = classifier(), torch.tensor([[1.0, 2.0], [0.0, float("nan")], [3.0, 1.0]])
+    items = Items(IDS.to(torch.uint8), torch.tensor([4, 2, 4]), labels)
+    data = TaskData("toy", ["u", "v"], items, items, items, stranded=True, target=RegressionTarget(["u", "v"]))
+    model.target = data.target.fit(labels)
+    module = FineTuningModule(model, data, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module._trainer = None
+    mixture, batch = draw_mixture(0.4, 3, 5, 0), make_batch(items, torch.arange(3), DNA.vocab)
+    outputs = mixed_logits(model, batch.ids, batch.valid, mixture)
+    losses = [model.target.loss(outputs, each) for each in (labels, labels[mixture.order])]
+    assert torch.equal(module.training_step(batch, 0), mixture.share * losses[0] + (1 - mixture.share) * losses[1])
+    assert -module.validate(items).score.negative_loss == model.target.valid_loss(module.validate(items).predictions, labels)
 
 
 def test_the_same_seed_and_step_mix_the_same_pairs():

@@ -36,6 +36,21 @@ def test_values_are_standardized_by_the_training_items_that_have_one():
     assert target.valid_score(torch.tensor([[NAN, 0.0]]), torch.tensor([[2.0, 1.0]])).negative_loss == -math.inf
 
 
+def test_predictions_are_averaged_as_values_or_as_probabilities():
+    first, second, infinite = torch.tensor([[0.0, 3.0]]), torch.tensor([[4.0, 1.0]]), torch.full((1, 2), math.inf)
+    assert fitted().averaged([first, second, infinite], [0.75, 0.25, 0.0]).tolist() == [[1.0, 2.5]]
+    labels = MultiLabelTarget(["a", "b"])
+    probs = labels.averaged([first, second, infinite], [0.75, 0.25, 0.0]).sigmoid()
+    assert torch.allclose(probs, 0.75 * first.double().sigmoid() + 0.25 * second.double().sigmoid())
+    assert labels.averaged([torch.tensor([[800.0, -800.0]])] * 2, [0.5, 0.5]).tolist() == [[800.0, -800.0]]  # not rounded to 0 or 1
+
+
+def test_only_classes_are_balanced():
+    assert ClassTarget(["a", "b"]).balanced(torch.tensor([0, 1, 1, 1])).settings() == ClassTarget(["a", "b"]).settings()
+    with pytest.raises(ValueError, match=r"class_weights=balanced expects a task of classes, got labels a, b; set class_weights=none"):
+        MultiLabelTarget(["a", "b"]).balanced(torch.zeros(1, 2))
+
+
 def test_missing_labels_have_no_gradient():
     for target in (fitted(), fitted(loss="huber"), RegressionTarget(["a", "b"], "poisson"), MultiLabelTarget(["a", "b"])):
         outputs = torch.zeros(2, 2, requires_grad=True)
