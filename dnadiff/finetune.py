@@ -1,4 +1,4 @@
-"""`python -m dnadiff.finetune`: fine-tune a trained network as a classifier, and compare it with the same network from scratch and with baselines."""
+"""`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same network from scratch and with baselines."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def run_task(
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     progress = Progress(steps, "finetune")
-    pairs, rows = compared_pairs(config, models), combinations(config, models)
+    pairs, rows = compared_pairs(config, models, data), combinations(config, models, data)
     result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
     progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
@@ -210,33 +210,34 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
     from dnadiff.downstream.head_inputs import HeadInputs
-    from dnadiff.downstream.published_results import SUITE_HEADER, suite_rows
-    from dnadiff.downstream.study import subset_rows, table_rows
+    from dnadiff.downstream.metrics import title
+    from dnadiff.downstream.published_results import suite_header, suite_rows
+    from dnadiff.downstream.study import header, primary_metric, subset_rows, table_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)
-        task = result["task"]
+        task, metric = result["task"], title(primary_metric(result))
         if result["warning"]:
             print(f"{chr(10) * bool(number)}warning: {task['name']}: {result['warning']}")
         print(
-            f"{chr(10) * bool(number and not result['warning'])}accuracy on {task['tested']:,} test sequences of {task['name']}, chance {task['chance']:.3f}; "
-            f"{duration(result['seconds'])} in total"
+            f"{chr(10) * bool(number and not result['warning'])}{metric} on {task['tested']:,} test sequences of {task['name']}, "
+            f"chance {task['chance']:.3f}; {duration(result['seconds'])} in total"
         )
-        print(table(models, ("model", "accuracy", "95 % interval", "over seeds", "MCC", "AUROC", "sequences/s")))
+        print(table(models, header(result)))
         if reads := HeadInputs.of(**result.get("inputs", {})).describe():  # results of earlier versions have none
             print(f"the heads of the networks also read {reads}")
         if differences:
             print()
-            print(table(differences, ("difference", "accuracy", "95 % interval", "first is")))
+            print(table(differences, ("difference", metric, "95 % interval", "first is")))
         if subsets := list(next(iter(result["models"].values()))["subsets"]):
             print()
-            print(table(subset_rows(result), ("accuracy (items)", *subsets)))
+            print(table(subset_rows(result), (f"{metric} (items)", *subsets)))
     if is_suite:
         print(
             "\nall tasks; a published number used the training sequences in parentheses, and is not comparable with one that used fewer; "
             "chance: always the larger class"
         )
-        print(table(suite_rows(studies), SUITE_HEADER))
+        print(table(suite_rows(studies), suite_header(studies)))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`python -m dnadiff.predict`: class probabilities of new sequences by the networks of a fine-tuned run, as a table and a track."""
+"""`python -m dnadiff.predict`: predictions of new sequences by the networks of a fine-tuned run, as a table and a track."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dnadiff.downstream.ensemble import ClassifierEnsemble
     from dnadiff.downstream.prediction_table import PredictionTable
     from dnadiff.downstream.sequences import SequenceFile
+    from dnadiff.downstream.target.base import TaskTarget
 
 PARQUET = ".parquet"
 TABLES = (".tsv", ".tsv.gz", PARQUET)
@@ -31,7 +32,7 @@ KEYS: Keys = {
     "input": str,
     "sequence_column": str,
     "name_column": str | None,
-    "label_column": str | None,
+    "label_column": str | list[str] | None,
     "stride": PositiveInt | None,
     "per_seed": bool,
     "track": str | None,
@@ -41,7 +42,7 @@ KEYS: Keys = {
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Classify and return the table written."""
+    """Predict and return the table written."""
     from dnadiff.data.files import check_output, resolve
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.downstream import saved
@@ -62,7 +63,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
             f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; window={model.longest} cuts it into windows"
         )
     labels = config["label_column"] is not None
-    predictions = PredictionTable(model.classes, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
+    predictions = PredictionTable(model.target, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
     if config["resume"] and not resumed:
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, settings_of(config, model), config["resume"], config["overwrite"])
@@ -94,19 +95,26 @@ def check_options(config: Config, run_dir: Path) -> Path:
 
 
 def check_class(config: Config, model: ClassifierEnsemble) -> None:
-    """ValueError unless a track has a class of the model."""
+    """ValueError unless a track has a class of the model, or a target; the only one need not be named."""
+    if config["track"] is not None and config["track_class"] is None and len(model.classes) == 1:
+        config["track_class"] = model.classes[0]
     if config["track"] is not None and config["track_class"] not in model.classes:
         got = "is missing" if config["track_class"] is None else f"{config['track_class']!r} is not a class of this model"
         raise ValueError(f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}")
 
 
 def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
-    """What is classified."""
+    """What is predicted; ValueError for another number of label columns than the model predicts."""
     from dnadiff.downstream.sequences import Columns, SequenceFile
+    from dnadiff.downstream.table import as_names
 
-    columns = Columns(config["sequence_column"], config["name_column"], config["label_column"])
+    labels = None if config["label_column"] is None else as_names(config["label_column"])
+    if labels is not None and len(labels) != len(model.target.label_columns):
+        expected = f"{len(model.target.label_columns)}, for {', '.join(model.classes)}" if model.target.takes_several else "1"
+        raise ValueError(f"label_column names {len(labels)} columns, and this model expects {expected}; name that many, in this order")
+    columns = Columns(config["sequence_column"], config["name_column"], labels)
     cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
-    return SequenceFile(config["input"], model.encode, model.classes, columns, **cut)
+    return SequenceFile(config["input"], model.encode, model.target, columns, **cut)
 
 
 def check_queries(source: SequenceFile, has_track: bool) -> tuple[int, int]:
@@ -161,15 +169,15 @@ def classify(
     """Write the remaining rows, chunk by chunk."""
     from dnadiff.downstream.sequences import chunks
 
-    log.info(f"model: {model.path}, {' vs. '.join(model.classes)}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions")
+    log.info(f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions")
     if stream.done:
         log.info(f"resuming after {stream.done:,} predictions")
     bar = Progress(count * len(model.seeds), "predict", stream.done * len(model.seeds))
-    predicted: Counter[str] = Counter(stream.notes.get("predicted"))
+    predicted: Counter[str] = Counter(stream.notes.get("predicted"))  # sums may be of numbers that are not counts
     try:
         for chunk in chunks(source, stream.done) if stream.done < count else ():
             found = model.classify(chunk, batch_size, functools.partial(bar.update, len(chunk)))
-            predicted.update(found.predicted)
+            predicted.update(found.tally())  # type: ignore[arg-type]
             header = b"" if stream.done else predictions.header()
             stream.append(header + predictions.rows(chunk, found), len(chunk), predicted=dict(predicted))
     finally:
@@ -199,23 +207,22 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
     }
     write_json(summary_path(stream.output), content)
     stream.finish(predictions.write_parquet if stream.output.name.endswith(PARQUET) else None)
-    show(content, metrics)
+    show(content, metrics, model.target)
 
 
-def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None) -> None:
-    """Print how often each class was predicted, and the metrics."""
-    from dnadiff.downstream.prediction_table import SHOWN
+def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: TaskTarget) -> None:
+    """Print how often each class was predicted, or the mean of each target, and the metrics."""
+    from dnadiff.downstream.metrics import title
 
-    counts = content["predicted"]
-    rows: list[tuple[str, ...]] = [(name, f"{n:,}", f"{100 * n / content['predictions']:.1f} %") for name, n in counts.items()]
-    print(table(rows, ("predicted", "number", "of all")))
+    kind = target.predicted_kind
+    print(table(kind.summary_rows(content["predicted"], content["predictions"]), kind.tally_header))
     if metrics is None:
         return
-    rows = []
-    for name in SHOWN:
+    rows: list[tuple[str, ...]] = []
+    for name in (target.primary, *target.shown):
         each, averaged = metrics["each_seed"][name], metrics["averaged"][name]
-        rows.append((name, _number(each["value"]), _interval(each), _number(averaged["value"]), _interval(averaged)))
-    print("\n" + table(rows, ("metric", "mean of the seeds", "95 % interval", "averaged probabilities", "95 % interval")))
+        rows.append((title(name), _number(each["value"]), _interval(each), _number(averaged["value"]), _interval(averaged)))
+    print("\n" + table(rows, ("metric", "mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")))
 
 
 def _interval(found: Mapping[str, float]) -> str:

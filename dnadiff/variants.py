@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.regions import Region
     from dnadiff.design.output import ResumableOutput
     from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.effects import Scorer
+    from dnadiff.variant_effect.effects import RowScorer
     from dnadiff.variant_effect.extra_outputs import ExtraOutputs
     from dnadiff.variant_effect.network import Network
     from dnadiff.variant_effect.sources import VariantSource
@@ -44,6 +44,7 @@ KEYS: Keys = {
     "dependency": str | None,
     "dependency_span": PositiveInt,
     "report": str | None,
+    "target": str | None,
 }
 
 
@@ -53,8 +54,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.design.bgzip import BgzipOutput
     from dnadiff.design.output import ResumableOutput, discard, is_compressed
     from dnadiff.design.provenance import is_complete
+    from dnadiff.downstream import saved
+    from dnadiff.report.heat_map import draw_regions
     from dnadiff.variant_effect.base import check_method
-    from dnadiff.variant_effect.effects import Scorer
+    from dnadiff.variant_effect.effects import COLUMNS, Scorer
     from dnadiff.variant_effect.summary import FLAG, ON_MISMATCH, SKIP, summarize
     from dnadiff.variant_effect.training_part import training_part
     from dnadiff.variant_effect.variant import Alleles
@@ -62,7 +65,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
     check_options(config)
     output = expand_user(config["output"] or run_dir / "variants.tsv")
-    writer = writer_of(output, config["L2"], config["on_mismatch"] == FLAG)
+    if saved.is_fine_tuned(config["checkpoint"]):
+        return compare_predictions(config, output)
+    if config["target"] is not None:
+        raise ValueError(
+            f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is a pretrained one; leave it out"
+        )
+    writer = writer_of(output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG)
     method = build(config["variant_method"], trust=None)
     model = checkpoint.load(config["checkpoint"], config["trust"])
     network = open_network(config, model)
@@ -78,7 +87,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     extras.check(output, config["overwrite"] or config["resume"])
     settings = output_settings(config, model, network, method, source, regions)
     about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
-    draw = partial(draw_regions, regions=regions, writer=writer, output=output, about=about)
+    draw = partial(draw_regions, regions=regions, read=lambda: writer.read(output), about=about)
     if config["resume"] and is_complete(output, settings):
         discard(output)
         print(f"{output} is complete already")
@@ -87,17 +96,70 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         return output
     kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
     stream = kind(output, settings, config["resume"], config["overwrite"])
-    scorer = Scorer(network, method, alleles, config["L2"])
+    return score(Scorer(network, method, alleles, config["L2"]), source, writer, stream, summary, training, lambda: extras.write(draw))
+
+
+def compare_predictions(config: Config, output: Path) -> Path:
+    """Score the variants by the predictions of a fine-tuned run; the file written."""
+    from dnadiff.data.genome.genome import Genome
+    from dnadiff.design.bgzip import BgzipOutput
+    from dnadiff.design.output import ResumableOutput, discard, is_compressed
+    from dnadiff.design.provenance import is_complete
+    from dnadiff.downstream import saved
+    from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
+    from dnadiff.variant_effect.summary import FLAG, ON_MISMATCH, SKIP, summarize
+    from dnadiff.variant_effect.training_part import TrainingPart
+    from dnadiff.variant_effect.variant import Alleles
+    from dnadiff.variant_effect.writers import writer_of
+
+    for key in ("L2", "dependency", "report"):
+        if config[key]:
+            raise ValueError(f"{key} reads a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out")
+    writer = writer_of(output, PREDICTED_COLUMNS, config["on_mismatch"] == FLAG)
+    model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
+    predict, window = model.contrasts(config["target"]), model.window_of(config["window"])
+    reference = Genome.open(config["genome"])
+    source, regions = open_variants(config, reference)
+    source.check(reference)
+    alleles, training = Alleles(reference, window, config["on_mismatch"] == SKIP), TrainingPart({}, {}, "not known of a fine-tuned run")
+    summary = summarize(source, alleles, None, training, config["on_mismatch"] == ON_MISMATCH[0])
+    settings = {
+        "networks": [member.sha256 for member in model.members],
+        "device": model.device.type,
+        **input_settings(config, reference, window, regions),
+        **{key: config[key] for key in ("deletions", "on_mismatch", "target")},
+    }
+    if config["resume"] and is_complete(output, settings):
+        discard(output)
+        print(f"{output} is complete already")
+        return output
+    kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
+    stream = kind(output, settings, config["resume"], config["overwrite"])
+    return score(PredictedScorer(predict, GenomeWindows(window, reference), alleles), source, writer, stream, summary, training)
+
+
+def score(
+    scorer: RowScorer,
+    source: VariantSource,
+    writer: Writer,
+    stream: ResumableOutput,
+    summary: InputSummary,
+    training: TrainingPart,
+    write_extras: Callable[[], None] = lambda: None,
+) -> Path:
+    """Score the remaining rows, write everything, and print the closing table; the file written."""
+    from dnadiff.variant_effect.closing_table import closing_rows
+
     start = time.monotonic()
     generate(scorer, source, writer, stream, summary)
     seconds = time.monotonic() - start
-    if not writer.convert(stream.part, output):
+    if not writer.convert(stream.part, stream.output):
         stream.finish()
-    extras.write(draw)
+    write_extras()
     write_about(scorer, stream, summary, training)
-    show(summary, training, scorer, seconds)
-    print(f"files are in {output}")
-    return output
+    print(table(closing_rows(summary, training, scorer, seconds)))
+    print(f"files are in {stream.output}")
+    return stream.output
 
 
 def check_options(config: Config) -> None:
@@ -148,45 +210,37 @@ def extra_outputs(config: Config, run_dir: Path, network: Network, summary: Inpu
     return ExtraOutputs(network, summary, matrix, config["dependency_span"], page)
 
 
-def draw_regions(page: Path, regions: Sequence[Region], writer: Writer, output: Path, about: dict[str, Json]) -> None:
-    """Write the page with the heat maps of the first regions that are not too long."""
-    from dnadiff.report.heat_map import LARGEST, MAX_PICTURES, collect, drawn, write_heat_maps
-
-    chosen = drawn(regions)
-    if left_out := len(regions) - len(chosen):
-        limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
-        about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
-        log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
-    if chosen:
-        print(f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(writer.read(output), chosen), about)))}")
-
-
 def output_settings(
     config: Config, model: Loaded, network: Network, method: VariantMethod, source: VariantSource, regions: Sequence[Region]
 ) -> dict[str, Json]:
     """Everything that the contents of the output depend on."""
-    from dnadiff.data.files import resolve
-    from dnadiff.design.output import sha256
     from dnadiff.published.tensors import fingerprint
 
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return {
         "model": fingerprint(model.denoiser),
         "device": network.device.type,
-        "variants": [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"])),
-        "genome": network.reference.digest,
-        "window": network.window,
+        **input_settings(config, network.reference, network.window, regions),
         "variant_method": method.settings(),
         **{key: config[key] for key in keys},
     }
 
 
-def generate(scorer: Scorer, source: VariantSource, writer: Writer, stream: ResumableOutput, summary: InputSummary) -> None:
+def input_settings(config: Config, reference: Reference, window: int, regions: Sequence[Region]) -> dict[str, Json]:
+    """What is read, of the settings that the contents of the output depend on."""
+    from dnadiff.data.files import resolve
+    from dnadiff.design.output import sha256
+
+    variants = [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"]))
+    return {"variants": variants, "genome": reference.digest, "window": window}
+
+
+def generate(scorer: RowScorer, source: VariantSource, writer: Writer, stream: ResumableOutput, summary: InputSummary) -> None:
     """Score and write the remaining rows."""
     from dnadiff.variant_effect.effects import Audit
 
     network = scorer.network
-    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {network.window} bases, method {scorer.method.name}")
+    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {network.window} bases, method {scorer.method_name}")
     if stream.done:
         log.info(f"resuming after {stream.done:,} rows")
     bar = Progress(summary.rows, "variants", stream.done)
@@ -203,7 +257,7 @@ def generate(scorer: Scorer, source: VariantSource, writer: Writer, stream: Resu
         stream.close()
 
 
-def write_about(scorer: Scorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:
+def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:
     """Write the JSON file next to the finished output, which cannot be resumed afterwards."""
     from dnadiff import __version__
     from dnadiff.data.files import write_json
@@ -224,29 +278,6 @@ def write_about(scorer: Scorer, stream: ResumableOutput, summary: InputSummary, 
     }
     write_json(json_path(stream.output), content)
     discard(stream.output)
-
-
-def show(summary: InputSummary, training: TrainingPart, scorer: Scorer, seconds: float) -> None:
-    """Print the closing table."""
-    from dnadiff.variant_effect.effects import NO_VALUE
-
-    rows: list[tuple[str, ...]] = [(kind, f"{count:,}") for kind, count in summary.kinds.items() if count]
-    rows += [(f"skipped: {reason}", f"{count:,}") for reason, count in sorted(summary.skipped.items())]
-    if scorer.num_missing:
-        rows.append((f"no value: {NO_VALUE}", f"{scorer.num_missing:,}"))
-    if summary.mismatches:
-        rows.append(("rows with another REF than the genome", f"{summary.mismatches:,}"))
-    rows.append(("in the training part of the model", f"{summary.in_training:,} ({training.note})" if training.known else training.note))
-    audit = scorer.audit
-    if audit.shared:
-        rows.append(
-            ("error of several sites per window", f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share one)")
-        )
-    elif scorer.network.sites_per_window > 1:
-        rows.append(("error of several sites per window", "none: no sites share a window"))
-    if scorer.num_scored:
-        rows.append(("variants/s", f"{scorer.num_scored / max(seconds, 1e-9):,.1f}"))
-    print(table(rows))
 
 
 def main() -> None:

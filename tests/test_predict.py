@@ -88,7 +88,7 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(pr
         )
     saved = [json.loads((world / "run" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
     assert [one["metrics"]["accuracy"] for one in saved] == reported["per_seed"] and saved[0]["batch_size"] == 32
-    assert f"{reported['accuracy']:.4f}" in out and "auroc" in out
+    assert f"{reported['accuracy']:.4f}" in out and "AUROC" in out
     rows = rows_of(tmp_path / "p.tsv")
     assert len(rows) == content["predictions"] == 50 and sum(content["predicted"].values()) == 50
     right = [row["predicted"] == row["label"] for row in rows]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,23 +17,24 @@ from dnadiff.config import Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.target.estimators import Estimators
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.base import ClassifierMixin, TransformerMixin
+    from sklearn.base import BaseEstimator
 
-    Features: TypeAlias = "np.ndarray | csr_matrix"  # (S, F)
+    from dnadiff.downstream.target.estimators import Features
 
 
 class SklearnModel(TaskModel):
     """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
 
-    `fit_info` records the validation accuracy of every setting and the chosen one.
+    `fit_info` records the validation score of every setting and the chosen one: of classes the accuracy, of other targets the loss.
     """
 
     random = False
-    not_settings = frozenset(("bases", "fit_info", "valid_log_probs"))
+    not_settings = frozenset(("bases", "fit_info", "valid_predictions"))
 
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases
@@ -44,8 +44,8 @@ class SklearnModel(TaskModel):
         """(S, F), dense or sparse."""
 
     @abstractmethod
-    def candidates(self) -> Mapping[str, ClassifierMixin]:
-        """Unfitted models by the name of their setting. The one with the best validation accuracy is used; the first one in a tie."""
+    def candidates(self, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+        """Unfitted models by the name of their setting. The one with the best validation score is used; the first one in a tie."""
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -54,45 +54,20 @@ class SklearnModel(TaskModel):
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         train, valid, test = (self.features(items, data.stranded) for items in (data.train, data.valid, data.test))
-        best, self.fit_info = select_by_validation(self.candidates(), train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
-        self.valid_log_probs = predict_log_proba(best, valid, len(data.classes))
-        return predict_log_proba(best, test, len(data.classes))
-
-
-def select_by_validation(
-    candidates: Mapping[str, ClassifierMixin], train: Features, labels: np.ndarray, valid: Features, valid_labels: np.ndarray
-) -> tuple[ClassifierMixin, dict[str, Json]]:
-    """Fit every candidate; the one with the best validation accuracy (the first one in a tie), and what was tried."""
-    models = {name: model.fit(train, labels) for name, model in candidates.items()}
-    tried = {name: float(model.score(valid, valid_labels)) for name, model in models.items()}
-    best = max(tried, key=lambda name: tried[name])
-    return models[best], {"tried": tried, "chosen": best, "valid_accuracy": tried[best]}
-
-
-def predict_log_proba(model: ClassifierMixin, features: Features, num_classes: int) -> Tensor:
-    """Log-probabilities (S, C) of a fitted model; a class without training items gets a probability close to 0."""
-    probs = np.full((features.shape[0], num_classes), 1e-12)
-    probs[:, model.classes_] = np.maximum(model.predict_proba(features), 1e-12)
-    return torch.from_numpy(np.log(probs / probs.sum(1, keepdims=True)))
-
-
-def logistic_regressions(scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, ClassifierMixin]:
-    """Logistic regressions on scaled features, one for each value of scikit-learn's C."""
-    from sklearn.base import clone
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    return {f"C = {strength:g}": make_pipeline(clone(scaler), LogisticRegression(C=strength, max_iter=1000)) for strength in strengths}
+        models = data.target.fit(data.train.labels).estimators
+        best, self.fit_info = models.select(self.candidates(models), train, data.train.labels, valid, data.valid.labels)
+        self.valid_predictions = models.predict(best, valid)
+        return models.predict(best, test)
 
 
 class KmerLogistic(SklearnModel):
-    """Logistic regression on the square roots of k-mer frequencies.
+    """Logistic regression on the square roots of k-mer frequencies; for a regression ridge regression.
 
     Unless the task is stranded, a k-mer and its reverse complement are one feature. The square root keeps k-mers that occur twice
     from outweighing the many that occur once.
 
     Args:
-        strengths: values of scikit-learn's C to choose from; the larger, the weaker the penalty.
+        strengths: values of scikit-learn's C, or of 1 / alpha of ridge regression, to choose from; the larger, the weaker the penalty.
     """
 
     def __init__(self, tokenizer: DNATokenizer, k: int = 6, strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)) -> None:
@@ -104,20 +79,10 @@ class KmerLogistic(SklearnModel):
         return kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded).sqrt()
 
     @override
-    def candidates(self) -> dict[str, ClassifierMixin]:
+    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import Normalizer
 
-        return logistic_regressions(Normalizer(), self.strengths)
-
-
-def gradient_boosting(num_trees: Sequence[int], **settings: float) -> dict[str, ClassifierMixin]:
-    """Gradient boosting without early stopping, one for each number of trees per class."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    return {
-        f"{number} trees": HistGradientBoostingClassifier(max_iter=number, early_stopping=False, random_state=0, **settings)
-        for number in num_trees
-    }
+        return estimators.linear(Normalizer(), self.strengths)
 
 
 class KmerBoosting(SklearnModel):
@@ -141,20 +106,20 @@ class KmerBoosting(SklearnModel):
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
     @override
-    def candidates(self) -> dict[str, ClassifierMixin]:
-        return gradient_boosting(self.rounds, learning_rate=self.rate)
+    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
+        return estimators.boosting(self.rounds, learning_rate=self.rate)
 
 
 class LengthAlone(SklearnModel):
-    """Gradient boosting on the length of the sequence alone: how much the length reveals about the class."""
+    """Gradient boosting on the length of the sequence alone: how much the length reveals."""
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
         return items.lengths.numpy()[:, None].astype(np.float32)
 
     @override
-    def candidates(self) -> dict[str, ClassifierMixin]:
-        return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
+    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
+        return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
 
 
 class GCAlone(SklearnModel):
@@ -167,8 +132,8 @@ class GCAlone(SklearnModel):
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
     @override
-    def candidates(self) -> dict[str, ClassifierMixin]:
-        return gradient_boosting((10, 30, 100), max_leaf_nodes=7)
+    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
+        return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
 
 
 def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:

@@ -15,6 +15,8 @@ from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.downstream.head.base import Head
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, strand_batches
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.vocab import Vocab
 
 MEAN_HEAD: Config = {"_target_": "dnadiff.downstream.head.mean.MeanHead"}
@@ -45,31 +47,34 @@ def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, 
 
 
 class SequenceClassifier(nn.Module, ABC):
-    """Maps token ids to C class logits; `invariant` if a sequence and its reverse complement have the same ones."""
+    """Maps token ids to C outputs, class logits by default; `invariant` if a sequence and its reverse complement have the same ones.
+
+    Attributes:
+        target: what the outputs predict; for regression with the mean and standard deviation of the training items.
+    """
 
     vocab: Vocab
     num_classes: int
     invariant: bool = False
+    target: TaskTarget = ClassTarget()
 
     @abstractmethod
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
+        """Outputs (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
 
     @torch.no_grad()
     def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
-        """Normalized log-probabilities (S, C) of the classes in evaluation mode, on the CPU; items of similar length are batched together.
+        """Predictions (S, C) of the target in evaluation mode, on the CPU: of classes, normalized log-probabilities.
 
-        With `both_strands` they are averaged over the two strands. An invariant network reads only one of them.
+        Items of similar length are batched together. With `both_strands` predictions are averaged over the two strands. An invariant
+        network reads only one of them.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()
         result = torch.empty(len(items), self.num_classes)
         for index, strands in strand_batches(items, batch_size, self.vocab, both_strands and not self.invariant):
-            total = torch.zeros(len(index), self.num_classes)
-            for batch in strands:
-                ids, valid, _ = batch.to(device)
-                total += self(ids, valid).log_softmax(-1).cpu()
-            result[index] = (total / len(strands)).log_softmax(-1)
+            given = [batch.to(device) for batch in strands]
+            result[index] = self.target.predictions([self(ids, valid) for ids, valid, _ in given]).cpu()
         self.train(training)
         return result
 

@@ -45,6 +45,16 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
     return connected_components(edges, directed=False)[1].astype(np.int64)[copies]
 
 
+def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The cluster of each item, (S,) int64: items that share a cluster number in either `(S,)` are together, and so on."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    size = int(first.max()) + 1
+    edges = coo_matrix((np.ones(len(first), bool), (first, size + second)), shape=(size + int(second.max()) + 1,) * 2)
+    return np.unique(connected_components(edges, directed=False)[1][first], return_inverse=True)[1].astype(np.int64)
+
+
 def sample_clusters(clusters: np.ndarray, fraction: float, random: np.random.Generator) -> np.ndarray:
     """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items together, but neither none nor all of them.
 

@@ -70,4 +70,4 @@ class PublishedCNN(NetworkModel):
     @override
     def build_classifier(self, data: TaskData, seed: int) -> CNN:
         torch.manual_seed(hash64(seed, "cnn") % 2**63)
-        return CNN(self.vocab, len(data.classes), data.max_length)
+        return CNN(self.vocab, data.target.num_outputs, data.max_length)

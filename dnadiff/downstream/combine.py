@@ -5,19 +5,19 @@ Nothing here is fitted on test items.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import Prediction
+from dnadiff.downstream.target.base import TaskTarget
 
 WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
 
@@ -43,7 +43,7 @@ class Combination(ABC):
 
 
 class SeedAverage(Combination):
-    """The mean of the probabilities of a model over all seeds."""
+    """The mean of the predictions of a model over all seeds: of probabilities, or of values."""
 
     def __init__(self, model: str, num_seeds: int) -> None:
         self.model, self.name = model, f"{model}, {num_seeds} seeds averaged"
@@ -53,11 +53,12 @@ class SeedAverage(Combination):
         self, predictions: Mapping[str, Sequence[Prediction]], data: TaskData, protocol: FixedSplit, seeds: Sequence[int]
     ) -> list[Prediction]:
         runs = predictions[self.model]
-        return [Prediction(mixed([run.log_probs for run in runs], [1 / len(runs)] * len(runs)), sum(run.seconds for run in runs), [])]
+        mean = data.target.averaged([run.log_probs for run in runs], [1 / len(runs)] * len(runs))
+        return [Prediction(mean, sum(run.seconds for run in runs), [])]
 
 
 class Stack(Combination):
-    """A weighted mean of the probabilities of two models (a linear opinion pool), whose weight has the lowest loss on validation items.
+    """A weighted mean of the predictions of two models (of probabilities, a linear opinion pool), with the lowest loss on validation items.
 
     One weight instead of a regression: the epoch of a network is chosen on the same items, which makes its predictions of them look too
     good, and small validation parts would be overfitted.
@@ -74,29 +75,24 @@ class Stack(Combination):
         return [self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number]) for number, run in enumerate(first)]
 
     def _stacked(self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int) -> Prediction:
-        result, chosen, start = torch.empty_like(first.log_probs), list[dict[str, Json]](), 0
+        result, chosen, start = torch.empty_like(first.log_probs, dtype=torch.float64), list[dict[str, Json]](), 0
         for one in protocol.rounds(data, seed):
             labels = one.data.valid.labels
             part = slice(start, start + len(labels))
             start = part.stop
-            weight = best_weight(self._valid(first, self.first)[part], self._valid(second, self.second)[part], labels)
-            result[one.tested] = mixed([run.log_probs[one.tested] for run in (first, second)], [weight, 1 - weight])
+            target = one.data.target.fit(one.data.train.labels)
+            weight = best_weight(self._valid(first, self.first)[part], self._valid(second, self.second)[part], labels, target)
+            result[one.tested] = target.averaged([run.log_probs[one.tested] for run in (first, second)], [weight, 1 - weight])
             chosen.append({"chosen": {f"weight of {self.first}": weight}})
         return Prediction(result, first.seconds + second.seconds, chosen)
 
     def _valid(self, run: Prediction, model: str) -> Tensor:
-        if run.valid_log_probs is None:
+        if run.valid_predictions is None:
             raise ValueError(f"stack=true: {model} has no predictions of validation items; set stack=false")
-        return run.valid_log_probs
+        return run.valid_predictions
 
 
-def mixed(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Logarithm (S, C) of the weighted mean of probabilities; the weights add up to 1."""
-    terms = [one.double() + math.log(weight) for one, weight in zip(log_probs, weights) if weight > 0]
-    return torch.stack(terms).logsumexp(0)
-
-
-def best_weight(first: Tensor, second: Tensor, labels: Tensor) -> float:
-    """The weight of the first model with the lowest loss; in a tie, the one closest to 1/2."""
-    losses = {weight: float(nn.functional.nll_loss(mixed([first, second], [weight, 1 - weight]), labels)) for weight in WEIGHTS}
+def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarget) -> float:
+    """The weight of the first model with the lowest loss of the target; in a tie, the one closest to 1/2."""
+    losses = {weight: target.valid_loss(target.averaged([first, second], [weight, 1 - weight]), labels) for weight in WEIGHTS}
     return min(losses, key=lambda weight: (round(losses[weight], 9), abs(weight - 0.5)))

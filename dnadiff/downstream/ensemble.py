@@ -1,4 +1,4 @@
-"""Fine-tuned classifiers of one task, one for each seed, applied to new sequences."""
+"""Fine-tuned networks of one task, one for each seed, applied to new sequences."""
 
 from __future__ import annotations
 
@@ -17,42 +17,9 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.items import Items
 from dnadiff.downstream.sequences import LengthLimits, Query, chunks
-
-
-@dataclass(frozen=True)
-class ClassProbabilities:
-    """Predictions of S sequences by the classifiers of R seeds.
-
-    Attributes:
-        classes: names of the C classes.
-        log_probs: (R, S, C) float32, of each seed.
-    """
-
-    classes: tuple[str, ...]
-    log_probs: np.ndarray
-
-    @property
-    def probs(self) -> np.ndarray:
-        """(S, C) float64 probabilities, averaged over the seeds."""
-        return np.exp(self.log_probs.astype(np.float64)).mean(0)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """(S,) numbers of the most probable classes."""
-        return self.probs.argmax(-1)
-
-    @property
-    def predicted(self) -> list[str]:
-        """Names of the most probable classes."""
-        return [self.classes[number] for number in self.labels]
-
-    @property
-    def spread(self) -> np.ndarray:
-        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a single seed."""
-        if len(self.log_probs) < 2:
-            return np.full(self.log_probs.shape[1], np.nan)
-        of_predicted = np.take_along_axis(np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2)[..., 0]
-        return np.ptp(of_predicted, axis=0)
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.predicted import ClassProbabilities as ClassProbabilities
+from dnadiff.downstream.target.predicted import Predicted
 
 
 @dataclass(frozen=True)
@@ -78,7 +45,8 @@ class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
     Attributes:
-        classes: names of the classes.
+        target: what is predicted.
+        classes: names of the classes, or of what else is predicted.
         members: the classifier of each seed.
         path: the folder of the run.
         task: name of the task.
@@ -90,7 +58,7 @@ class ClassifierEnsemble:
 
     def __init__(
         self,
-        classes: Sequence[str],
+        target: TaskTarget,
         members: Sequence[SeedClassifier],
         tokenizer: DNATokenizer,
         path: Path,
@@ -99,20 +67,26 @@ class ClassifierEnsemble:
         batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.classes, self.members, self.tokenizer, self.path = tuple(classes), tuple(members), tokenizer, path
+        self.target, self.members, self.tokenizer, self.path = target, tuple(members), tokenizer, path
         self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
         for member in self.members:
             member.classifier.to(device).eval()
+            member.classifier.target = target
         self.stranded, self.limits = self.members[0].classifier.stranded, limits_of([member.classifier for member in members])
         self.head_inputs = self.members[0].classifier.inputs
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, or of what else is predicted."""
+        return self.target.names
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seed of each classifier."""
         return tuple(member.seed for member in self.members)
 
-    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> ClassProbabilities:
-        """Class probabilities of sequences of any lengths.
+    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> Predicted:
+        """Predictions of sequences of any lengths: class probabilities, or for a regression `values`.
 
         Args:
             sequences: letters in either case, or Biopython records; N is read.
@@ -124,9 +98,40 @@ class ClassifierEnsemble:
         if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
         queries = (Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters)) for i, letters in enumerate(sequences))
-        found = [self.classify(chunk, batch_size).log_probs for chunk in chunks(queries)]
-        empty = np.zeros((len(self.members), 0, len(self.classes)), np.float32)
-        return ClassProbabilities(self.classes, np.concatenate([empty, *found], axis=1))
+        found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]
+        empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
+        return self.target.predicted(np.concatenate([empty, *found], axis=1))
+
+    def contrasts(self, name: str | None = None) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+        """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or column, for each seed.
+
+        Classes are compared by their log-odds, labels by theirs, values on the scale of the transform.
+
+        Args:
+            name: of the class or column; None is the only one, or the second of two classes.
+
+        Raises:
+            ValueError: if there is none of that name, or none is given and there are several.
+        """
+        if name is None and (len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)):
+            name = self.classes[-1]
+        if name not in self.classes:
+            got = "is missing" if name is None else f"{name!r} is not predicted by this model"
+            raise ValueError(f"target {got}; set it to {', '.join(map(repr, self.classes))}")
+        number = self.classes.index(name)
+
+        def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
+            queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
+            found = np.concatenate([self.classify(chunk).each_seed for chunk in chunks(queries)], axis=1)
+            return self.target.contrast(found.astype(np.float64))[..., number]
+
+        return predict
+
+    def window_of(self, window: int | None) -> int:
+        """The bases of a window: those of the longest sequence of the task, unless given; ValueError for a length that is not accepted."""
+        window = self.longest if window is None else optional_integer("window", window) or self.longest
+        self.limits.check_window(window)
+        return window
 
     def encode(self, where: str, letters: DNASequence) -> np.ndarray:
         """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot be read."""
@@ -140,13 +145,13 @@ class ClassifierEnsemble:
 
     def classify(
         self, queries: Sequence[Query], batch_size: int | None = None, report: Callable[[int], None] = lambda tokens: None
-    ) -> ClassProbabilities:
+    ) -> Predicted:
         """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
         batch_size = optional_integer("batch_size", batch_size) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
         items = Items.from_sequences([query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id)
-        return ClassProbabilities(self.classes, np.stack(list(self._each_seed(items, batch_size, report))))
+        return self.target.predicted(np.stack(list(self._each_seed(items, batch_size, report))))
 
     def _each_seed(self, items: Items, batch_size: int, report: Callable[[int], None]) -> Iterator[np.ndarray]:
         for member in self.members:
@@ -155,4 +160,4 @@ class ClassifierEnsemble:
 
     def __repr__(self) -> str:
         network = type(self.members[0].classifier.backbone).__name__
-        return f"ClassifierEnsemble({network}, {' vs. '.join(self.classes)}, seeds {', '.join(map(str, self.seeds))}, {self.path})"
+        return f"ClassifierEnsemble({network}, {self.target.summary}, seeds {', '.join(map(str, self.seeds))}, {self.path})"

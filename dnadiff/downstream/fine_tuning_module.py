@@ -1,16 +1,15 @@
-"""One training run of a sequence classifier in Lightning; the weights of the epoch with the best validation accuracy are kept."""
+"""One training run of a sequence classifier in Lightning; the weights of the epoch with the best validation score are kept."""
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from typing import NamedTuple
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
@@ -20,30 +19,21 @@ from dnadiff.downstream.items import ItemBatch, Items, ShuffledBatches, TaskData
 from dnadiff.downstream.layer_decay import decayed_groups
 from dnadiff.downstream.mixup import Mixture, draw_mixture, mixed_logits
 from dnadiff.downstream.model import EVALUATION, Report
+from dnadiff.downstream.target.base import ValidScore
 from dnadiff.draws import hash64
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.optim import warmup_cosine
 
 
-class ValidScore(NamedTuple):
-    """Score on the validation items: larger is better, and the loss breaks ties in accuracy."""
-
-    accuracy: float
-    negative_loss: float
-
-
 class Validation(NamedTuple):
-    """Log-probabilities (V, C) of validation items, and their loss."""
+    """Predictions (V, C) of validation items, and their score."""
 
-    log_probs: Tensor
-    loss: Tensor
-
-
-_WORST = ValidScore(-1.0, -math.inf)
+    predictions: Tensor
+    score: ValidScore
 
 
 class FineTuningModule(lightning.LightningModule):
-    """Trains a classifier with cross-entropy and keeps the weights of the best epoch on the validation items.
+    """Trains a classifier with the loss of its target and keeps the weights of the best epoch on the validation items.
 
     Args:
         classifier: its parameters that require gradients are trained.
@@ -52,7 +42,6 @@ class FineTuningModule(lightning.LightningModule):
         seed: of order, strands, dropout and mixup.
         patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
         layer_decay: see `dnadiff.downstream.layer_decay`; 1 trains all layers at one rate.
-        balanced: weight the loss of each class by the inverse of its frequency in the training part.
         mixup: see `dnadiff.downstream.mixup`; 0 is none.
         budget: stop after the epoch in which it ends.
     """
@@ -69,7 +58,6 @@ class FineTuningModule(lightning.LightningModule):
         report: Report,
         patience: int | None = None,
         layer_decay: float = 1.0,
-        balanced: bool = False,
         mixup: float = 0.0,
         budget: Budget | None = None,
     ) -> None:
@@ -78,10 +66,9 @@ class FineTuningModule(lightning.LightningModule):
         self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
         self.seed, self.report, self.patience, self.budget = seed, report, patience, budget or Budget(None)
         self.layer_decay, self.mixup = layer_decay, mixup
-        self.class_weights = balanced_weights(data.train.labels, len(data.classes)) if balanced else None
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
-        self.best_valid: Tensor | None = None  # log-probabilities of the validation items under the best weights
+        self.best_valid: Tensor | None = None  # predictions of the validation items under the best weights
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
@@ -122,16 +109,11 @@ class FineTuningModule(lightning.LightningModule):
     def transfer_batch_to_device(self, batch: ItemBatch, device: torch.device, dataloader_idx: int) -> ItemBatch:
         return batch.to(device)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of logits or log-probabilities (B, C), a scalar."""
-        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
-        return nn.functional.cross_entropy(logits, labels, weights)
-
     @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
         if not self.mixup:
-            return self.loss(self.classifier(batch.ids, batch.valid), batch.labels)
+            return self.classifier.target.loss(self.classifier(batch.ids, batch.valid), batch.labels)
         return self._mixed_loss(batch, draw_mixture(self.mixup, len(batch.labels), self.seed, self.global_step))
 
     def _mixed_loss(self, batch: ItemBatch, mixture: Mixture) -> Tensor:
@@ -139,9 +121,9 @@ class FineTuningModule(lightning.LightningModule):
             raise ValueError(
                 f"mixup {self.mixup:g} needs a head on features, which a {type(self.classifier).__name__} has not; set mixup=0"
             )
-        logits = mixed_logits(self.classifier, batch.ids, batch.valid, mixture)
-        other = self.loss(logits, batch.labels[mixture.order.to(batch.labels.device)])
-        return mixture.share * self.loss(logits, batch.labels) + (1 - mixture.share) * other
+        outputs, loss = mixed_logits(self.classifier, batch.ids, batch.valid, mixture), self.classifier.target.loss
+        other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
+        return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
 
     @override
     def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
@@ -152,22 +134,19 @@ class FineTuningModule(lightning.LightningModule):
         self.report(1, batch.ids.numel(), **{"sequences/s": f"{self.sequences_per_second:,.0f}"})
 
     def validate(self, items: Items) -> Validation:
-        """The predictions of validation items and their loss."""
-        log_probs = self.classifier.log_probs(items, EVALUATION * self.batch_size, not self.data.stranded)
-        return Validation(log_probs, self.loss(log_probs, items.labels))
+        """The predictions of validation items and their score."""
+        predictions = self.classifier.log_probs(items, EVALUATION * self.batch_size, not self.data.stranded)
+        return Validation(predictions, self.classifier.target.valid_score(predictions, items.labels))
 
     @override
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
-        labels, (log_probs, loss) = self.data.valid.labels, self.validate(self.data.valid)
-        score = ValidScore(float((log_probs.argmax(-1) == labels).float().mean()), -float(loss))
-        if not math.isfinite(score.negative_loss):
-            score = _WORST  # diverged: NaN predictions may still match many labels by chance
+        predictions, score = self.validate(self.data.valid)
         if self.budget.left < 0:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
             self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs
-            self.best_valid, self.epochs_without_improvement = log_probs, 0
+            self.best_valid, self.epochs_without_improvement = predictions, 0
             return
         self.epochs_without_improvement += 1
         if self.patience is not None and self.epochs_without_improvement >= self.patience:
@@ -178,12 +157,6 @@ class FineTuningModule(lightning.LightningModule):
         optimizer = torch.optim.AdamW(decayed_groups(self.classifier, self.lr, self.weight_decay, self.layer_decay), lr=self.lr)
         scheduler = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0 for a class without items."""
-    counts = torch.bincount(labels, minlength=num_classes).float()
-    return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
 
 
 def train(module: FineTuningModule, plan: TrainingPlan, settings: Config, max_steps: int = -1) -> None:

@@ -19,12 +19,13 @@ from dnadiff.config import Config, Json
 from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.budget import MAX_EPOCHS, Budget, automatic_plan
 from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassifier, build_classifier, check_length
-from dnadiff.downstream.fine_tuning_module import FineTuningModule, ValidScore, train
+from dnadiff.downstream.fine_tuning_module import FineTuningModule, train
 from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
 from dnadiff.downstream.rate_search import MIN_TRIAL_STEPS, TRIAL_SHARE, ShortRun, Trials, find_rate_and_plan, search_steps
+from dnadiff.downstream.target.base import TaskTarget, ValidScore
 from dnadiff.draws import hash64
 
 log = logging.getLogger("dnadiff")
@@ -84,7 +85,8 @@ class NetworkModel(TaskModel):
             "warmup": warmup,
             "patience": optional_integer("patience", patience),
         }
-        self.changes: dict[str, Json] = {"layer_decay": layer_decay, "balanced": balanced, "mixup": mixup}
+        self.changes: dict[str, Json] = {"layer_decay": layer_decay, "mixup": mixup}
+        self.balanced = balanced
         self.minutes = minutes
         self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
         self.valid_score = ValidScore(-1.0, 0.0)
@@ -96,13 +98,15 @@ class NetworkModel(TaskModel):
 
     @override
     def check(self, data: TaskData) -> None:
+        self._target(data)
         self.build_classifier(data, 0)
 
     @override
     def describe(self) -> dict[str, Json]:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
         settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
-        changed = {name: value for name, value in self.changes.items() if value != _OFF[name]}
+        changes = {**self.changes, "balanced": self.balanced}
+        changed = {name: value for name, value in changes.items() if value != _OFF[name]}
         return super().describe() | settings | changed | ({} if self.minutes is None else {"minutes": self.minutes})
 
     @override
@@ -117,6 +121,7 @@ class NetworkModel(TaskModel):
         """Train; the classifier of the best epoch, in evaluation mode."""
         budget = Budget(self.minutes)
         classifier = self.build_classifier(data, seed)
+        classifier.target = self._target(data)
         start = copy.deepcopy(classifier.state_dict())
         settings = {**self.optimization, **self.changes, "batch_size": self.batch_size, "seed": seed, "report": report}
 
@@ -134,11 +139,15 @@ class NetworkModel(TaskModel):
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
-        self.valid_score, self.valid_log_probs = module.best_score, module.best_valid
+        self.valid_score, self.valid_predictions = module.best_score, module.best_valid
         self.fit_info = {**found.describe(), **_describe_fit(module)}
         if found.searched:
             self.fit_info = {**self.fit_info, "chosen": {"lr": found.lr, "batch_size": self.batch_size}}
         return classifier.eval()
+
+    def _target(self, data: TaskData) -> TaskTarget:
+        target = data.target.fit(data.train.labels)
+        return target.balanced(data.train.labels) if self.balanced else target
 
     def _batches(self, data: TaskData) -> int:
         return -(-len(data.train) // self.batch_size)
@@ -154,23 +163,22 @@ class NetworkModel(TaskModel):
         return taken
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
-        """Log-probabilities (S, C) of the test items under a classifier that `fit` returned.
+        """Predictions (S, C) of the test items under a classifier that `fit` returned.
 
         Raises:
             ValueError: if they are not finite because training diverged.
         """
-        log_probs = classifier.log_probs(data.test, EVALUATION * self.batch_size, not data.stranded)
-        if not bool(log_probs.isfinite().all()):
+        predictions = classifier.log_probs(data.test, EVALUATION * self.batch_size, not data.stranded)
+        if not bool(predictions.isfinite().all()):
             raise ValueError(
                 f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower lr"
             )
-        return log_probs
+        return predictions
 
 
 def _describe_fit(module: FineTuningModule) -> dict[str, Json]:
     return {
-        "valid_accuracy": module.best_score.accuracy,
-        "valid_loss": -module.best_score.negative_loss,
+        **module.classifier.target.record(module.best_score),
         "best_epoch": module.best_epoch,
         "epochs": module.num_epochs,
         "sequences_per_second": round(module.sequences_per_second, 1),
@@ -232,7 +240,7 @@ class FineTunedModel(NetworkModel):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        classifier = build_classifier(backbone, self.head, self.inputs, len(data.classes), data.max_length, data.stranded)
+        classifier = build_classifier(backbone, self.head, self.inputs, data.target.num_outputs, data.max_length, data.stranded)
         if self.adapter is not None:
             self.adapter.attach(backbone, self.frozen.layers)
         self.frozen.apply(backbone)

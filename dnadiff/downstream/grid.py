@@ -1,4 +1,4 @@
-"""Choice among several settings of a model by accuracy on the validation items."""
+"""Choice among several settings of a model by the score on the validation items: accuracy, or the loss."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.classifier import SequenceClassifier
-from dnadiff.downstream.fine_tuning_module import ValidScore
 from dnadiff.downstream.finetuning import NetworkModel
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.target.base import ValidScore
 
 
 class GridSearch(TaskModel):
-    """Trains every candidate and predicts with the one with the best validation accuracy; the lower loss breaks ties.
+    """Trains every candidate and predicts with the one with the best validation score: accuracy, then loss; for other targets than classes the loss.
 
     A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its own validation items. `fit_info`
     records all candidates and the fit of the chosen one.
@@ -48,14 +48,14 @@ class GridSearch(TaskModel):
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
             settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that the model chose
-            tried.append({**settings, "valid_accuracy": score.accuracy, "valid_loss": -score.negative_loss})
+            tried.append({**settings, **data.target.record(score)})
             if best is None or score > best[0]:  # only the best classifier stays in memory
-                best = score, settings, model, classifier, model.valid_log_probs
+                best = score, settings, model, classifier, model.valid_predictions
         if best is None:
             raise ValueError("a grid search needs at least one candidate")
         _, settings, model, self._trained, valid = best
         self.fit_info = {**model.fit_info, "tried": tried, "chosen": dict(settings)}
-        self.valid_log_probs = valid
+        self.valid_predictions = valid
         return model.predict(self._trained, data)
 
     @override

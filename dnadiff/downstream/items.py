@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Json
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 
@@ -24,12 +26,12 @@ log = logging.getLogger("dnadiff")
 
 @dataclass(frozen=True)
 class Items:
-    """Sequences with their classes, right-padded into one tensor.
+    """Sequences with their labels, right-padded into one tensor.
 
     Attributes:
         ids: (S, L) uint8 token ids.
         lengths: (S,) int64; the rest of a row is padding.
-        labels: (S,) int64 class numbers.
+        labels: (S,) int64 class numbers, or (S, K) float32 values of K targets, NaN where one is missing.
         groups: (S,) int64; items of one group stay in the same part when a set is divided. None: every item is its own group.
     """
 
@@ -47,7 +49,9 @@ class Items:
         ids = torch.full((len(sequences), int(lengths.max()) if len(sequences) else 0), pad_id, dtype=torch.uint8)
         ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
         group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
-        return cls(ids, lengths, torch.as_tensor(labels, dtype=torch.int64), group_ids)
+        numbers = np.asarray(labels)
+        dtype = torch.float32 if numbers.ndim > 1 else torch.int64
+        return cls(ids, lengths, torch.as_tensor(numbers, dtype=dtype), group_ids)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,11 +73,12 @@ class TaskData:
     """A task that is ready for training: every model gets the same.
 
     Attributes:
-        classes: class names, sorted; a label is an index into this list.
+        classes: class names, sorted; a label is an index into this list. For another target the names of its outputs.
         valid: items for choosing the epoch and the hyperparameters.
         test: items that are scored once.
         stranded: True if the class depends on the strand; otherwise models train on and score both strands.
         notes: facts that help to interpret the results, ready for JSON.
+        target: what is predicted; None: one of the classes.
     """
 
     name: str
@@ -83,6 +88,11 @@ class TaskData:
     test: Items
     stranded: bool = False
     notes: dict[str, Json] = field(default_factory=dict)
+    target: TaskTarget = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            object.__setattr__(self, "target", ClassTarget(self.classes))
 
     @property
     def max_length(self) -> int:
@@ -95,15 +105,14 @@ class TaskData:
         return min(int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items))
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Items of each class in each part."""
-        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        """Items of each class in each part; for another target all of them."""
         return {
-            part: {name: int((items.labels == number).sum()) for number, name in enumerate(self.classes)} for part, items in parts.items()
+            part: self.target.counts(items.labels) for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
         }
 
 
 class ItemBatch(NamedTuple):
-    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels (B,)` int64."""
+    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels` (B,) int64 or (B, K) float32."""
 
     ids: Tensor
     valid: Tensor | None
@@ -181,7 +190,7 @@ class ShuffledBatches:
 def log_task(data: TaskData) -> None:
     """Log the size of the task, and what its test part shares with training."""
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
-    log.info(f"task: {data.name}, {' vs. '.join(data.classes)}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
+    log.info(f"task: {data.name}, {data.target.summary}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
     if left_out := data.notes.get("left_out_for_a_shared_word"):
         numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
         log.info(f"left out of test because they share a {data.notes['shared_word']}-mer with training on either strand: {numbers}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -22,26 +22,37 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import cache, clusters
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import PROTOCOLS
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.build import build_target
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
 
 log = logging.getLogger("dnadiff")
 
 PART_NAMES = {"train": "train", "valid": "valid", "test": "test", "dev": "valid", "val": "valid", "validation": "valid"}
-_CACHED = {"source": "source", "divided": "divided", "place": "label_source", "part_place": "split_source", "notes": "notes"}
+_CACHED = {
+    "source": "source",
+    "divided": "divided",
+    "place": "label_source",
+    "part_place": "split_source",
+    "notes": "notes",
+    "groups": "groups",
+}
 
 
 @dataclass
 class LabeledSequences:
-    """Sequences with their classes.
+    """Sequences with their labels.
 
     Attributes:
         source: the path, for messages.
+        labels: of each sequence: the name of its class, or the cells of its target columns, joined.
         sequences: token ids `(L_i,)` uint8, none of them empty.
         parts: train, valid or test for each sequence; all train if the source has no split.
         divided: whether the source has a split.
         label_source: where the class names come from, for messages: `column 'label'`.
         split_source: where the split comes from, for messages.
+        groups: the group of each sequence: sequences of one group stay in the same part. Empty if there are none.
     """
 
     source: str
@@ -52,6 +63,7 @@ class LabeledSequences:
     label_source: str = "the labels"
     split_source: str = "the split"
     notes: dict[str, Json] = field(default_factory=dict)
+    groups: list[str] = field(default_factory=list)
 
     def add(self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str) -> None:
         """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a letter is not a nucleotide."""
@@ -74,23 +86,24 @@ class LabeledSequences:
 
 
 class Division:
-    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if there are fewer than two classes.
+    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the labels do not fit the target.
 
     Attributes:
-        classes: class names, sorted.
+        target: with the names that were read.
+        labels: as in `Items`.
         clusters: (S,) sequences of one cluster stay in the same part.
         divided: whether the split of the source is used.
     """
 
-    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool) -> None:
-        self.found, self.bases, self.classes = found, bases, sorted(set(found.labels))
-        if len(self.classes) < 2:
-            raise ValueError(
-                f"{found.source} has one class, {self.classes[0]!r}, in {found.label_source}; classification needs two or more"
-            )
-        number = {name: label for label, name in enumerate(self.classes)}
-        self.labels = np.array([number[name] for name in found.labels])
+    def __init__(
+        self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: TaskTarget
+    ) -> None:
+        self.found, self.bases = found, bases
+        self.target, self.labels = target.read(found.labels, found.source, found.label_source)
+        self.strata, self.strata_names = self.target.strata(self.labels)
         self.clusters = clusters.cluster_copies(bases) if cluster_word is None else clusters.cluster_by_shared_kmers(bases, cluster_word)
+        if found.groups:
+            self.clusters = clusters.connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
         self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
@@ -106,9 +119,9 @@ class Division:
         """
         rows = self.rows("train")
         names, first = np.unique(self.clusters[rows], return_index=True)
-        label_of_cluster = self.labels[rows][first]  # that of its first sequence: the members may differ
+        label_of_cluster = self.strata[rows][first]  # that of its first sequence: the members may differ
         labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
-        for number, class_name in enumerate(self.classes):
+        for number, class_name in enumerate(self.strata_names):
             of_class = rows[labels == number]
             if not len(of_class):
                 continue
@@ -128,7 +141,7 @@ class Division:
         Raises:
             ValueError: if either part is empty, or `part` has a class that the training part lacks.
         """
-        train, other = (set(self.labels[self.rows(p)].tolist()) for p in ("train", part))
+        train, other = (set(self.strata[self.rows(p)].tolist()) for p in ("train", part))
         for p, present in (("train", train), (part, other)):
             if not present:
                 raise ValueError(
@@ -136,10 +149,10 @@ class Division:
                 )
         if unknown := other - train:
             raise ValueError(
-                f"{self.found.source}: class {self.classes[min(unknown)]!r} has {part} rows and no train rows; "
+                f"{self.found.source}: class {self.strata_names[min(unknown)]!r} has {part} rows and no train rows; "
                 f"correct {self.found.label_source} or add rows"
             )
-        return [self.classes[number] for number in sorted(train - other)]
+        return [self.strata_names[number] for number in sorted(train - other)]
 
     def copies_in_training(self) -> int:
         """Test sequences that are also in the training or validation part, on either strand."""
@@ -164,10 +177,13 @@ class LabeledTaskSettings(TypedDict, total=False):
     expected: Mapping[str, checks.Natural] | None
     protocol: str
     seed: int
+    kind: str
+    loss: str | None
+    transform: str | None
 
 
 class LabeledTask(ABC):
-    """A task whose sequences and classes are in files.
+    """A task whose sequences and labels are in files.
 
     Class numbers follow the sorted class names. Without a given split, each class is divided at random. Copies of a sequence, on
     either strand, stay in the same part; with `cluster_word`, so do all sequences connected by shared k-mers.
@@ -179,6 +195,8 @@ class LabeledTask(ABC):
         cluster_word: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
+        kind, loss, transform: see `dnadiff.downstream.target.build.build_target`.
+        columns: of the labels.
     """
 
     def __init__(
@@ -193,7 +211,12 @@ class LabeledTask(ABC):
         expected: Mapping[str, checks.Natural] | None = None,
         protocol: str = "fixed",
         seed: int = 0,
+        kind: str = "classification",
+        loss: str | None = None,
+        transform: str | None = None,
+        columns: Sequence[str] = ("label",),
     ) -> None:
+        self.kind, self.target = kind, build_target(kind, columns, loss, transform)
         self.name, self.protocol, self.expected = checks.name("task.name", name), protocol, dict(expected or {})
         self.stranded, self.redivide = checks.boolean("task.stranded", stranded), checks.boolean("task.redivide", redivide)
         self.max_length, self.seed = checks.optional_integer("task.max_length", max_length), checks.integer("task.seed", seed, 0)
@@ -202,7 +225,7 @@ class LabeledTask(ABC):
         self.valid_fraction = checks.fraction("task.valid_fraction", valid_fraction, inclusive=False)
 
     # The other attributes decide what `read` returns, and are part of the cache key.
-    _of_division = frozenset(LabeledTaskSettings.__annotations__) | {"name"}
+    _of_division = (frozenset(LabeledTaskSettings.__annotations__) | {"name", "target"}) - {"kind"}
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -231,11 +254,11 @@ class LabeledTask(ABC):
 
         Raises:
             FileNotFoundError: if a file is missing.
-            ValueError: for bad files, fewer than two classes, or a part without rows or with a class that the training part lacks.
+            ValueError: for bad files, labels that do not fit the target, or a part without rows or with a class that the training part lacks.
         """
         found = self.read_cached(tokenizer)
         truncated = found.truncate(self.max_length)
-        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_word, self.redivide)
+        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_word, self.redivide, self.target)
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):
@@ -247,15 +270,22 @@ class LabeledTask(ABC):
         copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
         notes = {
             "path": found.source,
-            "split": found.split_source if division.divided else f"random, {100 * self.test_fraction:g} % of each class for test",
-            "kept_together": "copies, either strand" if self.cluster_word is None else f"a common {self.cluster_word}-mer, either strand",
+            "split": found.split_source
+            if division.divided
+            else f"random, {100 * self.test_fraction:g} %{' of each class' if len(division.strata_names) > 1 else ''} for test",
+            "kept_together": self._kept_together(found),
             "test_sequences_also_in_training": copies,
             **({"cut_to_max_length": truncated} if self.max_length else {}),
             **found.notes,
             **self._compare_counts(division),
         }
         train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
-        return TaskData(self.name, division.classes, train, valid, test, self.stranded, notes)
+        division.target.fit(train.labels, found.source)  # refuse labels that cannot be learned from now, not after the baselines
+        return TaskData(self.name, list(division.target.names), train, valid, test, self.stranded, notes, division.target)
+
+    def _kept_together(self, found: LabeledSequences) -> str:
+        by_sequence = "copies, either strand" if self.cluster_word is None else f"a common {self.cluster_word}-mer, either strand"
+        return f"{by_sequence}; {len(set(found.groups))} groups of the source" if found.groups else by_sequence
 
     def _compare_counts(self, division: Division) -> dict[str, Json]:
         """Differences from the known numbers of sequences, before validation is split off the official training part."""

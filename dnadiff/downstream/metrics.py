@@ -6,8 +6,9 @@ Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,16 @@ from dnadiff.config import Json
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
 _BATCH = 50  # replicates at once: limits the memory
+
+
+class ScoredRun(Protocol):
+    """Predictions of one run with their labels, prepared for scoring under many weightings."""
+
+    labels: np.ndarray
+
+
+AnyScored = TypeVar("AnyScored", bound=ScoredRun)
+Metric = Callable[[AnyScored, np.ndarray], np.ndarray]  # of scored predictions and weights (W, S): (W,)
 
 
 def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
@@ -125,7 +136,7 @@ def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndar
     return np.abs((weights * excess) @ np.eye(NUM_BINS)[bins]).sum(1) / weights.sum(1)
 
 
-METRICS: dict[str, Callable[[ScoredPredictions, np.ndarray], np.ndarray]] = {
+METRICS: dict[str, Metric[ScoredPredictions]] = {
     "accuracy": accuracy,
     "mcc": mcc,
     "f1": f1,
@@ -135,27 +146,59 @@ METRICS: dict[str, Callable[[ScoredPredictions, np.ndarray], np.ndarray]] = {
 }
 
 
+TITLES = {
+    "mcc": "MCC",
+    "auroc": "AUROC",
+    "auprc": "average precision",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "r2": "R2",
+    "mse": "MSE",
+}
+
+
+def title(metric: str) -> str:
+    """The name of a metric in tables; others than those in `TITLES` as they are."""
+    return TITLES.get(metric, metric)
+
+
 def compute_metrics(scored: ScoredPredictions) -> dict[str, float]:
-    """Every metric of one set of predictions."""
+    """Every classification metric of one set of predictions."""
+    return metric_values(scored, METRICS)
+
+
+def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -> dict[str, float]:
+    """The metrics of one set of predictions."""
     ones = np.ones((1, len(scored.labels)))
-    return {name: float(metric(scored, ones)[0]) for name, metric in METRICS.items()}
+    return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
 
 
 def summarize(
     runs: Sequence[ScoredPredictions], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, dict[str, Json]]:
-    """Every metric, averaged over runs on the same items (one for each seed), with its 95 % bootstrap interval over test items.
+    """Every classification metric; see `summarize_metrics`."""
+    return summarize_metrics(runs, METRICS, num_resamples, seed, groups)
+
+
+def summarize_metrics(
+    runs: Sequence[AnyScored],
+    metrics: Mapping[str, Metric[AnyScored]],
+    num_resamples: int = 500,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> dict[str, dict[str, Json]]:
+    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap intervals over test items.
 
     By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
     """
-    replicates: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
+    replicates: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
     for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
-        for name, metric in METRICS.items():
+        for name, metric in metrics.items():
             replicates[name].append(np.mean([metric(run, weights) for run in runs], 0))
     result = {}
-    metrics_of_runs = [compute_metrics(run) for run in runs]
+    metrics_of_runs = [metric_values(run, metrics) for run in runs]
     for name, values in replicates.items():
-        per_seed = [metrics[name] for metrics in metrics_of_runs]
+        per_seed = [of_run[name] for of_run in metrics_of_runs]
         low, high = np.nanquantile(np.concatenate(values), [0.025, 0.975]) if np.isfinite(per_seed).all() else (np.nan, np.nan)
         result[name] = {
             "value": float(np.mean(per_seed)),

@@ -1,4 +1,4 @@
-"""The contract of a model in the downstream study: fit on a task's training items, predict the classes of its test items."""
+"""The contract of a model in the downstream study: fit on a task's training items, predict its test items."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def no_report(steps: int = 1, tokens: int = 0, **notes: str) -> None:
 
 
 class TaskModel(ABC):
-    """A classifier of sequences.
+    """Predicts what the target of a task asks of sequences.
 
     Attributes:
         kind: name of the class in the digests of stored predictions, where it differs from the class's own name.
         random: False if every seed gives the same result on the same items; the model then runs once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation or the speed.
-        valid_log_probs: log-probabilities (V, C) of the validation items under the model that the last call used; None if it has none.
+        valid_predictions: predictions (V, C) of the validation items under the model that the last call used; None if it has none.
     """
 
     kind: ClassVar[str | None] = None
     random: bool = True
     fit_info: Mapping[str, Json] = MappingProxyType({})
-    valid_log_probs: Tensor | None = None
+    valid_predictions: Tensor | None = None
 
     def describe(self) -> dict[str, Json]:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused only if it is unchanged."""
@@ -61,4 +61,4 @@ class TaskModel(ABC):
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        """Fit on the training and validation items; log-probabilities (S, C) of the test items. The same seed gives the same."""
+        """Fit on the training and validation items; predictions (S, C) of the test items, see `TaskTarget`. The same seed gives the same."""

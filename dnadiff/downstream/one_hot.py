@@ -47,5 +47,5 @@ class OneHotModel(NetworkModel):
         if isinstance(self.head, partial) and isinstance(self.head.func, type) and issubclass(self.head.func, Head):
             self.head.func.check_lengths(data.min_length, data.max_length)
         width = self.inputs.width(None, self.vocab, data.stranded)
-        head = self.head(width=width, num_outputs=len(data.classes), max_length=data.max_length)
+        head = self.head(width=width, num_outputs=data.target.num_outputs, max_length=data.max_length)
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)

@@ -14,12 +14,12 @@ import numpy as np
 
 from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
-from dnadiff.downstream.ensemble import ClassProbabilities
-from dnadiff.downstream.metrics import ScoredPredictions, compute_metrics, summarize
+from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics
 from dnadiff.downstream.sequences import Query
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.predicted import Predicted
 
 NUMBERS = {"start": int, "end": int, "length": int}
-SHOWN = ("accuracy", "mcc", "auroc")
 _ROW_GROUP = 1 << 16
 _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
 
@@ -28,11 +28,12 @@ _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its 
 class PredictionTable:
     """Columns and rows of a table of predictions, tab-separated.
 
-    `name`, with windows `start` and `end` (0-based, half-open), `length`, `predicted`, `p_CLASS` averaged over the seeds, `spread`, with
-    labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for each seed.
+    `name`, with windows `start` and `end` (0-based, half-open), `length`, and the columns of the target. Those of classes are `predicted`,
+    `p_CLASS` averaged over the seeds, `spread`, with labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for
+    each seed.
     """
 
-    classes: Sequence[str]
+    target: TaskTarget
     seeds: Sequence[int]
     windows: bool
     labels: bool
@@ -41,32 +42,27 @@ class PredictionTable:
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        place = ["name", *(["start", "end"] if self.windows else []), "length", "predicted"]
-        label = ["label"] if self.labels else []
-        return [*place, *self.probabilities, "spread", *label, *(self.of_seeds if self.per_seed else [])]
-
-    @property
-    def probabilities(self) -> list[str]:
-        """The columns of the averaged probabilities."""
-        return [f"p_{name}" for name in self.classes]
+        place = ["name", *(["start", "end"] if self.windows else []), "length"]
+        label = self.target.label_columns if self.labels else []
+        return [*place, *self.target.columns, *label, *(self.of_seeds if self.per_seed else [])]
 
     @property
     def of_seeds(self) -> list[str]:
         """The columns of the seeds, those of one seed after those of another."""
-        return [f"log_p_{name}_seed_{seed}" for seed in self.seeds for name in self.classes]
+        return [column for seed in self.seeds for column in self.target.seed_columns(seed)]
 
     def header(self) -> bytes:
         """The first line."""
         return _lines([self.columns])
 
-    def rows(self, queries: Sequence[Query], found: ClassProbabilities) -> bytes:
+    def rows(self, queries: Sequence[Query], found: Predicted) -> bytes:
         """The lines of some queries."""
         lines = []
-        for i, (query, predicted, probs, spread) in enumerate(zip(queries, found.predicted, found.probs, found.spread)):
-            place = [query.name, *([query.start, query.end] if self.windows else []), query.end - query.start, predicted]
-            label = [self.classes[query.label]] if self.labels else []
-            seeds = [str(x) for x in found.log_probs[:, i].ravel()] if self.per_seed else []
-            lines.append([*place, *(f"{p:.6g}" for p in probs), f"{spread:.6g}", *label, *seeds])
+        for i, (query, cells) in enumerate(zip(queries, found.rows())):
+            place = [query.name, *([query.start, query.end] if self.windows else []), query.end - query.start]
+            label = self.target.label_cells(query.label) if self.labels else []
+            seeds = [str(x) for x in found.each_seed[:, i].ravel()] if self.per_seed else []
+            lines.append([*place, *cells, *label, *seeds])
         return _lines(lines)
 
     def read(self, path: Path) -> Iterator[dict[str, str]]:
@@ -83,7 +79,7 @@ class PredictionTable:
         import pyarrow
         import pyarrow.parquet
 
-        text = {"name", "predicted", "label"}
+        text = {"name"} | self.target.text_columns
         kinds = {
             name: pyarrow.string() if name in text else pyarrow.int64() if name in NUMBERS else pyarrow.float64() for name in self.columns
         }
@@ -96,8 +92,8 @@ class PredictionTable:
                 writer.write_table(pyarrow.table(columns, schema=schema))
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
-        """Write the probability of a class as bedGraph; where windows overlap, the mean over those that cover a base."""
-        column = f"p_{name}"
+        """Write the probability of a class, or the values of a target, as bedGraph; where windows overlap, the mean over those that cover a base."""
+        column = self.target.track_column(name)
         with atomic_write(target, overwrite=True) as file:
             for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
                 places = [(row["start"], row["end"], row[column]) if self.windows else ("0", row["length"], row[column]) for row in rows]
@@ -107,23 +103,23 @@ class PredictionTable:
                     file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
 
     def metrics(self, source: Path, count: int) -> dict[str, Json]:
-        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged probabilities."""
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        labels, log_probs = np.zeros(count, np.int64), np.zeros((len(self.seeds), count, len(self.classes)), np.float32)
+        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged predictions."""
+        parsed, predictions = [], np.zeros((len(self.seeds), count, self.target.num_outputs), np.float32)
+        names = self.target.label_columns
         for i, row in enumerate(self.read(source)):
-            labels[i] = numbers[row["label"]]
-            log_probs[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(len(self.seeds), -1)
-        averaged = np.log(np.maximum(ClassProbabilities(tuple(self.classes), log_probs).probs, np.finfo(float).tiny))
-        runs = {"each_seed": [ScoredPredictions(one.astype(np.float64), labels) for one in log_probs]}
-        runs["averaged"] = [ScoredPredictions(averaged, labels)]
-        return {name: summary(each) for name, each in runs.items()}
+            parsed.append(self.target.parse([row[name] for name in names], f"{source}: row {i + 1}", names))
+            predictions[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(len(self.seeds), -1)
+        labels = self.target.as_array(parsed)
+        runs = {"each_seed": [self.target.scored(one.astype(np.float64), labels) for one in predictions]}
+        runs["averaged"] = [self.target.scored(self.target.predicted(predictions).combined, labels)]
+        return {name: summary(each, self.target) for name, each in runs.items()}
 
 
-def summary(runs: Sequence[ScoredPredictions]) -> dict[str, Json]:
-    """`dnadiff.downstream.metrics.summarize`, without intervals for very many items."""
+def summary(runs: Sequence[ScoredRun], target: TaskTarget) -> dict[str, Json]:
+    """`dnadiff.downstream.metrics.summarize_metrics`, without intervals for very many items."""
     if len(runs[0].labels) <= _MAX_INTERVALS:
-        return summarize(runs)
-    each = [compute_metrics(run) for run in runs]
+        return summarize_metrics(runs, target.metrics)
+    each = [metric_values(run, target.metrics) for run in runs]
     return {name: {"value": float(np.mean([m[name] for m in each])), "per_seed": [m[name] for m in each]} for name in each[0]}
 
 

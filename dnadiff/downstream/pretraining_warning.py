@@ -12,7 +12,7 @@ _SCORES = (("valid_accuracy", "accuracy", 1), ("valid_loss", "loss", -1))  # wha
 def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: str) -> str | None:
     """One line, or None if the fine-tuned network is at least as good, or one of the two is missing.
 
-    The means over all seeds and rounds are compared: first the accuracy, and if it is the same, the loss.
+    The means over all seeds and rounds are compared: first the accuracy of classes, and if it is the same, the loss; else the loss alone.
 
     Args:
         models: as in the result of `dnadiff.downstream.study.run_study`.
@@ -22,7 +22,7 @@ def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: st
     for key, name, sign in _SCORES:
         with_pretraining, without = _mean(models[fine_tuned], key), _mean(models[scratch], key)
         if with_pretraining is None or without is None:
-            return None
+            continue  # of values and several labels, there is no accuracy
         if sign * with_pretraining < sign * without:
             return (
                 f"on validation, the fine-tuned network is worse than the same network from scratch ({name} {with_pretraining:.3f} and "

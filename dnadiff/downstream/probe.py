@@ -1,4 +1,4 @@
-"""Probes of a frozen network: classifiers of scikit-learn on its mean features."""
+"""Probes of a frozen network: models of scikit-learn on its mean features."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import Json
-from dnadiff.downstream.baselines import logistic_regressions, predict_log_proba, select_by_validation
 from dnadiff.downstream.classifier import check_length, is_strand_invariant, pool_features, pooled_width
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.target.estimators import Estimators
 
 if TYPE_CHECKING:
-    from sklearn.base import ClassifierMixin
+    from sklearn.base import BaseEstimator
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ class FrozenModel(TaskModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
     `backbone` returns the network for a seed, another one for each if `random`; `about` identifies it in `describe`. `fit_info` records
-    the validation accuracy of every setting and the chosen one.
+    the validation score of every setting and the chosen one.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class FrozenModel(TaskModel):
         return super().describe() | self.about
 
     @abstractmethod
-    def candidates(self, num_items: int) -> Mapping[str, ClassifierMixin]:
-        """Unfitted models for `num_items` training items by the name of their setting; validation accuracy chooses one."""
+    def candidates(self, num_items: int, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+        """Unfitted models for `num_items` training items by the name of their setting; the validation score chooses one."""
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
@@ -75,10 +75,11 @@ class FrozenModel(TaskModel):
         if self.random:
             self._embeddings.clear()
         train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
-        candidates = self.candidates(len(train))
-        best, self.fit_info = select_by_validation(candidates, train, data.train.labels.numpy(), valid, data.valid.labels.numpy())
-        self.valid_log_probs = predict_log_proba(best, valid, len(data.classes))
-        return predict_log_proba(best, test, len(data.classes))
+        models = data.target.fit(data.train.labels).estimators
+        candidates = self.candidates(len(train), models)
+        best, self.fit_info = models.select(candidates, train, data.train.labels, valid, data.valid.labels)
+        self.valid_predictions = models.predict(best, valid)
+        return models.predict(best, test)
 
     def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Report) -> np.ndarray:
         """As `embed`, with sequences of earlier calls (under another division of the data) taken from memory."""
@@ -91,15 +92,15 @@ class FrozenModel(TaskModel):
 
 
 class LinearProbe(FrozenModel):
-    """Logistic regression on standardized features, with the penalty chosen on the validation items."""
+    """Logistic or ridge regression on standardized features, with the penalty chosen on the validation items."""
 
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
+    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import StandardScaler
 
-        return logistic_regressions(StandardScaler(), self.strengths)
+        return estimators.linear(StandardScaler(), self.strengths)
 
 
 class NearestNeighbors(FrozenModel):
@@ -109,13 +110,12 @@ class NearestNeighbors(FrozenModel):
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override
-    def candidates(self, num_items: int) -> dict[str, ClassifierMixin]:
-        from sklearn.neighbors import KNeighborsClassifier
+    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 
         return {
-            f"{number} neighbours": make_pipeline(StandardScaler(), Normalizer(), KNeighborsClassifier(number))
+            f"{number} neighbours": make_pipeline(StandardScaler(), Normalizer(), estimators.neighbors(number))
             for number in self.numbers
             if number <= num_items
         }

@@ -63,6 +63,11 @@ class PaperSplit(FixedSplit):
 
     @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        if not data.target.published:
+            raise ValueError(
+                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the published protocol of classification tasks; "
+                "set task.protocol to fixed or kfold"
+            )
         official = data.train.concatenate(data.valid, self.pad_id)
         generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
         order = torch.randperm(len(official), generator=generator)
@@ -91,7 +96,7 @@ class KFold(FixedSplit):
         items = self.tested(data)
         if items.groups is None:
             raise ValueError(f"{data.name} has overlapping items and defines its own division; leave task.protocol at fixed")
-        groups, labels = items.groups.numpy(), items.labels.numpy()
+        groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
         fold = clusters.assign_folds(groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
         return [self._round(data, items, groups, torch.from_numpy(fold == number), seed, number) for number in range(self.num_folds)]
 
@@ -105,8 +110,9 @@ class KFold(FixedSplit):
 
 
 def _check_classes(divided: TaskData, seed: int) -> None:
-    present = set(divided.train.labels.tolist())
-    if missing := [name for number, name in enumerate(divided.classes) if number not in present]:
+    strata, names = divided.target.strata(divided.train.labels.numpy())
+    present = set(strata.tolist())
+    if missing := [name for number, name in enumerate(names) if number not in present]:
         raise ValueError(
             f"{divided.name}: the division of seed {seed} leaves no training item of class {missing[0]!r}; add sequences of it, "
             "or leave task.protocol at fixed"

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dnadiff.config import Json, config_dir
+from dnadiff.downstream.metrics import title
 from dnadiff.downstream.protocol import PROTOCOLS
+from dnadiff.downstream.study import primary_metric, shown_metrics
 
-SUITE_HEADER = (
-    *("task", "train", "tested", "chance", "model"),
-    *("accuracy", "95 % interval", "spread", "MCC", "AUROC", "published", "minus published"),
-)
+FIRST_COLUMNS, LAST_COLUMNS = ("task", "train", "tested", "chance", "model"), ("published", "minus published")
 _PUBLISHED_BASELINES = {"CNN": "CNN"}  # name in our study -> name in published.csv
 # class of network, class of objective -> name of the model in published.csv
 _PRETRAINED = {
@@ -86,13 +85,27 @@ def num_training_sequences(result: Mapping[str, Json]) -> int:
     return sum(sum(items[part].values()) for part in parts)
 
 
+def suite_header(studies: Sequence[Mapping[str, Json]]) -> tuple[str, ...]:
+    """The columns of `suite_rows`; those of metrics name the metric of each kind of task."""
+    primary = dict.fromkeys(title(primary_metric(result)) for result in studies)
+    shown = zip(*dict.fromkeys(tuple(map(title, shown_of(result, studies))) for result in studies))
+    metrics = (" / ".join(filter(None, dict.fromkeys(names))) for names in shown)
+    return (*FIRST_COLUMNS, " / ".join(primary), "95 % interval", "spread", *metrics, *LAST_COLUMNS)
+
+
+def shown_of(result: Mapping[str, Json], studies: Sequence[Mapping[str, Json]]) -> list[str]:
+    """The further metrics of a study, filled with empty names to as many as all studies have."""
+    own = shown_metrics(result)
+    return own + [""] * (max(len(shown_metrics(each)) for each in studies) - len(own))
+
+
 def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
-    """One row per task and model, under `SUITE_HEADER`; a published number always with its number of training sequences."""
+    """One row per task and model, under `suite_header`; a published number always with its number of training sequences."""
     rows: list[tuple[str, ...]] = []
     for result in studies:
         task = result["task"]
         for name, m in result["models"].items():
-            known, accuracy = published_counterpart(task["name"], name, result.get("counterpart")), m["accuracy"]
+            known, accuracy = published_counterpart(task["name"], name, result.get("counterpart")), m[primary_metric(result)]
             rows.append(
                 (
                     task["name"],
@@ -103,8 +116,7 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
                     f"{accuracy:.3f}",
                     f"{m['low']:.3f} .. {m['high']:.3f}",
                     f"{max(m['per_seed']) - min(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
-                    f"{m['metrics']['mcc']['value']:.3f}",
-                    f"{m['metrics']['auroc']['value']:.3f}",
+                    *(f"{m['metrics'][metric]['value']:.3f}" if metric else "-" for metric in shown_of(result, studies)),
                     f"{known.model} {known.text} ({known.train:,})" if known else "-",
                     f"{accuracy - known.accuracy:+.3f}" if known else "-",
                 )

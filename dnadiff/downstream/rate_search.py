@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -89,15 +88,15 @@ class Trials:
         self.validation_seconds = 0.0  # of all validation items, from the last trial
 
     def __call__(self, lr: float, steps: int) -> float:
-        """The validation loss after `steps`; infinite if it is not a number."""
+        """The validation loss of the target after `steps`; infinite if it is not a number."""
         module = self.short_run(lr)
         batches = min(module.batches_per_epoch, steps)
         train(module, TrainingPlan(-(-steps // batches), batches), self.trainer, steps)
         self.step_seconds += module.step_seconds[_WARM_UP_STEPS:]
         items, start = _some(module.data.valid, module.seed), time.perf_counter()
-        loss = float(module.validate(items).loss)
+        loss = -module.validate(items).score.negative_loss
         self.validation_seconds = (time.perf_counter() - start) * len(module.data.valid) / len(items)
-        return loss if math.isfinite(loss) else math.inf
+        return loss
 
     @property
     def speed(self) -> Speed:

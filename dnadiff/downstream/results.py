@@ -34,39 +34,40 @@ from dnadiff.data.files import append, atomic_write, write_json
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import METRICS, ScoredPredictions, compute_metrics
+from dnadiff.downstream.metrics import METRICS, metric_values
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
-COLUMNS = ("task", "model", "seed", "protocol", "train", "test", *METRICS, "seconds", "digest", "finished", "host")
+FIRST, LAST = ("task", "model", "seed", "protocol", "train", "test"), ("seconds", "digest", "finished", "host")  # around the metrics
+COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
 
 
 class Computed(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, `TaskModel.fit_info` of each round, and the network of the last round, if there is one.
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info` of each round, and the last round's network.
 
-    `valid_log_probs` are those of the validation items of all rounds, in their order; None for a model that does not have them.
+    `valid_predictions` are those of the validation items of all rounds, in their order; None for a model that does not have them.
     """
 
     log_probs: Tensor
     fit_info: list[dict[str, Json]]
     classifier: SequenceClassifier | None = None
-    valid_log_probs: Tensor | None = None
+    valid_predictions: Tensor | None = None
 
 
 Compute = Callable[[], Computed]
 
 
 class Prediction(NamedTuple):
-    """Log-probabilities (S, C) of the tested items, the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
 
-    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept. `valid_log_probs` as in `Computed`.
+    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept. `valid_predictions` as in `Computed`.
     """
 
     log_probs: Tensor
     seconds: float
     fit_info: list[dict[str, Json]]
     weights: str | None = None
-    valid_log_probs: Tensor | None = None
+    valid_predictions: Tensor | None = None
 
 
 class Job(NamedTuple):
@@ -143,7 +144,7 @@ class ResultsFolder(Results):
         if not path.is_file():
             return None
         prediction, labels = load_prediction(path)
-        if not torch.equal(labels, job.labels):
+        if not np.array_equal(labels, job.labels, equal_nan=True):
             raise ValueError(f"{path} has other items than the task {job.data.name}; remove it, and it is computed again")
         if job.model in self.kept:
             weights = WeightsFile(_weights_path(path), prediction.weights or "")
@@ -154,7 +155,8 @@ class ResultsFolder(Results):
         return prediction
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
-        metrics = compute_metrics(ScoredPredictions(prediction.log_probs.numpy(), job.labels.numpy()))
+        target = job.data.target
+        metrics = metric_values(target.scored(prediction.log_probs.numpy(), job.labels.numpy()), target.metrics)
         row = {
             "task": job.data.name,
             "model": job.model,
@@ -172,7 +174,7 @@ class ResultsFolder(Results):
         }
         with locked(self.folder / ".results.lock"):
             if digest not in listed_digests(self.folder / "results.csv"):
-                append_row(self.folder / "results.csv", row, (*COLUMNS, *self.version, *self.provenance))
+                append_row(self.folder / "results.csv", row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
 
     @override
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
@@ -186,7 +188,7 @@ class ResultsFolder(Results):
 def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
     start = time.monotonic()
     computed = compute()
-    prediction = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info, valid_log_probs=computed.valid_log_probs)
+    prediction = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info, valid_predictions=computed.valid_predictions)
     return prediction, computed.classifier
 
 
@@ -225,8 +227,8 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
 def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]) -> None:
     """Write a prediction atomically."""
     description = json.dumps({**about, "found": prediction.fit_info, "weights_sha256": prediction.weights}, default=str)
-    valid = prediction.valid_log_probs
-    of_valid: dict[str, Json] = {} if valid is None else {"valid_log_probs": valid.numpy()}
+    valid = prediction.valid_predictions
+    of_valid: dict[str, Json] = {} if valid is None else {"valid_predictions": valid.numpy()}
     with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(
             file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description, **of_valid
@@ -239,8 +241,9 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
-    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "i" and labels.shape == log_probs.shape[:1]
-    valid = stored.get("valid_log_probs")
+    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "if"[labels.ndim == 2]
+    fits = fits and labels.shape == log_probs.shape[: labels.ndim]
+    valid = stored.get("valid_predictions")
     fits = fits and (valid is None or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == log_probs.shape[1]))
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
@@ -250,7 +253,7 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
-    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about, *data.target.identity()], sort_keys=True, default=str).encode())
     for items in (data.train, data.valid, data.test):
         for tensor in (items.ids, items.lengths, items.labels, items.groups):
             digest.update(b"none" if tensor is None else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())

@@ -42,7 +42,8 @@ def save_networks(
         networks: the weights by the name of the model and the seed.
     """
     shared = {
-        "classes": data.classes,
+        "classes": list(data.target.names),
+        "target": data.target.fit(data.train.labels).settings(),
         "stranded": data.stranded,
         "layer": config["layer"],
         "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],

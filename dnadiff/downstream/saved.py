@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from dnadiff.downstream.classifier import Classifier
     from dnadiff.downstream.ensemble import ClassifierEnsemble, SeedClassifier
+    from dnadiff.downstream.target.base import TaskTarget
     from dnadiff.downstream.weights import WeightsFile
 
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
 FORMAT = 1
 _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
-_CLASSIFYING = ("predict",)  # commands that take classifiers
+_CLASSIFYING = ("predict", "variants")  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
 _SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
@@ -127,7 +128,7 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     described = [_read(folder / DESCRIPTION) for folder in folders]
     first = described[0]
     for folder, about in zip(folders, described):
-        if different := [key for key in _SHARED if about[key] != first[key]]:
+        if different := [key for key in (*_SHARED, "target") if about.get(key) != first.get(key)]:
             raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
     present = [about["seed"] for about in described]
     if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
@@ -141,7 +142,9 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
         members = [_member(folder, about, tokenizer, (PACKAGE, *trust)) for folder, about in zip(folders, described)]
         task, batch_size = first["task"], int(first["batch_size"])
         name, longest = str(task["name"]), int(task["longest"])
-        return ClassifierEnsemble(first["classes"], members, tokenizer, folders[0].parent, name, longest, batch_size, device)
+        return ClassifierEnsemble(
+            _target(first, (PACKAGE, *trust)), members, tokenizer, folders[0].parent, name, longest, batch_size, device
+        )
     except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:  # values that `finetune` does not write
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}") from error
@@ -202,6 +205,18 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
     inputs = HeadInputs.of(**about.get("inputs", {}))
     longest, outputs = int(about["task"]["longest"]), len(about["classes"])
     return build_classifier(backbone, head if "_target_" in head else MEAN_HEAD, inputs, outputs, longest, bool(about["stranded"]), trust)
+
+
+def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
+    from dnadiff.downstream.target.base import TaskTarget
+    from dnadiff.downstream.target.classes import ClassTarget
+
+    if "target" not in about:
+        return ClassTarget(about["classes"])  # of a version that had only these
+    target = build(about["target"], trust=trust)
+    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
+        raise ValueError(f"its target is {target!r}, which does not predict {', '.join(map(str, about['classes']))}; {_REMEDY}")
+    return target
 
 
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.downstream.table import ENDINGS, read_rows
+from dnadiff.downstream.table import ENDINGS, label_keys, read_rows
+from dnadiff.downstream.target.base import Label, TaskTarget
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -43,64 +44,75 @@ class LengthLimits:
                 f"{got}, more than the {self.maximum:,} that this network accepts; set window={self.maximum} or less to cut it into windows"
             )
 
+    def check_window(self, window: int) -> None:
+        """Raise ValueError if windows of so many bases cannot be classified."""
+        if self.fixed is not None and window != self.fixed:
+            raise ValueError(
+                f"window {window} does not fit the {self.head} of this classifier, which accepts only {self.fixed}; set it to that"
+            )
+        if self.maximum is not None and window > self.maximum:
+            raise ValueError(f"window {window} is more than the {self.maximum} bases that this network accepts; set it to that or less")
+
 
 class Query(NamedTuple):
     """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record `name`.
 
-    `ids (L,)` are its tokens, `label` is the number of its class or `UNLABELED`.
+    `ids (L,)` are its tokens, `label` is the number of its class or its values, or `UNLABELED`.
     """
 
     name: str
     start: int
     end: int
     ids: np.ndarray
-    label: int = UNLABELED
+    label: Label = UNLABELED
 
     @classmethod
-    def whole(cls, name: str, ids: np.ndarray, label: int = UNLABELED) -> Query:
+    def whole(cls, name: str, ids: np.ndarray, label: Label = UNLABELED) -> Query:
         """A complete record."""
         return cls(name, 0, len(ids), ids, label)
 
 
 class LabeledRow(NamedTuple):
-    """A sequence in a file: `where` is its place for messages, `label` the name of its class, or None."""
+    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or None."""
 
     where: str
     name: str
     letters: str | bytes
-    label: str | None = None
+    label: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no classes."""
+    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no labels."""
 
     sequence: str = "sequence"
     name: str | None = None
-    label: str | None = None
+    label: Sequence[str] | None = None
 
 
 def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     """The records of a FASTA file; ValueError if a column is named."""
     for name, value in vars(columns).items():
         if value != vars(Columns())[name]:
-            raise ValueError(f"{name}_column={value} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
+            given = value if isinstance(value, str) else ", ".join(value)
+            raise ValueError(f"{name}_column={given} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
     for record in iter_fasta(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 
-def table_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
-    """The rows of a table; see `dnadiff.downstream.table.read_rows`."""
-    keys = {"sequence_column": columns.sequence, "name_column": columns.name, "label_column": columns.label}
+def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
+    """The rows of a table, see `dnadiff.downstream.table.read_rows`; with `empty_labels`, cells of labels may be empty."""
+    labels = {} if columns.label is None else label_keys("label_column", columns.label)
+    keys = {"sequence_column": columns.sequence, "name_column": columns.name, **labels}
     wanted = {key: name for key, name in keys.items() if name is not None}
     number = 0
     for number, cells in read_rows(path, wanted):
         found = dict(zip(wanted, cells))
         where = f"{path}: line {number}"
         for key, column in wanted.items():
-            if not found[key]:
+            if not found[key] and not (empty_labels and key in labels):
                 raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
-        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], found.get("label_column"))
+        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], [found[key] for key in labels] or None)
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")
 
@@ -112,7 +124,7 @@ class SequenceFile:
     Args:
         path: FASTA or a table (by its ending), plain or gzip.
         encode: see `ClassifierEnsemble.encode`.
-        classes: that labels may name.
+        target: what labels are.
         window: bases of a window; None predicts complete records.
         stride: bases between the starts of windows; None: windows do not overlap.
         limits: on the length of a query.
@@ -123,27 +135,24 @@ class SequenceFile:
 
     path: str
     encode: Encode
-    classes: Sequence[str]
+    target: TaskTarget
     columns: Columns = Columns()
     window: int | None = None
     stride: int | None = None
     limits: LengthLimits = LengthLimits()
 
     def __iter__(self) -> Iterator[Query]:
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        read = table_rows if self.path.endswith(ENDINGS) else fasta_rows
-        for row in read(self.path, self.columns):
+        for row in self._rows():
             ids = self.encode(row.where, row.letters)
-            label = UNLABELED if row.label is None else numbers.get(row.label, UNLABELED)
-            if row.label is not None and label == UNLABELED:
-                known = ", ".join(map(repr, self.classes))
-                raise ValueError(
-                    f"{row.where} has {row.label!r} in column {self.columns.label!r}, and the classes of this model are {known}; "
-                    "correct it, set label_column to another column, or leave label_column out"
-                )
+            label = UNLABELED if row.label is None else self.target.parse(row.label, row.where, self.columns.label or ())
             for start, end in window_bounds(len(ids), self.window, self.stride):
                 self.limits.check(row.where, len(ids), end - start)
                 yield Query(row.name, start, end, ids[start:end], label)
+
+    def _rows(self) -> Iterator[LabeledRow]:
+        if self.path.endswith(ENDINGS):
+            return table_rows(self.path, self.columns, self.target.can_be_missing)
+        return fasta_rows(self.path, self.columns)
 
 
 def window_bounds(length: int, window: int | None, stride: int | None = None) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ Models implement `model.TaskModel`. The `protocol` decides which items they trai
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,15 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.bootstrap import ConfidenceInterval, verdict
+from dnadiff.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.config import Json
 from dnadiff.downstream.combine import Combination
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.metrics import ScoredPredictions, bootstrap_weights, confusion_matrix, roc_curves, sign_flip_test, summarize
+from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics, title
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import Computed, Job, Prediction, Results
+from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.target.classes import ClassTarget
 
+log = logging.getLogger("dnadiff")
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
 
 
@@ -61,9 +65,13 @@ def run_study(
         "tested": len(tested),
         "stranded": data.stranded,
         "protocol": protocol.name,
-        "chance": float(np.bincount(tested.labels.numpy()).max() / len(tested)),
+        "chance": data.target.chance(tested.labels.numpy()),
+        "metric": data.target.primary,
+        "shown": list(data.target.shown),
+        "target": data.target.summary,
+        "p_value_test": data.target.p_value_test,
     }
-    compared = compare(predictions, tested, pairs, subsets)
+    compared = compare(predictions, tested, pairs, subsets, data.target)
     return {"task": task, **compared, "notes": data.notes, "seconds": round(time.monotonic() - start, 1)}
 
 
@@ -72,26 +80,38 @@ def compare(
     tested: Items,
     pairs: Sequence[tuple[str, str]] = (),
     subsets: Mapping[str, np.ndarray] | None = None,
+    target: TaskTarget | None = None,
 ) -> dict[str, Json]:
     """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
 
-    `subsets` are masks (S,) bool by name; the accuracy on each subset is reported too.
+    `subsets` are masks (S,) bool by name; the primary metric on each subset is reported too. `target` None is classes.
     """
-    labels, groups = tested.labels.numpy(), None if tested.groups is None else tested.groups.numpy()
-    reports, correct = {}, {}
+    target = ClassTarget() if target is None else target
+    labels, groups = tested.labels.numpy(), resampled_groups(tested)
+    reports, scored = {}, {}
     for name, runs in predictions.items():
-        scored = [ScoredPredictions(run.log_probs.numpy(), labels) for run in runs]
-        correct[name] = np.stack([run.predicted == labels for run in scored])
+        scored[name] = [target.scored(run.log_probs.numpy(), labels) for run in runs]
         reports[name] = {
-            **_accuracy(correct[name], groups),
-            "metrics": summarize(scored, groups=groups),
-            "confusion": confusion_matrix(scored),
-            "roc": roc_curves(scored[0]),
+            **_primary(target, scored[name], groups),
+            "metrics": summarize_metrics(scored[name], target.metrics, groups=groups),
+            **target.details(scored[name]),
             "seconds": round(sum(run.seconds for run in runs), 1),
             "found": [run.fit_info for run in runs],
-            "subsets": {subset: _subset(correct[name], mask, groups) for subset, mask in (subsets or {}).items()},
+            "subsets": {subset: _subset(target, runs, labels, mask, groups) for subset, mask in (subsets or {}).items()},
         }
-    return {"models": reports, "differences": [_difference(a, b, correct, groups) for a, b in pairs]}
+    return {"models": reports, "differences": [_difference(target, a, b, scored, groups) for a, b in pairs]}
+
+
+def resampled_groups(tested: Items) -> np.ndarray | None:
+    """The groups of items that a bootstrap draws together; None draws single items, also where there are too few groups to draw from."""
+    if tested.groups is None:
+        return None
+    groups = tested.groups.numpy()
+    count = len(np.unique(groups))
+    if count < MIN_BLOCKS < len(groups):
+        log.warning(f"the tested items are of {count} groups, too few to resample: intervals are over items of these groups")
+        return None
+    return groups
 
 
 def _predictions(
@@ -129,67 +149,54 @@ def _predictions(
 def predict_rounds(data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit, labels: Tensor) -> Computed:
     """What the model computes in all rounds of one seed, without its network."""
     valid: list[Tensor | None] = []
-    result, fit_info = torch.full((len(labels), len(data.classes)), float("nan"), dtype=torch.float64), []
+    result, fit_info = torch.full((len(labels), data.target.num_outputs), float("nan"), dtype=torch.float64), []
     for one in protocol.rounds(data, seed):
         result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
         fit_info.append(dict(model.fit_info))
-        valid.append(model.valid_log_probs)
+        valid.append(model.valid_predictions)
     known = [one for one in valid if one is not None]
-    return Computed(result, fit_info, valid_log_probs=torch.cat(known) if len(known) == len(valid) else None)
+    return Computed(result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None)
 
 
-def accuracy_interval(
-    correct: np.ndarray, baseline: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0, groups: np.ndarray | None = None
-) -> ConfidenceInterval:
-    """Mean accuracy, or the difference of two, with its 95 % bootstrap interval over test items and seeds.
-
-    Each replicate draws the test items with replacement, the same for both models, and each model's seeds with replacement.
-
-    Args:
-        correct: (R, S) of 0 and 1: whether item s was classified correctly with seed r.
-        baseline: (R', S) of another model on the same items, whose accuracy is subtracted.
-        groups: (S,) group numbers; the items of a group are drawn together. None: single items.
-    """
-    models = [correct] if baseline is None else [correct, baseline]
-    accuracies: list[list[np.ndarray]] = [[] for _ in models]
-    for weights in bootstrap_weights(correct.shape[1], num_resamples, seed, groups):
-        for of_model, rows in zip(accuracies, models):
-            of_model.append(weights @ rows.T.astype(float) / weights.sum(1, keepdims=True))
-    random = np.random.default_rng([seed, 1])
-
-    def replicate_means(number: int) -> np.ndarray:
-        count = len(models[number])
-        seeds = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count  # (W, R)
-        # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their deviation from equal weights.
-        seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
-        return (np.concatenate(accuracies[number]) * seeds).sum(1)
-
-    value, replicates = correct.mean(), replicate_means(0)
-    if baseline is not None:
-        value, replicates = value - baseline.mean(), replicates - replicate_means(1)
-    low, high = np.quantile(replicates, [0.025, 0.975])
-    return ConfidenceInterval(float(value), float(replicates.std(ddof=1)), float(low), float(high))
+def _primary(target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None) -> dict[str, Json]:
+    """The metric that models are compared by, with its interval and its value for each run."""
+    interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
+    each = [metric_values(run, {target.primary: metric})[target.primary] for run in runs]
+    return {target.primary: interval.value, "low": interval.low, "high": interval.high, "per_seed": each}
 
 
-def _accuracy(correct: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
-    interval = accuracy_interval(correct, groups=groups)
-    # The scaling over seeds may put a replicate outside of [0, 1].
-    low, high = max(interval.low, 0.0), min(interval.high, 1.0)
-    return {"accuracy": interval.value, "low": low, "high": high, "per_seed": correct.mean(1).tolist()}
+def _subset(
+    target: TaskTarget, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None
+) -> dict[str, Json]:
+    size, chosen = int(mask.sum()), None if groups is None else groups[mask]
+    scored = [target.scored(run.log_probs.numpy()[mask], labels[mask]) for run in runs] if size else []
+    found = _primary(target, scored, chosen) if size else {}
+    return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
 
 
-def _subset(correct: np.ndarray, mask: np.ndarray, groups: np.ndarray | None) -> dict[str, Json]:
-    size = int(mask.sum())
-    found = _accuracy(correct[:, mask], None if groups is None else groups[mask]) if size else {}
-    return {"items": size, **{key: found.get(key) for key in ("accuracy", "low", "high")}}
-
-
-def _difference(a: str, b: str, correct: Mapping[str, np.ndarray], groups: np.ndarray | None) -> dict[str, Json]:
-    interval = accuracy_interval(correct[a], correct[b], groups=groups)
+def _difference(
+    target: TaskTarget, a: str, b: str, scored: Mapping[str, Sequence[ScoredRun]], groups: np.ndarray | None
+) -> dict[str, Json]:
+    interval = target.interval(scored[a], scored[b], groups=groups)
     conclusion = verdict(interval.low, interval.high, above="better", below="worse")
-    p_value = sign_flip_test(correct[a], correct[b], groups=groups)
+    p_value = target.p_value(scored[a], scored[b], groups=groups)
     ends = {"low": interval.low, "high": interval.high}
     return {"a": a, "b": b, "difference": interval.value, **ends, "verdict": conclusion, "p_value": p_value}
+
+
+def primary_metric(result: Mapping[str, Json]) -> str:
+    """The metric that a study compares models by; accuracy in the results of earlier versions."""
+    return result["task"].get("metric", ClassTarget.primary)
+
+
+def shown_metrics(result: Mapping[str, Json]) -> list[str]:
+    """Further metrics in the tables of a study."""
+    return list(result["task"].get("shown", ClassTarget.shown))
+
+
+def header(result: Mapping[str, Json]) -> tuple[str, ...]:
+    """The names of the columns of the first table of `table_rows`."""
+    return ("model", title(primary_metric(result)), "95 % interval", "over seeds", *map(title, shown_metrics(result)), "sequences/s")
 
 
 def training_speed(model: Mapping[str, Json]) -> float | None:
@@ -199,15 +206,14 @@ def training_speed(model: Mapping[str, Json]) -> float | None:
 
 
 def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """The rows of the two tables of a study as text: models, and differences."""
+    """The rows of the two tables of a study as text: models (under `header`), and differences."""
     models: list[tuple[str, ...]] = [
         (
             name,
-            f"{m['accuracy']:.3f}",
+            f"{m[primary_metric(result)]:.3f}",
             f"{m['low']:.3f} .. {m['high']:.3f}",
             f"{min(m['per_seed']):.3f} .. {max(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
-            f"{m['metrics']['mcc']['value']:.3f}",
-            f"{m['metrics']['auroc']['value']:.3f}",
+            *(f"{m['metrics'][name]['value']:.3f}" for name in shown_metrics(result)),
             f"{speed:,.0f}" if (speed := training_speed(m)) else "-",
         )
         for name, m in result["models"].items()
@@ -220,8 +226,9 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
 
 
 def subset_rows(result: Mapping[str, Json]) -> list[tuple[str, ...]]:
-    """The accuracy of each model on each subset of the items, with the number of items, as text."""
+    """The primary metric of each model on each subset of the items, with the number of items, as text."""
+    metric = primary_metric(result)
     return [
-        (name, *(f"{one['accuracy']:.3f} ({one['items']:,})" if one["items"] else "- (0)" for one in m["subsets"].values()))
+        (name, *(f"{one[metric]:.3f} ({one['items']:,})" if one["items"] else "- (0)" for one in m["subsets"].values()))
         for name, m in result["models"].items()
     ]

@@ -31,12 +31,23 @@ from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.rate_search import NEW_RATES, PRETRAINED_RATES
 from dnadiff.downstream.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
 from dnadiff.downstream.results import weights_digest
+from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.draws import hash64
 
 Rates: TypeAlias = float | tuple[float, ...]
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
 PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
 log = logging.getLogger("dnadiff")
+
+
+def row_name(name: str, data: TaskData) -> str:
+    """The name of a model in the study of a task: of logistic regressions, the estimator that the target of the task uses."""
+    return name.replace(ClassEstimators.linear_name, data.target.estimators.linear_name)
+
+
+def kmer_row(k: int, data: TaskData) -> str:
+    """The name of the linear model on k-mers."""
+    return row_name(f"{k}-mer {ClassEstimators.linear_name}", data)
 
 
 def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit, device: str) -> dict[str, TaskModel]:
@@ -63,19 +74,19 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         about["strands"] = "merged unless stranded"
     about_untrained = {"untrained": loaded.config["backbone"], **about}
     about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    models: dict[str, TaskModel] = {kmer_baseline(config): KmerLogistic(tokenizer, config["kmer"])}
+    models: dict[str, TaskModel] = {kmer_row(config["kmer"], data): KmerLogistic(tokenizer, config["kmer"])}
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
         built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
-        models.setdefault(name, built)
+        models.setdefault(row_name(name, data), built)
     if config["neighbours"]:
         models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)
     if config["probe"]:
-        models[PROBE] = LinearProbe(trained, about=about_trained, device=device)
-        models[RANDOM_PROBE] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
+        models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
+        models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
         only_new = frozen.backbone or adapter is not None
@@ -93,7 +104,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     return models
 
 
-def combinations(config: Config, models: Mapping[str, TaskModel]) -> list[Combination]:
+def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData) -> list[Combination]:
     """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
     if FINE_TUNED not in models:
         return []
@@ -101,23 +112,19 @@ def combinations(config: Config, models: Mapping[str, TaskModel]) -> list[Combin
     if config["average"] and config["seeds"] > 1:
         found.append(SeedAverage(FINE_TUNED, config["seeds"]))
     if config["stack"]:
-        found.append(Stack(FINE_TUNED, kmer_baseline(config), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
+        found.append(Stack(FINE_TUNED, kmer_row(config["kmer"], data), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
     return found
 
 
-def compared_pairs(config: Config, models: Mapping[str, TaskModel]) -> list[tuple[str, str]]:
+def compared_pairs(config: Config, models: Mapping[str, TaskModel], data: TaskData) -> list[tuple[str, str]]:
     """The pairs of rows whose difference is reported."""
-    baseline = kmer_baseline(config)
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (PROBE, RANDOM_PROBE), (PROBE, baseline), (FINE_TUNED, "CNN")]
+    baseline, probe, random = kmer_row(config["kmer"], data), row_name(PROBE, data), row_name(RANDOM_PROBE, data)
+    combined = [one.name for one in combinations(config, models, data)]
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline), (FINE_TUNED, "CNN")]
     pairs += [(FINE_TUNED, SAME_HEAD)]
-    pairs += [(one.name, other) for one in combinations(config, models) for other in (FINE_TUNED, baseline)]
-    known = {*models, *(one.name for one in combinations(config, models))}
+    pairs += [(name, other) for name in combined for other in (FINE_TUNED, baseline)]
+    known = {*models, *combined}
     return [pair for pair in pairs if known.issuperset(pair)]
-
-
-def kmer_baseline(config: Config) -> str:
-    """The name of the logistic regression on k-mers."""
-    return f"{config['kmer']}-mer logistic regression"
 
 
 def _fine_tuned(

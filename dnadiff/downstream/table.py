@@ -15,6 +15,7 @@ from dnadiff.data.files import open_text, resolve
 from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask, LabeledTaskSettings
+from dnadiff.downstream.target.base import SEPARATOR
 
 PARQUET = ".parquet"
 ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
@@ -35,7 +36,7 @@ class CsvTask(LabeledTask):
         self,
         path: str,
         sequence_column: str = "sequence",
-        label_column: str = "label",
+        label_column: str | list[str] = "label",
         split_column: str | None = None,
         delimiter: str | None = None,
         name: str | None = None,
@@ -45,14 +46,14 @@ class CsvTask(LabeledTask):
             raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
         self.path, self.delimiter = str(path), delimiter
         self.sequence_column = checks.name("task.sequence_column", sequence_column)
-        self.label_column = checks.name("task.label_column", label_column)
+        self.label_columns = [checks.name("task.label_column", name) for name in as_names(label_column)]
         self.split_column = None if split_column is None else checks.name("task.split_column", split_column)
         bare = Path(self.path).name.removesuffix(".gz")
-        super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
+        super().__init__(name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings)
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        label_source = f"column {self.label_column!r}"
+        label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(map(repr, self.label_columns))
         if not checks.expand_user(self.path).is_dir():
             split_source = f"column {self.split_column!r}" if self.split_column else "the split"
             found = LabeledSequences(self.path, divided=self.split_column is not None, label_source=label_source, split_source=split_source)
@@ -70,19 +71,33 @@ class CsvTask(LabeledTask):
         return [resolve(self.path)]
 
     def _add_rows(self, path: str, part: str, split_column: str | None, found: LabeledSequences, tokenizer: DNATokenizer) -> None:
-        columns = {"task.sequence_column": self.sequence_column, "task.label_column": self.label_column}
+        columns = {"task.sequence_column": self.sequence_column}
         columns |= {"task.split_column": split_column} if split_column is not None else {}
+        first, labels = len(columns), label_keys("task.label_column", self.label_columns)
+        columns |= labels
         number = 0
         for number, cells in read_rows(path, columns, self.delimiter):
             where = f"{path}: line {number}"
-            for cell, name in zip(cells, columns.values()):
-                if not cell:
+            for cell, (key, name) in zip(cells, columns.items()):
+                if not cell and not (key in labels and self.target.can_be_missing):
                     raise ValueError(f"{where} has nothing in column {name!r}; complete the row or remove it")
-            if split_column is not None and cells[2].lower() not in PART_NAMES:
-                raise ValueError(f"{where} has {cells[2]!r} in column {split_column!r}; expected train, valid or test")
-            found.add(tokenizer, cells[0], cells[1], PART_NAMES[cells[2].lower()] if split_column else part, where)
+            if split_column is not None and cells[1].lower() not in PART_NAMES:
+                raise ValueError(f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid or test")
+            self.target.check(cells[first:], where)
+            label = SEPARATOR.join(cells[first:])
+            found.add(tokenizer, cells[0], label, PART_NAMES[cells[1].lower()] if split_column else part, where)
         if number == 0:
             raise ValueError(f"{path} has a header and no rows; add some")
+
+
+def as_names(columns: str | Sequence[str]) -> list[str]:
+    """One name or several as a list."""
+    return [columns] if isinstance(columns, str) or not isinstance(columns, Sequence) else list(columns)
+
+
+def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
+    """The label columns by their keys in the configuration, for messages."""
+    return {key: columns[0]} if len(columns) == 1 else {f"{key}[{number}]": name for number, name in enumerate(columns)}
 
 
 def find_tables(folder: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Panels of a classification study: accuracies with published ones, ROC curves, confusion matrices."""
+"""Panels of a downstream study: metrics with published ones, ROC curves, confusion matrices, predicted against measured values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from dnadiff.checks import is_number
 from dnadiff.downstream.published_results import PublishedResult, num_training_sequences
 from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
-from dnadiff.report.results import Results
+from dnadiff.report.results import Results, metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,28 +21,39 @@ NETWORKS = ("fine-tuned", "scratch")
 
 
 def in_order(result: Results) -> list[str]:
-    """The names of the models: fully trained networks first, then the others by decreasing accuracy."""
-    models = result["models"]
+    """The names of the models: fully trained networks first, then the others by decreasing accuracy, or the metric of the task."""
+    models, metric = result["models"], metric_of(result).name
     first = [name for name in NETWORKS if name in models]
-    return first + sorted((name for name in models if name not in first), key=lambda name: -models[name]["accuracy"])
+    return first + sorted((name for name in models if name not in first), key=lambda name: -models[name][metric])
 
 
 def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
-    """Accuracy of each model with its 95 % interval; below, in gray, published ones with their number of training sequences."""
-    models, names = result["models"], in_order(result)
+    """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray, published accuracies."""
+    models, names, metric = result["models"], in_order(result), metric_of(result)
     for row, name in enumerate(names):
         one = models[name]
-        axes.barh(row, 100 * one["accuracy"], height=0.62, color=MODEL if name in NETWORKS else OTHER, alpha=0.85, lw=0)
+        axes.barh(row, metric.factor * one[metric.name], height=0.62, color=MODEL if name in NETWORKS else OTHER, alpha=0.85, lw=0)
         if is_number(one.get("low")) and is_number(one.get("high")):
-            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=REAL, lw=1.6)
+            axes.plot([metric.factor * one[end] for end in ("low", "high")], [row, row], color=REAL, lw=1.6)
     for row, known in enumerate(published, len(names)):
         axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
     labels = names + [f"{known.model}, published ({known.train:,})" for known in published]
-    values = [f"{100 * models[name]['accuracy']:.1f}" for name in names]
+    values = [metric.form.format(metric.factor * models[name][metric.name]) for name in names]
     values += [f"{100 * known.accuracy:.1f}" + ("" if known.spread is None else f" ± {100 * known.spread:.1f}") for known in published]
     label_rows(axes, labels, values, width=30)
-    axes.axvline(100 * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
-    axes.set(title=f"Trained on {num_training_sequences(result):,} sequences", xlabel="test accuracy, % (dotted: chance)", xlim=(0, 100))
+    axes.axvline(metric.factor * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
+    lowest = min(0.0, *(metric.factor * models[name][metric.name] for name in names)) * 1.1
+    title = f"Trained on {num_training_sequences(result):,} sequences"
+    axes.set(title=title, xlabel=f"{metric.axis} (dotted: chance)", xlim=(lowest, metric.factor))
+
+
+def scatter(axes: Axes, result: Results, name: str, target: str) -> None:
+    """Predicted against measured values of the test items, first seed, with the diagonal."""
+    points = result["models"][name]["scatter"][target]
+    axes.plot(points["measured"], points["predicted"], "o", color=MODEL, ms=2.5, alpha=0.35, mew=0)
+    ends = [min(points["measured"]), max(points["measured"])]
+    axes.plot(ends, ends, color=REAL, lw=1, ls=(0, (1, 1.5)))
+    axes.set(title=name, xlabel=f"measured {target}", ylabel="predicted")
 
 
 def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:

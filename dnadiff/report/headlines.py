@@ -12,7 +12,17 @@ from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.metrics.composition import Composition, Distance
-from dnadiff.report.results import BIT, GROUPS, Results, RunResults, chance_level, markov_models, percent, shown_groups
+from dnadiff.report.results import (
+    BIT,
+    GROUPS,
+    ReportedMetric,
+    Results,
+    RunResults,
+    chance_level,
+    markov_models,
+    metric_of,
+    shown_groups,
+)
 
 _KMERS = "Total variation distance of the frequencies, 0 to 1."
 _GC = "Mean shift of the distribution, in percentage points."
@@ -39,7 +49,7 @@ def headlines(results: RunResults) -> list[Headline]:
         rows.append(_distance("GC content, distance from the genome", composition.gc_distance, "{:.2f} points", 100, _GC))
     if finetune:
         rows += [_accuracy(name, result, finetune) for name, result in finetune["models"].items()]
-        rows += [_difference(difference) for difference in finetune.get("differences") or ()]
+        rows += [_difference(difference, metric_of(finetune)) for difference in finetune.get("differences") or ()]
     return rows
 
 
@@ -128,24 +138,28 @@ def _composition_sentence(composition: Composition) -> str:
 def _accuracy(name: str, result: Results, finetune: Results) -> Headline:
     chance, low, high = chance_level(finetune), result.get("low"), result.get("high")
     seeds = [seed for seed in result.get("per_seed") or () if is_number(seed)]
-    reading = "Test windows classified correctly, in %" + (f", over {len(seeds)} seeds." if len(seeds) > 1 else ".")
+    metric = metric_of(finetune)
+    reading = (f"{metric.title} on the test windows" if not metric.unit else "Test windows classified correctly, in %") + (
+        f", over {len(seeds)} seeds." if len(seeds) > 1 else "."
+    )
     if chance is not None and low is not None and high is not None and is_number(low) and is_number(high):
         said = verdict(low - chance, high - chance, "Above chance", "Below chance", "Not distinguishable from chance")
         reading += f" {said} ({100 * chance:.3g})."
-    form = "{:.1f}"
-    return Headline(f"Accuracy, {name}", number(percent(result["accuracy"]), form), interval(percent(low), percent(high), form), reading)
+    value, low, high = (metric.scaled(each) for each in (result[metric.name], low, high))
+    return Headline(f"{metric.title}, {name}", number(value, metric.form), interval(low, high, metric.form), reading)
 
 
-def _difference(difference: Results) -> Headline:
-    low, high, form = difference.get("low"), difference.get("high"), "{:+.1f}"
+def _difference(difference: Results, metric: ReportedMetric) -> Headline:
+    low, high, form = difference.get("low"), difference.get("high"), metric.signed
     better, worse, neither = (
         "Better: the interval is above 0.",
         "Worse: the interval is below 0.",
         "Not distinguishable: the interval contains 0.",
     )
     said = verdict(low, high, better, worse, neither)
-    name = f"{difference['a']} minus {difference['b']}, points"
-    return Headline(name, number(percent(difference["difference"]), form), interval(percent(low), percent(high), form), said)
+    name = f"{difference['a']} minus {difference['b']}, {'points' if metric.unit else metric.title}"
+    value, low, high = (metric.scaled(each) for each in (difference["difference"], low, high))
+    return Headline(name, number(value, form), interval(low, high, form), said)
 
 
 def _accuracy_verdicts(finetune: Results) -> list[str]:

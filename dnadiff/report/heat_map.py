@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+log = logging.getLogger("dnadiff")
 ROWS = ("A", "C", "G", "T", "-")
 LINE = 60  # positions in a line of a picture
 LARGEST = 1200  # positions in a picture
@@ -164,6 +166,17 @@ def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, 
         sections.append(section(each.name, picture(figure, f"region{number}", f"heat map of {each.name}", caption)))
     write(page, "Saturation mutagenesis", sections)
     return [*written, page]
+
+
+def draw_regions(page: Path, regions: Sequence[Region], read: Callable[[], Iterable[Result]], about: Mapping[str, object]) -> None:
+    """Write the page with the heat maps of the first regions that are not too long; `read` returns the alleles of the output file."""
+    chosen = drawn(regions)
+    if left_out := len(regions) - len(chosen):
+        limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
+        about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
+        log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
+    if chosen:
+        print(f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(read(), chosen), about)))}")
 
 
 def _mean(saturated: Saturated) -> str:

@@ -12,7 +12,7 @@ from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.metrics.composition import Composition
 from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
-from dnadiff.report.results import BIT, GROUPS, Columns, Results, chance_level, markov_models, percent, progress, short_count, smoothed
+from dnadiff.report.results import BIT, GROUPS, Columns, Results, chance_level, markov_models, metric_of, progress, short_count, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,27 +138,30 @@ def mutual_information(axes: Axes, quality: SampleQuality) -> None:
 
 
 def accuracies(axes: Axes, finetune: Results) -> None:
-    """Test accuracy of each classifier with its 95 % interval; small dots are seeds, the dotted line is chance."""
-    models = finetune["models"]
+    """Accuracy (or the metric of the task) of each model with its 95 % interval; small dots are seeds, the dotted line is chance."""
+    models, metric = finetune["models"], metric_of(finetune)
     for row, result in enumerate(models.values()):
         color = MODEL if row == 0 else REAL
-        seeds = [100 * seed for seed in result.get("per_seed") or () if is_number(seed)]
+        seeds = [metric.factor * seed for seed in result.get("per_seed") or () if is_number(seed)]
         axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
         if is_number(result.get("low")) and is_number(result.get("high")):
-            axes.plot([100 * result["low"], 100 * result["high"]], [row, row], color=color, lw=2)
-        axes.plot(100 * result["accuracy"], row, "o", color=color, ms=6)
-    label_rows(axes, list(models), [f"{100 * result['accuracy']:.1f}" for result in models.values()])
+            axes.plot([metric.factor * result[end] for end in ("low", "high")], [row, row], color=color, lw=2)
+        axes.plot(metric.factor * result[metric.name], row, "o", color=color, ms=6)
+    label_rows(axes, list(models), [metric.form.format(metric.factor * result[metric.name]) for result in models.values()])
     chance = chance_level(finetune)
     if chance is not None:
         axes.axvline(100 * chance, color=REAL, lw=1, ls=(0, (1, 1.5)))
-    axes.set(title="Accuracy", xlabel="test accuracy, %" + (" (dotted: chance)" if chance else ""))
+    axes.set(title=metric.title, xlabel=metric.axis + (" (dotted: chance)" if chance else ""))
 
 
 def accuracy_differences(axes: Axes, finetune: Results) -> None:
-    """Paired differences of accuracy in percentage points, with 95 % intervals."""
-    rows = [(f"{d['a']}\n− {d['b']}", *(percent(d.get(key)) for key in ("difference", "low", "high"))) for d in finetune["differences"]]
-    _forest(axes, rows, "{:+.1f}", better=1)
-    axes.set(title="Paired differences", xlabel="percentage points (above 0: first is better)")
+    """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 % intervals."""
+    metric = metric_of(finetune)
+    rows = [
+        (f"{d['a']}\n− {d['b']}", *(metric.scaled(d.get(key)) for key in ("difference", "low", "high"))) for d in finetune["differences"]
+    ]
+    _forest(axes, rows, metric.signed, better=1)
+    axes.set(title="Paired differences", xlabel=f"{'percentage points' if metric.unit else metric.title} (above 0: first is better)")
 
 
 def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:

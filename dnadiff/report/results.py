@@ -7,12 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.data.csv_file import number_in, read_csv
+from dnadiff.downstream.metrics import title
 from dnadiff.metrics.composition import Composition, compare
 
 BIT = math.log(2)  # nats
@@ -92,16 +94,46 @@ def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
     return [m for m in models if is_number(m["groups"].get(group, {}).get("bits"))]
 
 
+class ReportedMetric(NamedTuple):
+    """The metric that a study compares models by, as reports show it: its values times `factor`, in the format `form`."""
+
+    name: str
+    title: str
+    factor: float = 1.0
+    unit: str = ""
+    form: str = "{:.3f}"
+
+    @property
+    def signed(self) -> str:
+        """The format of a difference."""
+        return self.form.replace(":", ":+")
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"test {self.title if self.unit == '' else self.name}{self.unit}"
+
+    def scaled(self, value: Json) -> float | None:
+        """A value as it is shown; None if it is not a number."""
+        return self.factor * value if is_number(value) else None
+
+
+ACCURACY = ReportedMetric("accuracy", "Accuracy", 100, ", %", "{:.1f}")
+
+
+def metric_of(finetune: Results) -> ReportedMetric:
+    """The metric of a study; accuracy in the results of earlier versions."""
+    name = (finetune.get("task") or {}).get("metric", ACCURACY.name)
+    return ACCURACY if name == ACCURACY.name else ReportedMetric(name, title(name))
+
+
 def chance_level(finetune: Results) -> float | None:
-    """One over the number of classes, if the task has it (`classes`: a number or their names)."""
+    """One over the number of classes, if the task has it (`classes`: a number or their names); of other tasks than classification, none."""
+    if metric_of(finetune) is not ACCURACY:
+        return None
     classes = (finetune.get("task") or {}).get("classes")
     number = classes if is_number(classes) else len(classes or ())
     return 1 / number if number else None
-
-
-def percent(value: Json) -> float | None:
-    """A fraction in percent; None if it is not a number."""
-    return 100 * value if is_number(value) else None
 
 
 def progress(metrics: Columns) -> tuple[np.ndarray, str]:

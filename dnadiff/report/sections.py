@@ -16,7 +16,20 @@ from dnadiff.report import panels
 from dnadiff.report.figures import group_panels, panel
 from dnadiff.report.headlines import headlines, interval, listed, number, sentences
 from dnadiff.report.html import facts, pair, picture, section, table
-from dnadiff.report.results import BIT, GROUPS, Columns, Results, RunResults, markov_models, progress, short_count, shown_groups, smoothed
+from dnadiff.report.results import (
+    ACCURACY,
+    BIT,
+    GROUPS,
+    Columns,
+    Results,
+    RunResults,
+    markov_models,
+    metric_of,
+    progress,
+    short_count,
+    shown_groups,
+    smoothed,
+)
 
 _SIGNED = "{:+.4f}"
 _NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
@@ -156,11 +169,12 @@ def downstream(finetune: Results) -> str:
     task, differences = finetune.get("task") or {}, finetune.get("differences") or ()
     height = 1.0 + 0.45 * max(len(finetune["models"]), len(differences))
     drawn = panel(partial(panels.accuracies, finetune=finetune), height)
-    label = "Accuracies with 95 % intervals; the table of results gives the numbers."
+    metric = metric_of(finetune).title
+    label = f"{metric} of each model with 95 % intervals; the table of results gives the numbers."
     pictures = [picture(drawn, "accuracy", label, "Small dots: single seeds. Lines: 95 % intervals.")]
     if differences:
         drawn = panel(partial(panels.accuracy_differences, finetune=finetune), height)
-        label = "Paired differences of accuracy with 95 % intervals; the table of results gives the numbers."
+        label = f"Paired differences of {metric if metric != ACCURACY.title else metric.lower()} with 95 % intervals; the table of results gives the numbers."
         pictures.append(picture(drawn, "accuracy-differences", label, "Filled: the interval excludes 0. Open: it contains 0."))
     notes = facts("Task", task), facts("Notes", finetune.get("notes") or {})
     return section(f"Downstream task: {task.get('name', 'classification')}", pair(*pictures) + pair(*filter(None, notes)))

@@ -1,4 +1,4 @@
-"""The page of a classification study: a table of all tasks, then for each task accuracies with published ones, ROC curves, confusion matrices."""
+"""The page of a downstream study: a table of all tasks, then for each task its metric with published ones, and pictures of the predictions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 
 from dnadiff.checks import is_number
-from dnadiff.downstream.published_results import SUITE_HEADER, num_training_sequences, published_accuracies, published_model_for, suite_rows
+from dnadiff.downstream.published_results import num_training_sequences, published_accuracies, published_model_for, suite_header, suite_rows
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
 from dnadiff.report.html import facts, pair, picture, section, table, write
-from dnadiff.report.results import Results
+from dnadiff.report.results import ACCURACY, Results, metric_of
 from dnadiff.report.sections import footer
 
 _PUBLISHED_NOTE = (
@@ -34,7 +34,7 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
     if not studies:
         raise ValueError("nothing to report: give at least one study")
     names = [result["task"]["name"] for result in studies]
-    title = title or (f"Classification: {names[0]}" if len(names) == 1 else f"Classification: {len(names)} tasks")
+    title = title or f"{_kind(studies)}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}"
     intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
     warnings = "".join(f"<p>Warning: {escape(r['task']['name'])}: {escape(r['warning'])}</p>" for r in studies if r.get("warning"))
     body = [f"<header>{warnings}<h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
@@ -42,11 +42,16 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
     return write(path, title, [*body, footer(commands)])
 
 
+def _kind(studies: Sequence[Results]) -> str:
+    return "Classification" if all(metric_of(result) is ACCURACY for result in studies) else "Downstream tasks"
+
+
 def _table(studies: Sequence[Results]) -> str:
     rows = suite_rows(studies)
     note = f"<p>{escape(_PUBLISHED_NOTE)}</p>" if any(row[-1] != "-" for row in rows) else ""
-    head = [text.capitalize() if text.islower() else text for text in SUITE_HEADER]
-    return table(head, rows, numbers=(1, 2, 3, 5, 7, 8, 9, 11), kind="wide") + note
+    header = suite_header(studies)
+    head = [text.capitalize() if text.islower() else text for text in header]
+    return table(head, rows, numbers=(1, 2, 3, 5, *range(7, len(header) - 2), len(header) - 1), kind="wide") + note
 
 
 def _task(result: Results, name: str) -> str:
@@ -57,52 +62,79 @@ def _task(result: Results, name: str) -> str:
     bars = picture(
         panel(partial(classification.accuracy_bars, result=result, published=known), height),
         f"{name}bars",
-        f"Accuracy of each model on {task['name']}; the table above gives the numbers.",
+        f"{metric_of(result).title} of each model on {task['name']}; the table above gives the numbers.",
         f"Orange: baselines and frozen features. Blue: fully trained networks, here on {num_training_sequences(result):,} sequences. "
         + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )
+    first, *others = (*_curves(result, name), *_confusions(result, name), *_scatters(result, name), "")
+    return section(task["name"], pair(bars, first) + pair(*filter(None, others)) + _differences(result, name) + _notes(result))
+
+
+def _curves(result: Results, name: str) -> list[str]:
+    task = result["task"]
+    if not any(model.get("roc") for model in result["models"].values()):
+        return []
     label = f"ROC curves on {task['name']}; the table above gives the areas under them."
-    curves = picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, "First seed.")
-    tables = [
+    return [picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, "First seed.")]
+
+
+def _confusions(result: Results, name: str) -> list[str]:
+    shown = [model for model in classification.in_order(result) if result["models"][model].get("confusion")][:2]
+    return [
         picture(
             panel(partial(classification.confusion, result=result, name=model), 3.4),
             f"{name}confusion{number}",
-            f"Confusion matrix of {model} on {task['name']}.",
+            f"Confusion matrix of {model} on {result['task']['name']}.",
             "Number of test sequences (mean over seeds), and their fraction of the true class.",
         )
-        for number, model in enumerate(models[:2])
+        for number, model in enumerate(shown)
     ]
-    return section(task["name"], pair(bars, curves) + pair(*tables) + _differences(result, name) + _notes(result))
+
+
+def _scatters(result: Results, name: str, num_models: int = 3) -> list[str]:
+    shown = [model for model in classification.in_order(result) if result["models"][model].get("scatter")][:num_models]
+    pairs = [(model, target) for model in shown for target in result["models"][model]["scatter"]]
+    return [
+        picture(
+            panel(partial(classification.scatter, result=result, name=model, target=target), 3.8),
+            f"{name}scatter{number}",
+            f"Predicted against measured {target} of {model} on {result['task']['name']}.",
+            "Test sequences, first seed; dotted: the diagonal.",
+        )
+        for number, (model, target) in enumerate(pairs)
+    ]
 
 
 def _differences(result: Results, name: str) -> str:
     if not result.get("differences"):
         return ""
+    metric, test = metric_of(result), result["task"].get("p_value_test", "sign-flip test")
     drawn = picture(
         panel(partial(panels.accuracy_differences, finetune=result), 0.9 + 0.55 * len(result["differences"])),
         f"{name}differences",
-        "Paired differences of accuracy with 95 % intervals; the table gives the numbers.",
+        f"Paired differences of {metric.axis.removeprefix('test ')} with 95 % intervals; the table gives the numbers.",
         "Both models are tested on the same sequences. Filled: the interval excludes 0. Open: it contains 0.",
     )
     rows = [
         (f"{d['a']} - {d['b']}", f"{d['difference']:+.3f}", f"{d['low']:+.3f} to {d['high']:+.3f}", f"{d['p_value']:.4f}", d["verdict"])
         for d in result["differences"]
     ]
-    return pair(drawn, table(("Difference", "Accuracy", "95 % interval", "p, sign-flip test", "First is"), rows, numbers=(1, 2, 3)))
+    return pair(drawn, table(("Difference", metric.title, "95 % interval", f"p, {test}", "First is"), rows, numbers=(1, 2, 3)))
 
 
 def _notes(result: Results) -> str:
-    task = result["task"]
+    task, metric = result["task"], metric_of(result)
     parts = {part: sum(of_class.values()) for part, of_class in task["items"].items()}
     about = {"sequences": parts, "tested": task["tested"], "protocol": task["protocol"], "stranded": task["stranded"]}
+    about |= {"predicted": task["target"]} if "target" in task else {}
     chosen = {name: found for name, m in result["models"].items() if (found := _chosen(m))}
     subsets = {
-        name: {part: f"{one['accuracy']:.3f} ({one['items']:,})" for part, one in m["subsets"].items() if one["items"]}
+        name: {part: f"{one[metric.name]:.3f} ({one['items']:,})" for part, one in m["subsets"].items() if one["items"]}
         for name, m in result["models"].items()
         if m.get("subsets")
     }
-    found = facts("Chosen on validation", chosen) + facts("Accuracy of subsets", subsets)
+    found = facts("Chosen on validation", chosen) + facts(f"{metric.title} of subsets", subsets)
     return pair(facts("Task", {**about, **result.get("notes", {})}), found)
 
 

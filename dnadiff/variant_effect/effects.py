@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+from typing_extensions import override
 
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.site_windows import Site, SitePredictions
-from dnadiff.variant_effect.variant import Alleles, Edit, Row, Skipped
+from dnadiff.variant_effect.variant import Alleles, Edit, Reference, Row, Skipped
 
 CHUNK = 1024  # alleles that are scored together; results may depend on it in the last bits, never on batch_size alone
 LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18  # alleles whose sites can share windows: per base of a window, and at most
@@ -48,14 +50,22 @@ class Effect(NamedTuple):
 COLUMNS = tuple(Effect._fields[:-2])  # of every output; L2 on request
 
 
+class AlleleEffect(Protocol):
+    """Numbers under the names of columns; `differs`: REF is not what the genome has."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether REF is not what the genome has."""
+
+
 class Scored(NamedTuple):
     """A row with the effect of each alternative allele, or why it has none."""
 
     row: Row
-    results: tuple[Effect | Skipped, ...]
+    results: tuple[AlleleEffect | Skipped, ...]
 
     @property
-    def effects(self) -> list[Effect | None]:
+    def effects(self) -> list[AlleleEffect | None]:
         """The effects, None for an allele that is skipped."""
         return [None if isinstance(each, Skipped) else each for each in self.results]
 
@@ -93,36 +103,74 @@ class Audit:
         return self
 
 
-class Scorer:
+class GenomeReader(Protocol):
+    """What is read around a variant."""
+
+    @property
+    def window(self) -> int:
+        """Bases of a window."""
+
+    @property
+    def reference(self) -> Reference:
+        """The genome."""
+
+    @property
+    def sites_per_window(self) -> int:
+        """Most sites that are masked together."""
+
+
+class RowScorer(ABC):
     """Scores rows of variants in chunks.
+
+    Attributes:
+        network: what is read around a variant.
+        method_name: how effects are computed.
+        audit: of `sites_per_window`.
+        num_scored: alleles scored.
+        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
+    """
+
+    network: GenomeReader
+    method_name: str
+
+    def __init__(self) -> None:
+        self.audit, self.num_scored, self.num_missing = Audit(), 0, 0
+
+    @abstractmethod
+    def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
+        """The rows with their effects, in their order, about `CHUNK` alleles at a time.
+
+        Args:
+            done: rows at the beginning that have been scored.
+        """
+
+
+class Scorer(RowScorer):
+    """Log-likelihood ratios under a language model.
 
     Args:
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
         alleles: turns rows into edits.
         embeddings: also compute L2.
-
-    Attributes:
-        audit: of `sites_per_window`.
-        num_scored: alleles scored.
-        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
     """
 
-    def __init__(self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False) -> None:
-        self.network, self.method, self.alleles, self.embeddings = network, method, alleles, embeddings
-        self.audit, self.num_scored, self.num_missing = Audit(), 0, 0
+    network: Network
 
+    def __init__(self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False) -> None:
+        super().__init__()
+        self.network, self.method, self.alleles, self.embeddings = network, method, alleles, embeddings
+        self.method_name = method.name
+
+    @override
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
-        """The rows with their effects, in their order, about `CHUNK` alleles at a time.
+        """See `RowScorer.chunks`.
 
         With several sites per window, sites of many chunks share windows. Which ones depends on all rows from the first on, so that a
         resumed run makes the network calls of one that was not stopped.
-
-        Args:
-            done: rows at the beginning that have been scored.
         """
         several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
-        for block in _divided(rows, max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK):
+        for block in divided(rows, max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK):
             if done < len(block):
                 yield from self._chunks_of(block, done)
             done = max(done - len(block), 0)
@@ -132,7 +180,7 @@ class Scorer:
         predictions = self._predictions([each for found in edits for each in found if isinstance(each, Edit)])
         if predictions is not None and not done:
             self._compare(predictions)
-        for chunk in _divided(block, CHUNK):
+        for chunk in divided(block, CHUNK):
             here, edits = edits[: len(chunk)], edits[len(chunk) :]
             if done < len(chunk):
                 yield self._score(chunk[done:], here[done:], predictions)
@@ -186,7 +234,7 @@ def site_of(edit: Edit) -> Site:
     return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
 
 
-def _divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
+def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
     """The rows in parts that end with the row that reaches a number of alleles, or of characters."""
     part: list[Row] = []
     number = size = 0

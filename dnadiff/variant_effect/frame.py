@@ -12,7 +12,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.variant_effect.base import check_method
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.by_kind import ByKind
-from dnadiff.variant_effect.effects import COLUMNS, NAN, NO_VALUE, Effect, Scorer
+from dnadiff.variant_effect.effects import COLUMNS, NAN, NO_VALUE, AlleleEffect, Scorer
 from dnadiff.variant_effect.log_prob import LogProb
 from dnadiff.variant_effect.masked import Masked
 from dnadiff.variant_effect.network import Network
@@ -72,9 +72,9 @@ def frame(network: Network, method: object, source: VariantSource, on_mismatch: 
     return pandas.DataFrame(rows, columns=["chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason"])
 
 
-def _cells(result: Effect | Skipped, columns: Sequence[str]) -> list[object]:
+def _cells(result: AlleleEffect | Skipped, columns: Sequence[str]) -> list[object]:
     """The values of the columns, whether REF differs from the genome, and why there is no value."""
     if isinstance(result, Skipped):
         return [*(NAN for _ in columns), result.differs, result.reason]
     values = [getattr(result, name) for name in columns]
-    return [*values, result.differs, NO_VALUE if math.isnan(result.LLR) else ""]
+    return [*values, result.differs, NO_VALUE if math.isnan(values[columns.index("LLR")]) else ""]

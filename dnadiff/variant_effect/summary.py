@@ -72,11 +72,12 @@ class _Order:
 
 
 def summarize(
-    source: VariantSource, alleles: Alleles, method: VariantMethod, training: TrainingPart, mismatch_is_error: bool
+    source: VariantSource, alleles: Alleles, method: VariantMethod | None, training: TrainingPart, mismatch_is_error: bool
 ) -> InputSummary:
     """Read all variants once, in constant memory, and check each of them.
 
     Args:
+        method: None if it has an answer for every variant.
         mismatch_is_error: raise an error if REF differs from the genome in any row.
 
     Raises:
@@ -95,8 +96,9 @@ def summarize(
         if mismatch is not None:
             summary.mismatches += 1
             summary.messages += [mismatch.message] if len(summary.messages) < _SHOWN else []
-        for edit in edits:
-            method.check(edit)
+        if method is not None:
+            for edit in edits:
+                method.check(edit)
     if mismatch_is_error and summary.mismatches:
         raise ValueError(
             f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: {'; '.join(summary.messages)}; is the genome the "

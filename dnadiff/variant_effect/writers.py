@@ -12,7 +12,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dnadiff.data.files import atomic_write, open_text
-from dnadiff.variant_effect.effects import COLUMNS, Effect, Scored
+from dnadiff.variant_effect.effects import AlleleEffect, Scored
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.variant import Reference, Row
 
@@ -25,6 +25,10 @@ _DESCRIBED = {
     "LLR_reverse": "LLR of the reverse complement, nats",
     "entropy": "Entropy of the base at the site given the rest, nats",
     "information": "2 minus the entropy of the base at the site, bits",
+    "predicted_REF": "Prediction for the window with REF",
+    "predicted_ALT": "Prediction for the window with ALT",
+    "difference": "predicted_ALT - predicted_REF",
+    "SE_seeds": "Standard error of the difference over the seeds of fine-tuning",
     "L2": "Euclidean distance of the mean embeddings of both windows",
 }
 _ROW_GROUP = 1 << 16
@@ -63,7 +67,7 @@ class Writer(ABC):
         """Make the output of the finished rows if its format cannot be appended to; False if they are the output."""
         return False
 
-    def _values(self, effect: Effect) -> list[str]:
+    def _values(self, effect: AlleleEffect) -> list[str]:
         return [number(getattr(effect, name)) for name in self.columns]
 
 
@@ -150,7 +154,7 @@ class Vcf(Writer):
     def rows(self, scored: Iterable[Scored]) -> bytes:
         return "".join(f"{self._line(each.row, each.effects)}\n" for each in scored).encode()
 
-    def _line(self, row: Row, effects: Sequence[Effect | None]) -> str:
+    def _line(self, row: Row, effects: Sequence[AlleleEffect | None]) -> str:
         cells = row.text.split("\t") if row.text else [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
         kept = [x for x in cells[7].split(";") if x not in ("", ".") and x.partition("=")[0] not in (*self.columns, MISMATCH)]
         if any(effect is not None for effect in effects):
@@ -169,7 +173,7 @@ class Vcf(Writer):
                 chrom, pos, name, ref, alts, _, _, info = line.rstrip("\n").split("\t")[:8]
                 values = {key: value.split(",") for key, _, value in (cell.partition("=") for cell in info.split(";"))}
                 for place, alt in enumerate(alts.split(",")):
-                    if "LLR" in values:
+                    if self.columns[0] in values:
                         found = {key: value_of(values[key][place]) for key in self.columns}
                         yield {"chrom": chrom, "pos": int(pos), "id": name, "ref": ref, "alt": alt, **found}
 
@@ -177,11 +181,11 @@ class Vcf(Writer):
 FORMATS: tuple[type[Writer], ...] = (Table, ParquetTable, Vcf)
 
 
-def writer_of(output: Path, embeddings: bool, flag_mismatches: bool) -> Writer:
-    """The writer for a file of this name; raises ValueError if there is none."""
+def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Writer:
+    """The writer of the columns of effects for a file of this name; raises ValueError if there is none."""
     for kind in FORMATS:
         if output.name.lower().endswith(kind.suffixes):
-            return kind((*COLUMNS, *(["L2"] if embeddings else [])), flag_mismatches)
+            return kind(columns, flag_mismatches)
     known = ", ".join(suffix for kind in FORMATS for suffix in kind.suffixes)
     raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
 

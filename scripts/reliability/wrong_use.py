@@ -72,6 +72,8 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("finetune", "adapter.alpha", ("fraction",), "any number above 0"),
     ("finetune", "warmup task.expected.*", ("zero",), "none"),
     ("finetune", "task.genome task.fly_genome task.mouse_genome", ("word", "missing file"), "of intervals; the file is a table"),
+    ("finetune", "task.start", ("zero",), "the first base"),
+    ("finetune", "baselines.-10/-35 weight matrix.spacer_penalty", ("zero", "fraction"), "any number from 0"),
     ("finetune", "task.inside task.outside", ("word", "missing file"), "any name"),
     ("train", "optimizer.fused time_conditioning backbone.time_conditioning", ("boolean",), "true or false, for null"),
     ("train", "lr_scheduler.warmup lr_scheduler.final lr_scheduler.warmup_steps callbacks.ema.decay", ("zero",), "none"),
@@ -218,6 +220,8 @@ NEEDS = {
     "finetune task=emp_*": ("task.path={world}/divided.csv",),
     "finetune task=mouse_*": ("task.path={world}/divided.csv",),
     "finetune task=fasta": ("task.path={a: '{world}/samples.fa', b: '{world}/others.fa'}",),
+    "finetune task=ecoli_tss": ("task.path={world}/measured.csv", "task.cluster_word=null"),
+    "finetune task=ecoli_sigma70": ("task.path={world}/measured.csv", "task.start=0", "task.end=20"),
     "finetune task=*": (TABLE,),
 }
 
@@ -252,6 +256,8 @@ def extend_world(world: Path) -> None:
     (world / "tasks" / "demo_human_or_worm.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     divided = [f"{line},{'split' if n == 0 else ('train', 'valid', 'test')[n % 3]}" for n, line in enumerate(lines)]
     (world / "divided.csv").write_text("\n".join(divided) + "\n", encoding="utf-8")
+    measured = [f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9" for n in range(80)]
+    (world / "measured.csv").write_text("\n".join(["sequence,expression,split,name", *measured]) + "\n", encoding="utf-8")
     records = [f">{name}\n{''.join(draw.choices('ACGT', k=600))}\n" for name in "abc"]
     (world / "three.fa").write_text("".join(records), encoding="utf-8")
     (world / "others.fa").write_text("".join(f">o{n}\n{''.join(draw.choices('AACGT', k=32))}\n" for n in range(40)), encoding="utf-8")

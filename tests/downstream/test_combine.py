@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.downstream.combine import SeedAverage, Stack, best_weight, mixed
+from dnadiff.downstream.combine import SeedAverage, Stack, best_weight
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.protocol import FixedSplit, KFold
 from dnadiff.downstream.results import Prediction, ResultsFolder
 from dnadiff.downstream.study import run_study
+from dnadiff.downstream.target.classes import ClassTarget
+from dnadiff.downstream.target.regression import RegressionTarget
+
+CLASSES = ClassTarget(["a", "b"])
 
 
 def log(rows) -> torch.Tensor:
@@ -30,16 +34,30 @@ def test_seeds_are_averaged_as_probabilities():
 
 def test_a_weight_of_zero_leaves_a_model_out_even_if_it_is_certain_and_wrong():
     first, second = torch.tensor([[0.0, -math.inf]]), log([[0.5, 0.5]])
-    assert torch.equal(mixed([first, second], [0.0, 1.0]), second)
-    assert best_weight(first, second, torch.tensor([1])) == 0.0
-    assert best_weight(second, second, torch.tensor([1])) == 0.5
+    assert torch.equal(CLASSES.averaged([first, second], [0.0, 1.0]), second)
+    assert best_weight(first, second, torch.tensor([1]), CLASSES) == 0.0
+    assert best_weight(second, second, torch.tensor([1]), CLASSES) == 0.5
 
 
 def test_the_weight_has_the_lowest_loss_on_validation():
     # The loss of w * .8 + (1 - w) * .3 and w * .1 + (1 - w) * .6 is lowest at w = .1: log(.3 + .5 w) + log(.6 - .5 w).
     first, second = log([[0.8, 0.2], [0.9, 0.1]]), log([[0.3, 0.7], [0.4, 0.6]])
     best = max(np.linspace(0, 1, 21), key=lambda w: (0.3 + 0.5 * w) * (0.6 - 0.5 * w))
-    assert best_weight(first, second, torch.tensor([0, 1])) == pytest.approx(best) == pytest.approx(0.3)
+    assert best_weight(first, second, torch.tensor([0, 1]), CLASSES) == pytest.approx(best) == pytest.approx(0.3)
+
+
+def test_the_weight_of_values_has_the_lowest_loss_of_their_target():
+    labels = torch.tensor([[1.0], [3.0]])
+    target = RegressionTarget(["y"]).fit(labels)
+    first, second = torch.tensor([[0.0], [4.0]]), torch.tensor([[2.0], [2.0]])
+    assert best_weight(first, second, labels, target) == 0.5  # their mean is exact
+    one, other = (Prediction(each, 1.0, [], valid_predictions=each) for each in (first, second))
+    items = Items(torch.full((2, 4), 7, dtype=torch.uint8), torch.full((2,), 4), labels)
+    task = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"]))
+    (run,) = Stack("net", "kmers", "s").combine({"net": [one], "kmers": [other]}, task, FixedSplit(4), [1])
+    assert torch.equal(run.log_probs.double(), labels.double())
+    (mean,) = SeedAverage("net", 2).combine({"net": [one, other]}, task, FixedSplit(4), [1, 2])
+    assert torch.equal(mean.log_probs, labels.double())
 
 
 class Known(TaskModel):
@@ -49,7 +67,7 @@ class Known(TaskModel):
         self.parts, self.random = (valid, test), random
 
     def fit_predict(self, data, seed=0, report=None):
-        self.valid_log_probs, log_probs = (log([[1 - p, p] for p in part]) for part in self.parts)
+        self.valid_predictions, log_probs = (log([[1 - p, p] for p in part]) for part in self.parts)
         return log_probs
 
 
@@ -76,7 +94,7 @@ def test_each_fold_has_its_own_weight():
 
     class Constant(TaskModel):
         def fit_predict(self, data, seed=0, report=None):
-            self.valid_log_probs = log([[0.4, 0.6]]).expand(len(data.valid), 2)
+            self.valid_predictions = log([[0.4, 0.6]]).expand(len(data.valid), 2)
             return log([[0.4, 0.6]]).expand(len(data.test), 2)
 
     result = run_study(task, {"net": Constant(), "kmers": Constant()}, [3], [], protocol=folds, combinations=[Stack("net", "kmers", "s")])

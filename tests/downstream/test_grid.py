@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from dnadiff.downstream.fine_tuning_module import ValidScore
 from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.target.base import ValidScore
 
 
 class Candidate:
@@ -13,7 +13,7 @@ class Candidate:
 
     def __init__(self, name: str, accuracy: float, loss: float) -> None:
         self.name, self.valid_score, self.fit_info, self.fitted = name, ValidScore(-1.0, 0.0), {}, []
-        self.valid_log_probs = None
+        self.valid_predictions = None
         self.final_score = ValidScore(accuracy, -loss)
 
     def describe(self):

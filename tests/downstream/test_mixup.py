@@ -5,12 +5,14 @@ from torch.nn.functional import cross_entropy
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.fine_tuning_module import FineTuningModule, balanced_weights
+from dnadiff.downstream.fine_tuning_module import FineTuningModule
 from dnadiff.downstream.head.mean import MeanHead
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, make_batch
 from dnadiff.downstream.mixup import Mixture, draw_mixture, mixed_logits
 from dnadiff.downstream.model import no_report
+from dnadiff.downstream.target.classes import balanced_weights
+from dnadiff.downstream.target.regression import RegressionTarget
 
 DNA = DNATokenizer()
 IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])
@@ -46,6 +48,20 @@ def test_the_loss_has_both_labels_in_the_same_shares():
     assert torch.equal(module.training_step(batch, 0), expected)
 
 
+def test_values_are_mixed_by_the_loss_of_their_target():
+    model, labels = classifier(), torch.tensor([[1.0, 2.0], [0.0, float("nan")], [3.0, 1.0]])
+    items = Items(IDS.to(torch.uint8), torch.tensor([4, 2, 4]), labels)
+    data = TaskData("toy", ["u", "v"], items, items, items, stranded=True, target=RegressionTarget(["u", "v"]))
+    model.target = data.target.fit(labels)
+    module = FineTuningModule(model, data, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module._trainer = None
+    mixture, batch = draw_mixture(0.4, 3, 5, 0), make_batch(items, torch.arange(3), DNA.vocab)
+    outputs = mixed_logits(model, batch.ids, batch.valid, mixture)
+    losses = [model.target.loss(outputs, each) for each in (labels, labels[mixture.order])]
+    assert torch.equal(module.training_step(batch, 0), mixture.share * losses[0] + (1 - mixture.share) * losses[1])
+    assert -module.validate(items).score.negative_loss == model.target.valid_loss(module.validate(items).predictions, labels)
+
+
 def test_the_same_seed_and_step_mix_the_same_pairs():
     first, again, other = (draw_mixture(0.4, 8, seed, 3) for seed in (1, 1, 2))
     assert first.share == again.share != other.share and torch.equal(first.order, again.order)
@@ -62,7 +78,8 @@ def test_a_network_without_a_head_on_features_is_refused():
 def test_balanced_classes_have_the_same_total_weight():
     weights = balanced_weights(torch.tensor([0, 1, 1, 1]), 3)
     assert weights.tolist() == pytest.approx([4 / 3, 4 / 9, 0.0])
-    module = FineTuningModule(classifier(), DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, balanced=True)
+    target = DATA.target.balanced(ITEMS.labels)
     logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     each = cross_entropy(logits, ITEMS.labels, reduction="none")
-    assert float(module.loss(logits, ITEMS.labels)) == pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
+    expected = pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
+    assert float(target.loss(logits, ITEMS.labels)) == target.valid_loss(logits.log_softmax(-1), ITEMS.labels) == expected

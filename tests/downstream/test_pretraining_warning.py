@@ -19,5 +19,11 @@ def test_the_mean_over_seeds_is_compared_and_the_loss_breaks_ties():
     assert warning([(0.8, 0.4)], [(0.8, 0.4)]) is None
 
 
+def test_values_are_compared_by_the_loss():
+    of_values = {name: {"found": [[{"valid_loss": loss}]]} for name, loss in (("fine-tuned", 0.9), ("scratch", 0.7))}
+    assert "(loss 0.900 and 0.700)" in pretraining_warning(of_values, "fine-tuned", "scratch")
+    assert pretraining_warning(of_values, "scratch", "fine-tuned") is None
+
+
 def test_one_network_alone_gives_no_warning():
     assert pretraining_warning({"fine-tuned": {"found": [[{"valid_accuracy": 0.1}]]}}, "fine-tuned", "scratch") is None

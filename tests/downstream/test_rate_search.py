@@ -10,6 +10,7 @@ from dnadiff.downstream.budget import Budget, Speed, TrainingPlan
 from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.rate_search import affordable, find_rate_and_plan, search_steps, successive_halving
+from dnadiff.downstream.target.regression import RegressionTarget
 
 RATES = (1e-4, 3e-4, 8e-4, 2e-3)
 DNA = DNATokenizer()
@@ -108,6 +109,27 @@ def test_trials_leave_no_trace_in_the_training(network):
     assert [one["steps"] for one in searched.fit_info["trials"]] == [20, 20]
     assert sum(steps) == searched.num_steps(task()) == 6 + 40
     assert torch.equal(predicted, model(network, 2e-2).fit_predict(task(), 1))
+
+
+def test_trials_on_values_are_ranked_by_the_loss_of_their_target(network):
+    items = task().train
+    labels = 1000 + 300 * (items.ids == 9).float().mean(1, keepdim=True)
+    items = Items(items.ids, items.lengths, labels)
+    data = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"], "huber"))
+    searched = model(network, (1e-9, 2e-2), epochs=1)
+    untrained = searched.build_classifier(data, 0)
+    untrained.target = data.target.fit(labels)
+    expected = untrained.target.valid_loss(untrained.log_probs(items, 64, both_strands=True), labels)
+    searched.fit(data, 0)
+    assert searched.fit_info["trials"][0]["valid_loss"] == pytest.approx(expected, rel=1e-3) and searched.fit_info["lr"] == 2e-2
+    assert "valid_accuracy" not in searched.fit_info and searched.fit_info["valid_loss"] < expected
+
+
+def test_class_weights_of_values_are_refused_before_training(network):
+    items = Items(task().train.ids, task().train.lengths, torch.arange(48.0)[:, None])
+    data = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"]))
+    with pytest.raises(ValueError, match="expects a task of classes, got regression of y, loss mse; set class_weights=none"):
+        model(network, 1e-3, balanced=True).check(data)
 
 
 def test_a_rate_that_diverges_is_not_chosen(network):

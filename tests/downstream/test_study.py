@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.model import TaskModel
-from dnadiff.downstream.study import accuracy_interval, run_study, table_rows
+from dnadiff.downstream.study import run_study, table_rows
 
 
 def data(number: int = 100) -> TaskData:

@@ -80,3 +80,24 @@ def test_long_names_break_after_underscores_and_are_escaped():
 def test_a_page_without_studies_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to report"):
         write_suite(tmp_path / "r.html", [])
+
+
+def test_a_regression_shows_predicted_against_measured_values(tmp_path):
+    import torch
+
+    from dnadiff.downstream.target.regression import RegressionTarget
+
+    random = np.random.default_rng(0)
+    labels = torch.from_numpy(random.normal(size=(40, 1))).float()
+    items = Items(torch.full((40, 4), 7, dtype=torch.uint8), torch.full((40,), 4), labels)
+    runs = {
+        name: [Prediction((labels + noise * torch.randn(40, 1)).double(), 1.0, [{}])] for name, noise in (("fine-tuned", 0.1), ("x", 2.0))
+    }
+    target = RegressionTarget(["expression"], transform="log2")
+    compared = compare(runs, items, [("fine-tuned", "x")], None, target)
+    task = {"name": "t", "classes": ["expression"], "items": {"train": {"sequences": 9}, "valid": {"sequences": 1}}, "tested": 40}
+    task |= {"stranded": True, "protocol": "fixed", "chance": 0.0, "metric": "spearman", "shown": ["pearson", "r2"]}
+    task |= {"target": target.summary, "p_value_test": target.p_value_test}
+    text = write_suite(tmp_path / "report.html", [{"task": task, **compared}]).read_text()
+    assert "Predicted against measured log2(expression) of fine-tuned on t." in text and "p, bootstrap" in text
+    assert "Spearman" in text and "Pearson" in text and "Accuracy" not in text and "ROC" not in text and "Classification" not in text

@@ -1,0 +1,106 @@
+"""The metric by which models are compared, with its 95 % bootstrap interval over test items and seeds, and paired differences.
+
+Each replicate draws the test items with replacement, the same for all models, and the seeds of each model with replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dnadiff.bootstrap import ConfidenceInterval
+from dnadiff.downstream.metrics import AnyScored, Metric, bootstrap_weights, metric_values
+
+NUM_RESAMPLES = 2000
+
+
+def accuracy_interval(
+    correct: np.ndarray,
+    baseline: np.ndarray | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> ConfidenceInterval:
+    """Mean accuracy, or the difference of two.
+
+    Args:
+        correct: (R, S) of 0 and 1: whether item s was classified correctly with seed r.
+        baseline: (R', S) of another model on the same items, whose accuracy is subtracted.
+        groups: (S,) group numbers; the items of a group are drawn together. None: single items.
+    """
+    models = [correct] if baseline is None else [correct, baseline]
+    accuracies: list[list[np.ndarray]] = [[] for _ in models]
+    for weights in bootstrap_weights(correct.shape[1], num_resamples, seed, groups):
+        for of_model, rows in zip(accuracies, models):
+            of_model.append(weights @ rows.T.astype(float) / weights.sum(1, keepdims=True))
+    value = correct.mean() if baseline is None else correct.mean() - baseline.mean()
+    return _interval(float(value), _over_seeds([np.concatenate(each) for each in accuracies], seed))
+
+
+def metric_interval(
+    metric: Metric[AnyScored],
+    runs: Sequence[AnyScored],
+    baseline: Sequence[AnyScored] | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> ConfidenceInterval:
+    """The mean of a metric over the runs of a model, or the difference of two; arguments as in `accuracy_interval`."""
+    values = [float(np.mean([metric_values(run, {"": metric})[""] for run in each])) for each in (runs, baseline) if each is not None]
+    value = values[0] - sum(values[1:])
+    return _interval(value, _metric_replicates(metric, runs, baseline, num_resamples, seed, groups))
+
+
+def bootstrap_p_value(
+    metric: Metric[AnyScored],
+    runs: Sequence[AnyScored],
+    baseline: Sequence[AnyScored],
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> float:
+    """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are."""
+    replicates = _metric_replicates(metric, runs, baseline, num_resamples, seed, groups)
+    replicates = replicates[np.isfinite(replicates)]
+    tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
+    return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
+
+
+def _metric_replicates(
+    metric: Metric[AnyScored],
+    runs: Sequence[AnyScored],
+    baseline: Sequence[AnyScored] | None,
+    num_resamples: int,
+    seed: int,
+    groups: np.ndarray | None,
+) -> np.ndarray:
+    models = [runs] if baseline is None else [runs, baseline]
+    found: list[list[np.ndarray]] = [[] for _ in models]
+    for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
+        for of_model, each in zip(found, models):
+            of_model.append(np.stack([metric(run, weights) for run in each], 1))
+    return _over_seeds([np.concatenate(each) for each in found], seed)
+
+
+def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    """Replicates (W,) of the mean over seeds of the first model, minus that of the second if there is one; from values (W, R) of each."""
+    random = np.random.default_rng([seed, 1])
+
+    def replicate_means(values: np.ndarray) -> np.ndarray:
+        num_resamples, count = values.shape
+        seeds = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count  # (W, R)
+        # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their deviation from equal weights.
+        seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
+        return (values * seeds).sum(1)
+
+    first, *others = (replicate_means(each) for each in models)
+    return first - others[0] if others else first
+
+
+def _interval(value: float, replicates: np.ndarray) -> ConfidenceInterval:
+    known = replicates[np.isfinite(replicates)]  # a replicate may have no item with a label, or none of a class
+    if not len(known) or not np.isfinite(value):
+        return ConfidenceInterval(value, np.nan, np.nan, np.nan)
+    low, high = np.quantile(known, [0.025, 0.975])
+    return ConfidenceInterval(value, float(known.std(ddof=1)), float(low), float(high))
