@@ -113,19 +113,23 @@ class ClassifierEnsemble:
         Raises:
             ValueError: if there is none of that name, or none is given and there are several.
         """
+        number = self.number_of(name)
+
+        def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
+            queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
+            found = np.concatenate([self.classify(chunk).each_seed for chunk in chunks(queries)], axis=1)
+            return self.target.contrast(torch.from_numpy(found).double())[..., number].numpy()
+
+        return predict
+
+    def number_of(self, name: str | None) -> int:
+        """The number of a class or column; None is the only one, or the second of two classes. ValueError if there is none of that name."""
         if name is None and (len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)):
             name = self.classes[-1]
         if name not in self.classes:
             got = "is missing" if name is None else f"{name!r} is not predicted by this model"
             raise ValueError(f"target {got}; set it to {', '.join(map(repr, self.classes))}")
-        number = self.classes.index(name)
-
-        def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
-            queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
-            found = np.concatenate([self.classify(chunk).each_seed for chunk in chunks(queries)], axis=1)
-            return self.target.contrast(found.astype(np.float64))[..., number]
-
-        return predict
+        return self.classes.index(name)
 
     def window_of(self, window: int | None) -> int:
         """The bases of a window: those of the longest sequence of the task, unless given; ValueError for a length that is not accepted."""

@@ -212,7 +212,7 @@ class TaskTarget(ABC, Generic[S]):
         """The column that a track of one of the names shows."""
 
     @abstractmethod
-    def contrast(self, predictions: np.ndarray) -> np.ndarray:
+    def contrast(self, predictions: Tensor) -> Tensor:
         """Predictions (..., K) on the scale on which the alleles of a variant are compared by a difference."""
 
     @override

@@ -192,10 +192,11 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         return f"p_{name}"
 
     @override
-    def contrast(self, predictions: np.ndarray) -> np.ndarray:
+    def contrast(self, predictions: Tensor) -> Tensor:
         # The log-odds of each class: log p - log(1 - p), stable also where p is close to 1.
-        others = [np.logaddexp.reduce(np.delete(predictions, number, -1), -1) for number in range(predictions.shape[-1])]
-        return predictions - np.stack(others, -1)
+        count = predictions.shape[-1]
+        others = [predictions[..., [other for other in range(count) if other != number]].logsumexp(-1) for number in range(count)]
+        return predictions - torch.stack(others, -1)
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:

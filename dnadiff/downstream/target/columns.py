@@ -81,5 +81,5 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         return f"{self.value_prefix}_{name}"
 
     @override
-    def contrast(self, predictions: np.ndarray) -> np.ndarray:
+    def contrast(self, predictions: Tensor) -> Tensor:
         return predictions

@@ -97,7 +97,7 @@ def test_a_target_is_the_same_after_storing_it(target):
 
 def test_the_log_odds_of_classes_are_compared_between_alleles():
     log_probs = np.log([[0.5, 0.25, 0.25]])
-    np.testing.assert_allclose(ClassTarget("abc").contrast(log_probs), [[0, -np.log(3), -np.log(3)]])
+    np.testing.assert_allclose(ClassTarget("abc").contrast(torch.as_tensor(log_probs)), [[0, -np.log(3), -np.log(3)]])
 
 
 @pytest.mark.parametrize(

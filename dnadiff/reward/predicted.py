@@ -1,0 +1,117 @@
+"""The prediction of a fine-tuned model as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from dnadiff.design.reward import Reward, Values
+from dnadiff.downstream import saved
+from dnadiff.downstream.classifier import Classifier
+from dnadiff.vocab import Vocab
+
+
+class Prediction(Reward):
+    """The prediction of a run of `python -m dnadiff.finetune`, averaged over its seeds.
+
+    It is the log-odds of a class or a label, or a value on the scale of the task's transform. Sequences are read in the orientation that
+    they are given in, and on both strands unless the task is stranded. A difference of two models is a `WeightedSum`.
+
+    Args:
+        checkpoint: the run folder, or a folder in its `models`.
+        output: the class, label or column; None is the only one, or the second of two classes.
+        batch_size: None is that of fine-tuning.
+        device: of the network.
+
+    Raises:
+        FileNotFoundError, ValueError: if there is no fine-tuned model of that name, or it has no such output.
+    """
+
+    def __init__(self, checkpoint: str, output: str | None = None, batch_size: int | None = None, device: str = "cpu") -> None:
+        self.checkpoint, self.output, self.batch_size, self.device = checkpoint, output, batch_size, device
+        self._model = saved.load(checkpoint, device=device)
+        self._number = self._model.number_of(output)
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        return {str(member.folder): member.sha256 for member in self._model.members}
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        self._check(sequences)
+        each_seed = self._model.predict(sequences, self.batch_size).each_seed
+        return self._model.target.contrast(torch.from_numpy(each_seed).double())[..., self._number].mean(0).numpy()
+
+    @property
+    @override
+    def has_gradient(self) -> bool:
+        return not self._model.head_inputs.one_hot
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        self._check(sequences)
+        ids = torch.from_numpy(np.stack([self._model.encode("sequence", text) for text in sequences]).astype(np.int64)).to(self.device)
+        bases = torch.from_numpy(self._model.tokenizer.ids_from_bases(range(4)).astype(np.int64)).to(self.device)
+        size, values, slopes = self.batch_size or self._model.batch_size, [], []
+        for part in ids.split(size):
+            found = [self._of_seed(member.classifier, part, bases) for member in self._model.members]
+            values.append(torch.stack([value for value, _ in found]).mean(0))
+            slopes.append(torch.stack([slope for _, slope in found]).mean(0))
+        return torch.cat(values).double().cpu().numpy(), torch.cat(slopes).double().cpu().numpy()
+
+    def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+        """The reward (B,) by one seed, and its gradient (B, L, 4)."""
+        both = not (self._model.stranded or classifier.invariant)
+        strands = [ids, classifier.vocab.reverse_complement(ids)] if both else [ids]
+        with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
+            predictions = classifier.target.predictions([classifier(strand) for strand in strands])
+            value = self._model.target.contrast(predictions.double())[..., self._number]
+            return value.detach(), read.gradient(value.sum(), bases)
+
+    def _check(self, sequences: Sequence[str]) -> None:
+        for text in sequences:
+            self._model.limits.check("the design", len(text), len(text))
+
+
+class _Embeddings(TorchFunctionMode):
+    """Records how a network embeds token ids, so that a value can be differentiated with respect to the one-hot sequence.
+
+    An embedding is linear in the one-hot sequence: the gradient of token v at a position is the product of the gradient of what was embedded
+    there and the embedding of v. Networks also embed the other strand; its positions are mapped back.
+    """
+
+    def __init__(self, ids: Tensor, vocab: Vocab) -> None:
+        super().__init__()
+        complement = torch.tensor(vocab.complement, device=ids.device)
+        self.ids, self.identity, self.complement = ids, torch.arange(vocab.size, device=ids.device), complement
+        self.read: list[tuple[Tensor, Tensor, bool, Tensor]] = []  # embeddings, weight, reversed, map of tokens
+
+    @override
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        if func is functional.embedding and args[0].shape == self.ids.shape:
+            embedded = found.detach().requires_grad_()
+            for reverse in (False, True):
+                for tokens in (self.identity, self.complement):
+                    expected = tokens[self.ids.flip(-1) if reverse else self.ids]
+                    if torch.equal(args[0], expected):
+                        self.read.append((embedded, args[1].detach(), reverse, tokens))
+                        return embedded
+            raise ValueError("this network reads the sequence in an order whose gradient is not known; set method.gradient=false")
+        return found
+
+    def gradient(self, value: Tensor, bases: Tensor) -> Tensor:
+        """The gradient (B, L, 4) of a value with respect to the one-hot bases."""
+        total = torch.zeros(*self.ids.shape, len(bases), device=self.ids.device)
+        slopes = torch.autograd.grad(value, [embedded for embedded, *_ in self.read], allow_unused=True)
+        for slope, (_, weight, reverse, tokens) in zip(slopes, self.read):
+            if slope is not None:
+                change = slope @ weight[tokens[bases]].T.to(slope)
+                total += change.flip(1) if reverse else change
+        return total

@@ -1,0 +1,94 @@
+"""The prediction of a fine-tuned model as a reward: its values are those of `predict`, and its gradient that of the network."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+import dnadiff
+from dnadiff import commands, finetune
+from dnadiff.reward.predicted import Prediction
+
+FEW = ["epochs=1", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu", "seeds=2", "average=false"]
+RUNS = {
+    "classes": ["task.label_column=label"],
+    "values": ["task.label_column=value", "task.kind=regression", "task.transform=log1p"],
+    "first strand": ["task.label_column=label", "task.stranded=true", "seeds=1"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(trained, tmp_path_factory):
+    """Fine-tuned runs by name."""
+    folder, random = tmp_path_factory.mktemp("reward"), np.random.default_rng(0)
+    with open(folder / "t.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["sequence", "label", "value"])
+        for number in range(60):
+            text = "".join(random.choice(list("ACGT"), 20, p=[0.3, 0.2, 0.2, 0.3] if number % 2 else [0.2, 0.3, 0.3, 0.2]))
+            table.writerow([text, "poor" if number % 2 else "rich", text.count("G") + 0.5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
+        for name, more in RUNS.items():
+            task = ["task=csv", f"task.path={folder / 't.csv'}", *FEW, *more]
+            arguments = [f"checkpoint={trained}", f"hydra.run.dir={folder / name}", *task]
+            commands.run("finetune", finetune.run, finetune.KEYS, arguments)
+    return {name: folder / name for name in RUNS}
+
+
+SEQUENCES = ["ACGTTGACCATTGACCATGA", "GATTACAGATTACAGATTAC", "CCCGGGTTTAAACCCGGGTT"]
+
+
+def test_rewards_are_the_predictions(runs):
+    found = dnadiff.load(runs["classes"]).predict(SEQUENCES)
+    odds = found.log_probs[..., 1].astype(float) - found.log_probs[..., 0].astype(float)
+    assert Prediction(str(runs["classes"]))(SEQUENCES) == pytest.approx(odds.mean(0), abs=1e-6)
+    assert Prediction(str(runs["classes"]), "poor")(SEQUENCES) == pytest.approx(-odds.mean(0), abs=1e-6)
+    values = dnadiff.load(runs["values"]).predict(SEQUENCES).values[:, 0]
+    reward = Prediction(str(runs["values"]))
+    assert np.expm1(reward(SEQUENCES)) == pytest.approx(values, rel=1e-5)
+    assert len(reward.inputs()) == 2 and all(len(digest) == 64 for digest in reward.inputs().values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_gradient_is_that_of_the_network(runs, name):
+    reward = Prediction(str(runs[name]))
+    value, slope = reward.gradient(SEQUENCES)
+    assert value == pytest.approx(reward(SEQUENCES), abs=1e-5) and slope.shape == (3, 20, 4) and np.abs(slope).max() > 1e-4
+    # Move the embedding of A towards that of C, and, for the other strand, that of T towards that of G: a change of the one-hot sequence.
+    tokenizer = reward._model.tokenizer
+    ids = torch.from_numpy(tokenizer.ids_from_bases(range(4)).astype(np.int64))
+    moved = torch.zeros(len(ids), dtype=torch.bool)
+    moved[[0, 3]] = True
+    towards = ids[[1, 0, 0, 2]]
+    expected = np.zeros(3)
+    for row, text in enumerate(SEQUENCES):
+        for at, letter in enumerate(text):
+            if letter in "AT":
+                expected[row] += slope[row, at, "ACGT".index({"A": "C", "T": "G"}[letter])] - slope[row, at, "ACGT".index(letter)]
+    step, found = 2e-3, []
+    for sign in (1, -1):
+        changed = Prediction(str(runs[name]))
+        for member in changed._model.members:
+            weight = member.classifier.backbone.embedding.weight.data
+            before = weight.clone()
+            weight[ids[moved]] += sign * step * (before[towards[moved]] - before[ids[moved]])
+        found.append(changed(SEQUENCES))
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(expected, rel=0.03, abs=0.003)
+
+
+def test_designs_for_a_prediction(cli, trained, runs, tmp_path):
+    args = [f"checkpoint={trained}", "reward=predicted", f"reward.checkpoint={runs['values']}", "method=classifier_guidance", "beta=5"]
+    args += ["method.gradient=true", "num_samples=4", "length=20", "sampler.num_groups=5", "num_draws=0", "output=a.fa"]
+    status, _, err = cli("sample", *args)
+    assert status == 0, err
+    status, _, err = cli("sample", *args, "overwrite=true", "length=30")  # of any length that the head takes
+    assert status == 0, err
+    for wrong, message in (
+        (f"reward.checkpoint={trained}", "is not a fine-tuned run"),
+        ("reward.checkpoint=absent", "does not exist"),
+        ("reward.output=high", "'high' is not predicted by this model"),
+    ):
+        status, _, err = cli("sample", *args, "output=b.fa", wrong)
+        assert status == 1 and message in err and not (tmp_path / "b.fa").exists()
