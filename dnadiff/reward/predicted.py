@@ -17,7 +17,7 @@ from dnadiff.downstream.classifier import Classifier
 from dnadiff.vocab import Vocab
 
 
-class Prediction(Reward):
+class PredictedReward(Reward):
     """The prediction of a run of `python -m dnadiff.finetune`, averaged over its seeds.
 
     It is the log-odds of a class or a label, or a value on the scale of the task's transform. Sequences are read in the orientation that

@@ -206,6 +206,7 @@ NEEDS = {
     "judge_text sampler=ar": ("checkpoint={world}/ar", *SAMPLED),
     "sample reward=motif": ("reward.motif=TATAAT", "~sampler.num_groups"),
     "sample reward=restriction_sites": ("reward.enzymes=EcoRI",),
+    "sample reward=predicted": ("reward.checkpoint={world}/classifier", "length=24"),
     "sample method=*": ("reward=gc",),
     "sample sampler=*": ("~sampler.num_groups",),
     "sample sampler/remasking=*": ("sampler=remdm", "~sampler.num_groups"),

@@ -8,7 +8,7 @@ import torch
 
 import dnadiff
 from dnadiff import commands, finetune
-from dnadiff.reward.predicted import Prediction
+from dnadiff.reward.predicted import PredictedReward
 
 FEW = ["epochs=1", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu", "seeds=2", "average=false"]
 RUNS = {
@@ -43,17 +43,17 @@ SEQUENCES = ["ACGTTGACCATTGACCATGA", "GATTACAGATTACAGATTAC", "CCCGGGTTTAAACCCGGG
 def test_rewards_are_the_predictions(runs):
     found = dnadiff.load(runs["classes"]).predict(SEQUENCES)
     odds = found.log_probs[..., 1].astype(float) - found.log_probs[..., 0].astype(float)
-    assert Prediction(str(runs["classes"]))(SEQUENCES) == pytest.approx(odds.mean(0), abs=1e-6)
-    assert Prediction(str(runs["classes"]), "poor")(SEQUENCES) == pytest.approx(-odds.mean(0), abs=1e-6)
+    assert PredictedReward(str(runs["classes"]))(SEQUENCES) == pytest.approx(odds.mean(0), abs=1e-6)
+    assert PredictedReward(str(runs["classes"]), "poor")(SEQUENCES) == pytest.approx(-odds.mean(0), abs=1e-6)
     values = dnadiff.load(runs["values"]).predict(SEQUENCES).values[:, 0]
-    reward = Prediction(str(runs["values"]))
+    reward = PredictedReward(str(runs["values"]))
     assert np.expm1(reward(SEQUENCES)) == pytest.approx(values, rel=1e-5)
     assert len(reward.inputs()) == 2 and all(len(digest) == 64 for digest in reward.inputs().values())
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_gradient_is_that_of_the_network(runs, name):
-    reward = Prediction(str(runs[name]))
+    reward = PredictedReward(str(runs[name]))
     value, slope = reward.gradient(SEQUENCES)
     assert value == pytest.approx(reward(SEQUENCES), abs=1e-5) and slope.shape == (3, 20, 4) and np.abs(slope).max() > 1e-4
     # Move the embedding of A towards that of C, and, for the other strand, that of T towards that of G: a change of the one-hot sequence.
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_the_network(runs, name):
                 expected[row] += slope[row, at, "ACGT".index({"A": "C", "T": "G"}[letter])] - slope[row, at, "ACGT".index(letter)]
     step, found = 2e-3, []
     for sign in (1, -1):
-        changed = Prediction(str(runs[name]))
+        changed = PredictedReward(str(runs[name]))
         for member in changed._model.members:
             weight = member.classifier.backbone.embedding.weight.data
             before = weight.clone()
