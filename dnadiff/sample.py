@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +19,10 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dnadiff.data.base import SequenceDataModule
-    from dnadiff.design.designer import LongestMatch
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
+    from dnadiff.metrics.memorization import TrainingIndex
     from dnadiff.model import Model
     from dnadiff.sampler.base import Sampler
 
@@ -80,9 +79,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         config["gc"] = gc_tilt.check(config["gc"], request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     training = memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
+    index = None if training is None else cache(lambda: memorization.indexed(training))  # made when it is needed first, once
     design: dict[str, Json] = {}
     if reward_options.is_design(config):
-        search = None if training is None else partial(searcher, training)
+        search = None if index is None else lambda bases: index().longest_match(bases)
         generator, design = reward_options.make_designer(config, generator, request, search)
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
@@ -96,15 +96,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, kept, config["resume"], config["overwrite"])
     generate(config, model, request, generator, stream, header, weighted)
-    finish(config, model, request, generator.sampler, stream, training)
+    finish(config, model, request, generator.sampler, stream, index)
     return output
-
-
-def searcher(training: SequenceDataModule) -> LongestMatch:
-    """The function that searches designs in the training data."""
-    from dnadiff.metrics import memorization
-
-    return memorization.indexed(training).longest_match
 
 
 def check_options(config: Config) -> None:
@@ -145,10 +138,10 @@ def generate(
     """Generate and write the remaining batches."""
     low, high = request.lengths
     span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
-    calls = f"at most {generator.sampler.num_steps_for(high)} network calls per batch"
+    calls = "" if reward_options.is_design(config) else f", at most {generator.sampler.num_steps_for(high)} network calls per batch"
     if weighted and model.denoiser.block_size is not None:
         calls += ", and one for each token that is fixed in a later block"
-    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}, {calls}")
+    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}{calls}")
     totals = TOTALS | (reward_options.TOTALS if reward_options.is_design(config) else {}) | stream.notes
     totals["sessions"] += 1
     start, before = time.monotonic(), totals["seconds"]
@@ -196,7 +189,7 @@ def with_calibrated_tilt(config: Config, request: Request, generator: Conditiona
 
 
 def finish(
-    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, training: SequenceDataModule | None
+    config: Config, model: Model, request: Request, sampler: Sampler, stream: ResumableOutput, index: Callable[[], TrainingIndex] | None
 ) -> None:
     """Resample if requested, give the file its name, write the JSON file next to it, and print the closing table."""
     from dnadiff.design import provenance
@@ -218,16 +211,17 @@ def finish(
         stream.finish()
     if config["gc"] is not None:
         extra = {"gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}, **extra}
-    if training is not None:  # the longest exact match of each record with the training part, either strand
-        extra["copies"] = memorization.summary(memorization.of_file(output, memorization.indexed(training)))
+    if index is not None:  # the longest exact match of each record with the training part, either strand
+        extra["copies"] = memorization.summary(memorization.of_file(output, index()))
     if reward_options.is_design(config):
-        extra["design"] = reward_options.summary(config, totals, len(request))
+        extra["design"] = reward_options.summary(config, totals, len(request), output)
     content = {
         "records": written,
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
         "sampler": provenance.sampler_name(sampler),
         "sampler_settings": provenance.sampler_settings(sampler),
-        "steps": sampler.num_steps_for(request.lengths[1]),  # upper limit of the network calls that fill the masks of a batch
+        # Upper limit of the network calls that fill the masks of a batch; methods of designs make more.
+        **({} if reward_options.is_design(config) else {"steps": sampler.num_steps_for(request.lengths[1])}),
         "network_calls": totals["nfe"],
         "rows": totals["rows"],
         "tokens": totals["tokens"],

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.checks import number
+from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.request import Request, Target
@@ -44,6 +45,8 @@ class Designer(ConditionalSampler):
         longest_match: LongestMatch | None = None,
     ) -> None:
         super().__init__(generator.denoiser, generator.process, generator.tokenizer, generator.sampler, generator.labels, generator.tilt)
+        if not isinstance(method, DesignMethod):
+            raise ValueError(f"method {method!r} is not a design method; give an object such as SMC() (dnadiff.design.method)")
         if number("beta", beta) < 0:
             raise ValueError(f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value")
         self.method, self.goal = method, Goal(CountedReward(reward), beta)
@@ -56,13 +59,24 @@ class Designer(ConditionalSampler):
         return self.goal.reward.calls
 
     @override
-    def has_weights(self, request: Request) -> bool:
-        return self.method.has_weights and self.sampler.supports_weights(request.lengths[1])
+    def has_weights(self, request: Request) -> bool | None:
+        """True, or None if the method has no weights or the sampler does not support them."""
+        return True if self.method.has_weights and self.sampler.supports_weights(request.lengths[1]) else None
+
+    def check_request(self, request: Request) -> None:
+        """Raise ValueError for several lengths of one template, and for lengths that the method or the bounds do not take."""
+        (low, high), longest = request.lengths, self.denoiser.max_length
+        if low < high and request.num_groups == 1:
+            raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
+        if self.num_draws and longest is not None and high > longest:
+            problem = f"bounds need whole sequences, and {high} tokens are more than the {longest} that this network takes"
+            raise ValueError(f"num_draws {self.num_draws}: {problem}; set num_draws=0")
+        self.method.check_length(self, high)
 
     @override
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
-        """The designs from number `first` on; a batch has one template. Design i depends on (seed, i), and for populations on its batch."""
-        check_request(request)
+        """The designs from number `first` on; a batch has one template. Design i depends on (seed, i), and with `SMC` on its batch."""
+        self.check_request(request)
         done = first
         while done < len(request):
             end = min(done + batch_size, (done // request.each + 1) * request.each)
@@ -72,27 +86,24 @@ class Designer(ConditionalSampler):
             done = end
 
     @override
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, str]]:
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
         """Reward, effective sample size of the batch, changes from the start, bound on the log-probability, longest match."""
         assert batch.rewards is not None
-        columns: dict[str, Sequence[object]] = {"reward": [f"{reward:.6g}" for reward in batch.rewards]}
+        columns: dict[str, Sequence[Json]] = {"reward": _rounded(batch.rewards, 6)}
         if batch.log_weight is not None:
-            columns["ess"] = [f"{effective_size(batch.log_weight):.1f}"] * len(numbers)
+            columns["ess"] = [round(effective_size(batch.log_weight), 1)] * len(numbers)
         if batch.targets[0].start is not None:
             columns["changes"] = changes(batch)
         if self.num_draws:
-            columns["log_prob"] = [f"{bound:.3f}" for bound in self.bounds(batch, numbers, self.num_draws, seed)]
+            columns["log_prob"] = _rounded(self.bounds(batch, numbers, self.num_draws, seed), 3)
         if self.longest_match is not None:
             tokenizer, (start, end) = dna_tokenizer(self.tokenizer), batch.targets[0].designed
             columns["longest_match"] = self.longest_match(tokenizer.bases(tokens[start:end]) for tokens in batch.tokens).tolist()
-        return [{name: str(values[row]) for name, values in columns.items()} for row in range(len(numbers))]
+        return [{name: values[row] for name, values in columns.items()} for row in range(len(numbers))]
 
 
-def check_request(request: Request) -> None:
-    """Raise ValueError for a request with templates of several lengths in one group."""
-    low, high = request.lengths
-    if low < high and request.num_groups == 1:
-        raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
+def _rounded(values: NDArray[np.float64], digits: int) -> list[float]:
+    return [round(value, digits) for value in values.tolist()]
 
 
 def changes(batch: SampleBatch) -> list[int]:

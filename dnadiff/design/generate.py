@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dnadiff import likelihood
 from dnadiff.blocks import after_first
+from dnadiff.config import Json
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.design.request import Request, Target
@@ -147,10 +148,14 @@ class ConditionalSampler:
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the sampler does not support weights."""
+        constrained = self.constrains(request)
+        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
+
+    def constrains(self, request: Request) -> bool:
+        """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the samples of a request."""
         # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
         firsts = (request[group * request.each] for group in range(request.num_groups))
-        constrained = self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
-        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
+        return self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
@@ -202,7 +207,7 @@ class ConditionalSampler:
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
         return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
 
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, str]]:
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
         """Further entries of the header of each sample."""
         return [{}] * len(batch.targets)
 

@@ -137,7 +137,7 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
         raise ValueError(
             f"resample=true compares sequences of one length, and length={config['length']} draws many; set length to a number"
         )
-    if weighted is None:
+    if weighted is None and not reward_options.is_design(config):
         log.info("this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
         seen = "this model does not see fixed tokens to the right of a mask" + (" in later blocks" if generator.denoiser.block_size else "")

@@ -51,7 +51,8 @@ def header_of(sampler: Sampler, config: Config) -> dict[str, Json]:
     settings = {"label": (label, None), "guidance": (config["guidance"], 1), "gc": (config["gc"], None)}  # value and default
     changed = {name: value for name, (value, default) in settings.items() if value != default}
     if config["reward"]:
-        changed |= {"method": config["method"]["_target_"].rpartition(".")[0].rpartition(".")[2], "beta": config["beta"]}
+        method = config["method"]["_target_"].rpartition(".")[0].rpartition(".")[2]
+        changed |= {"method": method} | ({} if method == "best_of_n" else {"beta": config["beta"]})
     # The calls are those of the batch, known afterwards.
     return {"sampler": sampler_name(sampler), "calls": 0, **header_settings(sampler), **changed, "seed": config["seed"]}
 

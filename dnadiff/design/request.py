@@ -202,12 +202,16 @@ def starting_from(
     allow, or that are not A, C, G or T where a sequence may change, are a ValueError; so is another length.
     """
     found, starts = [], []
+    if patterns is not None and len(patterns) not in (1, len(sequences)):
+        raise ValueError(
+            f"template has {len(patterns)} records and start {len(sequences)} sequences; give one template for all, or one for each"
+        )
     for number, (name, text) in enumerate(sequences):
         if patterns is None:
             pattern = dna_pattern(dna_tokenizer(tokenizer), len(text))
         else:
             pattern = patterns[min(number, len(patterns) - 1)]
-        if len(pattern.ids) != len(text) or 1 < len(patterns or ()) <= number:
+        if len(pattern.ids) != len(text):
             raise ValueError(
                 f"start: {name} has {len(text)} bases and no template of that length; give one template for all sequences, or one for each"
             )

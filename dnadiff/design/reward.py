@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
+from dnadiff.checks import number
 from dnadiff.sampler.base import Configurable
 
 Values: TypeAlias = NDArray[np.float64]
+R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 
@@ -92,7 +94,7 @@ def as_reward(reward: Reward | Callable[[Sequence[str]], ArrayLike], target: flo
     if not callable(reward):
         raise ValueError(f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each")
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
-    return made if target is None else Toward(made, target)
+    return made if target is None else Toward(made, number("target", target))
 
 
 class CountedReward:
@@ -125,19 +127,28 @@ class CountedReward:
         return values
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        """See `Reward.gradient`."""
-        self.calls += 2 * len(sequences)
-        values, slopes = self.reward.gradient(sequences)
+        """See `Reward.gradient`; raises ValueError as `__call__`."""
+        values, slopes = self._called(sequences, self.reward.gradient)
         self._check_values(sequences, values)
+        shape = (len(sequences), len(sequences[0]), 4)
+        if slopes.shape != shape:
+            raise ValueError(f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: sequences, positions and bases")
         if not np.isfinite(slopes).all():
             raise ValueError(f"reward {self.name} has a gradient that is not finite; choose a method that needs none")
+        if not self._is_checked:
+            self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
+            self._is_checked = True
+        self.calls += 2 * len(sequences)
         return values, slopes
 
-    def _evaluated(self, sequences: Sequence[str]) -> Values:
+    def _called(self, sequences: Sequence[str], function: Callable[[Sequence[str]], R]) -> R:
         try:
-            values = np.asarray(self.reward(list(sequences)), dtype=np.float64)
+            return function(list(sequences))
         except Exception as error:
             raise ValueError(f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: {error}") from error
+
+    def _evaluated(self, sequences: Sequence[str]) -> Values:
+        values = self._called(sequences, lambda given: np.asarray(self.reward(given), dtype=np.float64))
         self._check_values(sequences, values)
         return values
 
@@ -151,14 +162,17 @@ class CountedReward:
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
         # Once: the first sequence by itself, and all in the reverse order. These evaluations are not counted.
-        alone, reverse = self._evaluated(sequences[:1]), self._evaluated(sequences[::-1])[::-1]
-        scale = _TOLERANCE * max(1.0, float(np.abs(values).max()))
-        if abs(alone[0] - values[0]) > scale or np.abs(reverse - values).max() > scale:
-            raise ValueError(
-                f"reward {self.name} depends on the other sequences of a call ({values[0]:g} for {_short(sequences[0])}, {alone[0]:g} for the "
-                "same sequence alone); it must be a function of the sequence, without normalization over a batch or random numbers"
-            )
+        self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
+        for sequence, value, other in zip(sequences, values, self._evaluated(sequences[::-1])[::-1]):
+            self._check_same(sequence, value, other)
         self._is_checked = True
+
+    def _check_same(self, sequence: str, value: float, other: float) -> None:
+        if abs(value - other) > _TOLERANCE * max(1.0, abs(value)):
+            raise ValueError(
+                f"reward {self.name} depends on the other sequences of a call ({value:g} and {other:g} for {_short(sequence)}); it must be a "
+                "function of the sequence, without normalization over a batch or random numbers"
+            )
 
 
 def _short(sequence: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dnadiff.config import PACKAGE, Config, Json, build
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.design.designer import Designer, LongestMatch
     from dnadiff.design.generate import ConditionalSampler, SampleBatch
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from dnadiff.design.template import Pattern
 
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
-_ONLY_WITH_REWARD = {"target": None, "start": None}  # keys and their defaults
+_ONLY_WITH_REWARD = {"target": None, "start": None, "beta": 10.0, "num_draws": 8}  # keys and their defaults
+_DEFAULT_METHOD = "dnadiff.design.method.best_of_n.BestOfN"
+_REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 log = logging.getLogger("dnadiff")
 
 
@@ -29,8 +34,9 @@ def is_design(config: Config) -> bool:
 def check(config: Config) -> None:
     """Check the combination of options; raises ValueError naming the key."""
     if not is_design(config):
-        if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
-            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/designing.md)")
+        set_ = [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]
+        if set_ := set_ + ["method"] * (config["method"].get("_target_") != _DEFAULT_METHOD):
+            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)")
         return
     if config["gc"] is not None:
         raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted")
@@ -53,30 +59,32 @@ def method_of(config: Config) -> DesignMethod:
     """The design method; raises ValueError if it is not one."""
     from dnadiff.design.method.base import DesignMethod
 
-    method = build(config["method"], trust=None)
+    method = build(config["method"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(method, DesignMethod):
         raise ValueError(f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)")
     return method
 
 
 def make_designer(
-    config: Config, generator: ConditionalSampler, request: Request, longest_match: Callable[[], LongestMatch] | None
+    config: Config, generator: ConditionalSampler, request: Request, longest_match: LongestMatch | None
 ) -> tuple[Designer, dict[str, Json]]:
     """The designer of a configuration, and what its designs depend on.
 
     Raises:
         ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler or the request.
     """
-    from dnadiff.design.designer import Designer, check_request
+    from dnadiff.design.designer import Designer
     from dnadiff.design.reward import Reward, as_reward
 
-    check_request(request)
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(reward, Reward):
         raise ValueError(f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)")
-    match = None if longest_match is None else longest_match()
-    made = Designer(generator, method_of(config), as_reward(reward, config["target"]), config["beta"], config["num_draws"], match)
+    goal = as_reward(reward, config["target"])
+    made = Designer(generator, method_of(config), goal, config["beta"], config["num_draws"], longest_match)
+    made.check_request(request)
     log.info("designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)")
+    if made.has_weights(request) is None and made.constrains(request):
+        log.info("these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     keys = ("reward", "target", "method", "beta", "num_draws")
     return made, {**{key: config[key] for key in keys}, "reward_inputs": reward.inputs(), "copies": longest_match is not None}
 
@@ -99,18 +107,23 @@ def add_totals(totals: Json, batch: SampleBatch) -> None:
     totals["reward_calls"] += batch.reward_calls
 
 
-def summary(config: Config, totals: Mapping[str, Json], generated: int) -> dict[str, Json]:
-    """The entry `design` of the JSON file."""
-    return {
-        "reward": config["reward"],
-        "target": config["target"],
-        "method": config["method"],
-        "beta": config["beta"],
-        "mean": totals["reward_sum"] / generated,
-        "best": totals["reward_best"],
-        "calls": totals["reward_calls"],
-        "start": None if config["start"] is None else str(config["start"]),
-    }
+def summary(config: Config, totals: Mapping[str, Json], generated: int, output: Path) -> dict[str, Json]:
+    """The entry `design` of the JSON file; with `resample=true` the mean and the best reward are those of the records written."""
+    mean, best = totals["reward_sum"] / generated, totals["reward_best"]
+    proposals: dict[str, Json] = {}
+    if config["resample"]:
+        proposals, written = {"proposals": {"mean": mean, "best": best}}, written_rewards(output)
+        mean, best = sum(written) / len(written), max(written)
+    keys = ("reward", "target", "method", "beta", "start")
+    return {**{key: config[key] for key in keys}, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
+
+
+def written_rewards(path: Path) -> list[float]:
+    """The rewards in the headers of a FASTA file, or in the lines of a .jsonl file."""
+    from dnadiff.design.output import is_compressed, open_bytes
+
+    with open_bytes(path, is_compressed(path)) as file:
+        return [float(found[1]) for line in file if line[:1] in b">{" and (found := _REWARD.search(line))]
 
 
 def rows(design: Mapping[str, Json], generated: int) -> list[tuple[str, str]]:

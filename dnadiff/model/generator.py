@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -169,24 +169,27 @@ class Generator:
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
         """
-        method = method or BestOfN()
+        method, batch_size = method or BestOfN(), integer("batch_size", batch_size)
         if start is not None and not method.changes_given:
             raise ValueError(f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis")
-        sampler = sampler or self.default_sampler(self.length if length is None else length)
+        if num_draws % 2:
+            raise ValueError(f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the bounds out")
+        check_exclusions({"infill": infill, "start": start, "template": template, "length": length, "motif": motif})
+        n, window = check_request(None, n, self.length if length is None and template is None and start is None else length or 1)
         given, low = "", 0
         if infill is not None:
             self.check_infill()
             given = text_of(infill[0])
-            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, self.length if length is None else length)
+            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
         elif start is not None:
             allowed = None if template is None else [template_pattern(self.tokenizer, template, read_motifs(motif))]
-            request = starting_from(self.tokenizer, [("start", start)], n, allowed)
+            request = starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
         else:
-            request = from_text(
-                self.tokenizer, n, self.length if template is None and length is None else length, seed, template, motif, ""
-            )
-        generator = self.conditional_sampler(sampler, request, label, guidance)
-        found = Designer(generator, method, as_reward(reward, target), beta).designs(request, seed, batch_size, num_draws)
+            request = from_text(self.tokenizer, n, window if template is None else length, seed, template, motif, "")
+        generator = self.conditional_sampler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+        designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
+        designer.check_request(request)
+        found = designer.designs(request, seed, batch_size, num_draws)
         return found if infill is None else [in_flanks(design, given, *infill[1:], low) for design in found]
 
     def check_infill(self) -> None:
@@ -269,3 +272,18 @@ def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> 
     """The sequence with [start, end) from a design of the window that begins at `low`."""
     text = sequence[:start] + design[start - low : end - low] + sequence[end:]
     return Design(text, design.log_prob, design.log_weight, design.reward)
+
+
+_EXCLUSIVE = (("infill", "template"), ("infill", "motif"), ("infill", "start"), ("start", "length"), ("template", "length"))
+
+
+def check_exclusions(given: Mapping[str, object]) -> None:
+    """Raise ValueError for arguments of `Generator.design` that exclude each other, or that have a wrong form."""
+    for one, other in _EXCLUSIVE:
+        if given[one] is not None and given[other]:
+            raise ValueError(f"{one} and {other} exclude each other; leave one out")
+    if given["start"] is not None and given["motif"] and given["template"] is None:
+        raise ValueError("start has complete sequences, without motif; fix positions with template")
+    infill = given["infill"]
+    if infill is not None and (not isinstance(infill, (tuple, list)) or len(infill) != 3):
+        raise ValueError(f"infill {infill!r} must be (sequence, start, end)")

@@ -57,6 +57,8 @@ class MotifMatch(Reward):
         self.both_strands, self.absent = checks.boolean("reward.both_strands", both_strands), checks.boolean("reward.absent", absent)
         self.threshold = checks.fraction("reward.threshold", threshold)
         self._scores = log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)  # (W, 4)
+        if self._scores.max(-1).sum() <= 0:
+            raise ValueError(f"reward.matrix {matrix}: no position of the matrix prefers a base; choose another one")
 
     @override
     def inputs(self) -> dict[str, str]:

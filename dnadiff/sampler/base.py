@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -113,11 +114,7 @@ class Sampler(Configurable, ABC):
 
     def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and `uniform (M,)`."""
-        # Apple GPUs have no float64; shaping and drawing then run on the CPU.
-        local = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
-        size = len(local) if local.device.type == "cuda" else _CHUNK // local.shape[-1]
-        chunks = zip(local.split(max(1, size)), uniform.split(max(1, size)))
-        return torch.cat([categorical.draw(self.adjust(part), u) for part, u in chunks]).to(log_probs.device)
+        return draw_in_chunks(log_probs, uniform, self.adjust)
 
     def supports_weights(self, length: int) -> bool:
         """Whether samples of `length` tokens or fewer have importance weights: `has_weights`, temperature 1 and no truncation."""
@@ -194,6 +191,15 @@ class Sampler(Configurable, ABC):
         Returns:
             Tokens (B, L).
         """
+
+
+def draw_in_chunks(log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see `dnadiff.categorical.draw`."""
+    # Apple GPUs have no float64; shaping and drawing then run on the CPU.
+    local = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
+    size = max(1, len(local) if local.device.type == "cuda" else _CHUNK // local.shape[-1])
+    chunks = zip(local.split(size), uniform.split(size))
+    return torch.cat([categorical.draw(part if adjust is None else adjust(part), u) for part, u in chunks]).to(log_probs.device)
 
 
 def check_inner(sampler: Sampler, example: str) -> None:

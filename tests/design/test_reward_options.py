@@ -47,7 +47,7 @@ def test_every_method_writes_designs_with_their_rewards(design, method):
     values = GCContent()([record.sequence.decode() for record in records])
     about = [facts(record) for record in records]
     assert np.allclose([float(each["reward"]) for each in about], values, atol=1e-6)
-    assert all(each["method"] == method and each["beta"] == "20" for each in about)
+    assert all(each["method"] == method and each.get("beta") == (None if method == "best_of_n" else "20") for each in about)
     assert all(float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about)
     weighted = method in ("smc", "svdd", "classifier_guidance")
     assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
@@ -66,6 +66,8 @@ def test_weighted_sums_of_rewards_with_a_template(design, tmp_path):
         text = record.sequence.decode()
         expected = MotifMatch("TATAAT")([text])[0] - 2 * text.count("GAATTC")
         assert text[6:10] == "GAAT" and text[18] in "AG" and text[19] in "CT" and float(facts(record)["reward"]) == pytest.approx(expected)
+    written = [float(facts(record)["reward"]) for record in records]
+    assert content["design"]["mean"] == pytest.approx(np.mean(written)) and content["design"]["best"] == pytest.approx(max(written))
     assert len(records) == 4 and content["weights"]["resampled"] == 4 and set(content["design"]["reward"]["terms"]) == {"box", "sites"}
 
 
@@ -116,6 +118,8 @@ def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, pyt
 WRONG = {
     "target is for designs; set reward= too": ["target=0.5"],
     "start is for designs; set reward= too": ["start=s.fa"],
+    "beta is for designs": ["beta=50"],
+    "method is for designs": ["method=smc"],
     "gc and reward exclude each other": ["reward=gc", "gc=0.5"],
     "beta -1 must be": ["reward=gc", "beta=-1"],
     "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
@@ -180,5 +184,21 @@ def test_designs_in_python(trained):
     assert [d.reward for d in near] == [-abs(value - 0.1) for value in gc(near)]
     with pytest.raises(ValueError, match="start is for methods that change given sequences, and BestOfN does not"):
         model.design(gc, start="ACGT")
+    assert near[0].log_weight is None and found[0].log_weight is None and weighted[0].log_weight is not None
+    for wrong, message in (
+        ({"infill": (sequence, 20, 30), "template": "NNN"}, "infill and template exclude each other"),
+        ({"infill": (sequence, 20)}, r"must be \(sequence, start, end\)"),
+        ({"n": 2.5}, "2.5"),
+        ({"batch_size": 0}, "batch_size 0"),
+        ({"num_draws": 3}, "num_draws 3 must be even"),
+        ({"target": "x"}, "target 'x'"),
+        ({"method": "smc"}, "is not a design method"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.design(gc, **({"n": 1} | wrong))
     with pytest.raises(ValueError, match="start: start has 4 bases and no template of that length"):
         model.design(gc, 1, Metropolis(), start="ACGT", template="NNN")
+
+
+def test_short_designs_of_a_model_with_a_stored_curve():
+    assert len(dnadiff.load("ecoli", device="cpu").design(lambda s: [0.0] * len(s), 1, template="ACGTNNNN", num_draws=0)[0]) == 8

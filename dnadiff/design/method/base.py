@@ -30,16 +30,17 @@ class DesignMethod(Configurable, ABC):
     Attributes:
         has_weights: whether its designs have importance weights. Weighted designs have the distribution p(x) exp(beta reward(x)), and the
             mean weight is an unbiased estimate of its normalizing constant.
-        is_population: whether the designs of a batch depend on each other.
         changes_given: whether it can change given sequences (`Target.start`).
     """
 
     has_weights: ClassVar[bool] = False
-    is_population: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
 
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""
+
+    def check_length(self, generator: ConditionalSampler, length: int) -> None:
+        """Raise ValueError for sequences of a length that this method cannot design."""
 
     @abstractmethod
     def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
@@ -59,11 +60,3 @@ def texts(generator: ConditionalSampler, target: Target, tokens: Tensor) -> list
 def rewards(generator: ConditionalSampler, goal: Goal, target: Target, tokens: Tensor) -> Tensor:
     """Rewards (B,) float64 of complete sequences `tokens (B, L)`."""
     return torch.from_numpy(goal.reward(texts(generator, target, tokens)))
-
-
-def batch_of(
-    targets: Sequence[Target], tokens: Tensor, values: Tensor, nfe: int, rows: int, log_weight: Tensor | None = None
-) -> SampleBatch:
-    """A batch of designs from tensors."""
-    weights = None if log_weight is None else log_weight.double().cpu().numpy()
-    return SampleBatch(list(targets), list(tokens.cpu().numpy()), nfe, rows, weights, values.cpu().numpy())

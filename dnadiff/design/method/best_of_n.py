@@ -44,7 +44,9 @@ class BestOfN(DesignMethod):
         nfe = rows = 0
         for candidate in range(self.num_candidates):
             # Candidate j of design i has the noise of sample i n + j.
-            batch = generator.fill([(number * self.num_candidates + candidate, target) for number, target in zip(numbers, targets)], seed)
+            batch = generator.fill(
+                [(number * self.num_candidates + candidate, target) for number, target in zip(numbers, targets)], seed, weighted=False
+            )
             values = goal.reward(texts(generator, targets[0], torch.from_numpy(np.stack(batch.tokens))))
             for row in np.flatnonzero(values > rewards):
                 best[row], rewards[row] = batch.tokens[row], values[row]

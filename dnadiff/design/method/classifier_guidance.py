@@ -12,7 +12,8 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.method.base import Goal, texts
-from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise, moved
+from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
 from dnadiff.design.template import dna_tokenizer
 
 _BASES = "ACGT"
@@ -28,7 +29,7 @@ class ClassifierGuidance(Stepwise):
 
     Args:
         gradient: False evaluates the reward of every change: 1 + 3 N reward calls for a step that unmasks N tokens. True takes the
-            first-order term of a differentiable reward: 2 calls for each step, whatever its size.
+            first-order term of a differentiable reward: 2 calls for each step, whatever its size. The complete sequence takes one more.
 
     Example:
         >>> ClassifierGuidance(gradient=True).gradient
@@ -51,25 +52,31 @@ class ClassifierGuidance(Stepwise):
             )
 
     @override
-    def advance(self, batch: Batch, particles: Particles, step: Step) -> Particles:
+    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
         log_p = log_q = step.log_probs_now
-        if step.is_evaluated:
-            x0 = batch.predicted(particles.x, step, step.number)
-            change = (first_order if self.gradient else every_change)(batch, x0, step.now)
-            log_q = (log_p + step.beta * change.to(log_p)).log_softmax(-1)
-        uniform = batch.uniform("token", step.now, 0)
-        tokens = batch.generator.sampler.unmask(step.index, step.num_steps, log_q, uniform)
-        log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].double()
-        each = torch.zeros(step.now.shape, dtype=torch.float64, device=log_ratio.device).masked_scatter(step.now, log_ratio)
-        # Only the complete sequence has a potential: the guided distribution takes the place of earlier ones.
-        return moved(batch, particles, replace(step, is_evaluated=step.is_last, beta=batch.goal.beta), tokens, each.sum(-1))
+        rows = step.evaluated
+        if bool(rows.any()):
+            x0 = step.predict(run, particles.x, step.index)
+            change = torch.zeros(log_p.shape, dtype=torch.float64)
+            guided = rows[:, None].expand_as(step.now)[step.now].cpu()
+            change[guided] = (first_order if self.gradient else every_change)(run, x0, step.now[rows])
+            beta = step.beta.cpu()[:, None].expand(step.now.shape)[step.now.cpu()]
+            log_q = torch.where(guided[:, None].to(log_p.device), (log_p + (beta[:, None] * change).to(log_p)).log_softmax(-1), log_p)
+        uniform = run.uniform("token", step.now, 0)
+        tokens = run.generator.sampler.unmask(step.index, step.num_steps, log_q, uniform)
+        log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].to(run.exact_device).double()
+        each = torch.zeros(step.now.shape, dtype=torch.float64, device=run.exact_device)
+        each[step.now.to(run.exact_device)] = log_ratio
+        # Only a complete sequence has a potential: the guided distribution takes the place of earlier ones.
+        last = replace(step, evaluated=step.done, beta=torch.full_like(step.beta, run.goal.beta))
+        return moved(run, particles, last, tokens, each.sum(-1))
 
 
-def every_change(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
+def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
     """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions `now (B, L)` is replaced by another base."""
-    start, end = batch.target.shown
-    known = texts(batch.generator, batch.target, x0)
-    before = batch.goal.reward(known)
+    start, end = run.target.shown
+    known = texts(run.generator, run.target, x0)
+    before = run.goal.reward(known)
     change = np.zeros((int(now.sum()), 4))
     changed, places = [], []
     for number, (row, column) in enumerate(now.nonzero().tolist()):
@@ -82,24 +89,24 @@ def every_change(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
                 places.append((number, base, row))
     if changed:
         number, base, row = np.array(places).T
-        change[number, base] = batch.goal.reward(changed) - before[row]
-    return _of_tokens(batch, change)
+        change[number, base] = run.goal.reward(changed) - before[row]
+    return _of_tokens(run, change)
 
 
-def first_order(batch: Batch, x0: Tensor, now: Tensor) -> Tensor:
+def first_order(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
     """The first-order term of `every_change`."""
-    start, end = batch.target.shown
-    known = texts(batch.generator, batch.target, x0)
-    slopes = batch.goal.reward.gradient(known)[1]  # (B, end - start, 4)
+    start, end = run.target.shown
+    known = texts(run.generator, run.target, x0)
+    slopes = run.goal.reward.gradient(known)[1]  # (B, end - start, 4)
     change = np.zeros((*now.shape, 4))
     index = np.array([[max(_BASES.find(letter), 0) for letter in text] for text in known])
     change[:, start:end] = slopes - np.take_along_axis(slopes, index[..., None], axis=-1)
-    return _of_tokens(batch, change[now.cpu().numpy()])
+    return _of_tokens(run, change[now.cpu().numpy()])
 
 
-def _of_tokens(batch: Batch, change: np.ndarray) -> Tensor:
+def _of_tokens(run: DesignRun, change: np.ndarray) -> Tensor:
     """(N, V) from the changes (N, 4) of the bases; 0 for other tokens."""
-    tokenizer = dna_tokenizer(batch.generator.tokenizer)
+    tokenizer = dna_tokenizer(run.generator.tokenizer)
     found = np.zeros((len(change), tokenizer.vocab.size))
     found[:, tokenizer.ids_from_bases(range(4)).astype(np.int64)] = change
     return torch.from_numpy(found)

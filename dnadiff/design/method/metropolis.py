@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Goal, batch_of
-from dnadiff.design.method.stepwise import Batch
+from dnadiff.design.method.base import DesignMethod, Goal
+from dnadiff.design.method.batch import DesignRun
 from dnadiff.design.request import Target
-from dnadiff.sampler.base import time_of
+from dnadiff.sampler.base import draw_in_chunks, time_of
 
 
 @dataclass(eq=False)
@@ -65,44 +65,44 @@ class Metropolis(DesignMethod):
 
     @override
     def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
-        batch = Batch(generator, goal, targets, numbers, seed)
+        run = DesignRun(generator, goal, targets, numbers, seed)
         with torch.no_grad():
-            x, value = self._chains(batch, self._start(batch, targets, numbers, seed))
-        return batch_of(targets, x, value, batch.calls.nfe, batch.calls.rows)
+            x, value = self._chains(run, self._start(run, targets, numbers, seed))
+        return run.batch(x, value)
 
-    def _start(self, batch: Batch, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> Tensor:
+    def _start(self, run: DesignRun, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> Tensor:
         if all(target.start is not None for target in targets):
-            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(batch.template)
-        found = batch.generator.fill(list(zip(numbers, targets)), seed)
-        batch.calls.nfe, batch.calls.rows = found.nfe, found.rows
-        return torch.stack([torch.from_numpy(tokens) for tokens in found.tokens]).to(batch.template)
+            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(run.template)
+        found = run.generator.fill(list(zip(numbers, targets)), seed, weighted=False)
+        run.calls.nfe, run.calls.rows = found.nfe, found.rows
+        return torch.stack([torch.from_numpy(tokens) for tokens in found.tokens]).to(run.template)
 
-    def _chains(self, batch: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _chains(self, run: DesignRun, x: Tensor) -> tuple[Tensor, Tensor]:
         """The last or the best sequence of each chain, (B, L), and their rewards (B,)."""
-        designed = batch.template == batch.generator.process.vocab.mask_id
-        most = 1 if batch.prepared.constrained is not None else min(self.num_positions, int(designed[0].sum()))
-        start, value = x, batch.rewards(x)
+        designed = run.template == run.generator.process.vocab.mask_id
+        most = 1 if run.prepared.constrained is not None else min(self.num_positions, int(designed[0].sum()))
+        start, value = x, run.rewards(x)
         best, best_value = x, value
         for number in range(self.num_steps):
-            draws = batch.draws.at(number)
-            proposal = self._redrawn(batch, x, designed, most, number)
+            draws = run.draws.at(number)
+            proposal = self._redrawn(run, x, designed, most, number)
             changed = (proposal != x).any(-1)
             if self.max_changes is not None:
                 changed &= (proposal != start).sum(-1) <= self.max_changes
             if not bool(changed.any()):
                 continue
-            proposed = value.clone()
-            proposed[changed] = batch.rewards(proposal[changed])
-            gain = batch.goal.beta * (proposed - value)
-            accepted = changed & (draws.uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
-            x, value = torch.where(accepted[:, None], proposal, x), torch.where(accepted, proposed, value)
+            proposed, rows = value.clone(), changed.to(value.device)
+            proposed[rows] = run.rewards(proposal[changed])
+            gain = run.goal.beta * (proposed - value)
+            accepted = rows & (draws.uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
+            x, value = torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(accepted, proposed, value)
             better = value > best_value
-            best, best_value = torch.where(better[:, None], x, best), torch.where(better, value, best_value)
+            best, best_value = torch.where(better.to(x.device)[:, None], x, best), torch.where(better, value, best_value)
         return (best, best_value) if self.best else (x, value)
 
-    def _redrawn(self, batch: Batch, x: Tensor, designed: Tensor, most: int, number: int) -> Tensor:
+    def _redrawn(self, run: DesignRun, x: Tensor, designed: Tensor, most: int, number: int) -> Tensor:
         """The sequences with up to `most` of the `designed (B, L)` positions drawn again."""
-        draws, process = batch.draws.at(number), batch.generator.process
+        draws, process = run.draws.at(number), run.generator.process
         count = 1 + (draws.uniform("size", 1) * most).long().clamp(max=most - 1)  # (B, 1)
         keys = draws.uniform("place", x.shape[1]).masked_fill(~designed.to(count.device), 2.0)
         rank = keys.argsort(-1).argsort(-1)  # positions to draw again are those of rank below `count`, in this order
@@ -112,7 +112,7 @@ class Metropolis(DesignMethod):
         uniform = draws.uniform("again", x.shape[1])
         for index in range(int(groups.max())):
             now = group == index
-            log_probs = batch.calls.log_probs(x, time_of(x, process, batch.calls.valid), now)
-            tokens = batch.generator.sampler.unmask(index, int(groups.max()), log_probs, uniform[now.to(uniform.device)])
-            x = batch.filled(x, now, tokens)
+            log_probs = run.calls.log_probs(x, time_of(x, process, run.calls.valid), now)
+            tokens = draw_in_chunks(log_probs, uniform[now.to(uniform.device)], run.generator.sampler.adjust)
+            x = run.filled(x, now, tokens)
         return x

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import effective_size, systematic_resample
-from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise, moved
+from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
 
 _PER_ROW = ("x", "step", "log_weight", "log_potential", "log_mass", "value")
 
@@ -23,9 +23,9 @@ class SMC(Stepwise):
 
     The designs of a batch are one population of particles. Each step draws tokens from the model and weights the particles by the change
     of the reward of their predicted x0 (`dnadiff.design.method.stepwise`). If the effective sample size falls below
-    `threshold` times the size of the batch, the particles are drawn again in proportion to their weights, by systematic resampling: good
-    ones are copied, bad ones dropped. Their weights are then equal, and keep the estimate of the normalizing constant, so that populations
-    of several batches can be combined. Reward calls per design: steps / `every`.
+    `threshold` times the size of the batch, the particles are drawn again in proportion to their weights, by systematic resampling:
+    particles with a large weight are copied, others dropped. Their weights are then equal, and keep the estimate of the normalizing
+    constant, so that populations of several batches can be combined. Reward calls per design: steps / `every`.
 
     Args:
         threshold: 0 never resamples (importance sampling), 1 resamples whenever the weights differ.
@@ -37,33 +37,34 @@ class SMC(Stepwise):
 
     threshold: checks.Fraction = 0.5
 
-    is_population: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.threshold = checks.fraction("method.threshold", self.threshold)
 
     @override
-    def advance(self, batch: Batch, particles: Particles, step: Step) -> Particles:
-        uniform = batch.uniform("token", step.now, 0)  # each position is drawn once, so it needs one number
-        tokens = batch.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
-        return moved(batch, particles, step, tokens)
+    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
+        uniform = run.uniform("token", step.now, run.generation)
+        tokens = run.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
+        return moved(run, particles, step, tokens)
 
     @override
-    def after_step(self, particles: Particles, batch: Batch, step: Step) -> Particles:
+    def after_step(self, particles: Particles, run: DesignRun, step: Step) -> Particles:
         size, log_weight = len(particles.x), particles.log_weight.cpu().numpy()
-        if step.is_last or not step.is_evaluated or effective_size(log_weight) >= self.threshold * size:
+        if bool(step.done.all()) or not bool(step.evaluated.any()) or particles.log_weight.isneginf().all():
             return particles
-        uniform = float(batch.draws.at(step.number).uniform("resample", 1)[0])
-        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform)).to(particles.x.device)
+        if effective_size(log_weight) >= self.threshold * size:
+            return particles
+        uniform = float(run.draws.at(step.index).uniform("resample", 1)[0])
+        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform)).to(run.device)
         mean = particles.log_weight.logsumexp(0) - math.log(size)
-        if batch.prepared.constrained is not None:
-            constrained = batch.prepared.constrained
+        constrained = run.prepared.constrained
+        if constrained is not None:
             constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
+        run.generation += 1
         return replace(_of(particles, ancestors), log_weight=mean.expand(size).clone())
 
 
 def _of(particles: Particles, rows: Tensor) -> Particles:
     """The particles with these row numbers."""
     left = None if particles.left is None else particles.left[rows]
-    return replace(particles, left=left, **{name: getattr(particles, name)[rows] for name in _PER_ROW})
+    return replace(particles, left=left, **{name: (each := getattr(particles, name))[rows.to(each.device)] for name in _PER_ROW})

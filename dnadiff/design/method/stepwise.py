@@ -3,14 +3,15 @@
 A step draws tokens for some masked positions. The reward of an unfinished sequence is that of a predicted x0: its masks are filled from the
 same network call, independently of each other. A particle carries the log of its potential,
 
-    log psi = beta_k r(predicted x0) + log mass of the constraints,    beta_k = beta * (fraction unmasked), 0 before the first step
+    log psi = beta_k r(predicted x0) + log mass of the constraints,    beta_k = beta * (fraction of the masks that is filled),
 
-(`anneal=false`: beta_k = beta), and at the end, where x0 is complete, beta r(x0) + log mass. Its log weight is the sum over the steps of
+(`anneal=false`: beta_k = beta), 0 before the first step, and at the end, where x0 is complete, beta r(x0) + log mass. Its log weight is the
+sum over the steps of
 
     log p(tokens) - log q(tokens) + log psi_k - log psi_(k-1),
 
-for tokens drawn from q in place of the model's p. Because the last potential is exact, weighted sequences have the distribution
-p(x) exp(beta r(x)) given the constraints, whatever the predictions are worth, and the mean weight is an unbiased estimate of its
+for tokens drawn from q in place of the model's p. The last potential is exact, so that weighted sequences have the distribution
+p(x) exp(beta r(x)) given the constraints, whether or not the predictions are accurate, and the mean weight is an unbiased estimate of its
 normalizing constant (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
 """
 
@@ -25,13 +26,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import categorical, checks
-from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Goal, batch_of, rewards
+from dnadiff import checks
+from dnadiff.design.generate import ConditionalSampler, SampleBatch
+from dnadiff.design.method.base import DesignMethod, Goal
+from dnadiff.design.method.batch import DesignRun
 from dnadiff.design.request import Target
-from dnadiff.draws import Draws
 from dnadiff.sampler.base import PlannedSampler, time_left, time_of
-from dnadiff.sampler.counted import CountedDenoiser
 
 
 @dataclass
@@ -62,68 +62,34 @@ class Step:
     """One unmasking step of a batch.
 
     Attributes:
-        index: of the plan; `number` counts the steps made before.
+        index: of the sampler's plan.
         num_steps: of the sampler.
         now: (B, L) bool, positions to unmask.
-        open: (B, L) bool, all masked positions.
-        log_probs: (M, V) at `open`, row-major, of the model under the constraints.
-        beta: the inverse temperature after this step.
-        is_evaluated: whether the reward is evaluated.
-        is_last: whether nothing is masked afterwards.
+        predicted: (B, L) bool, positions with log-probabilities: all masked ones where the reward is evaluated, else `now`.
+        log_probs: (M, V) at `predicted`, row-major, of the model under the constraints.
+        beta: (B,) the inverse temperature after this step.
+        evaluated: (B,) bool, sequences whose reward is evaluated.
+        done: (B,) bool, sequences that are complete after this step.
     """
 
     index: int
-    number: int
     num_steps: int
     now: Tensor
-    open: Tensor
+    predicted: Tensor
     log_probs: Tensor
-    beta: float
-    is_evaluated: bool
-    is_last: bool
+    beta: Tensor
+    evaluated: Tensor
+    done: Tensor
 
     @property
     def log_probs_now(self) -> Tensor:
         """(N, V) at the positions to unmask."""
-        return self.log_probs[self.now[self.open]]
+        return self.log_probs[self.now[self.predicted]]
 
-
-class Batch:
-    """What the steps of one batch share: generator, goal, templates, noise and counts."""
-
-    def __init__(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> None:
-        self.generator, self.goal, self.target = generator, goal, targets[0]
-        self.prepared: Prepared = generator.prepared(targets)
-        self.draws = Draws(seed, torch.tensor(numbers, device=self.prepared.x_init.device))
-        self.calls = CountedDenoiser(self.prepared.denoiser, self.prepared.cond, self.prepared.valid)
-        self.template = self.prepared.x_init
-
-    def filled(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """A copy of `x (B, L)` with `tokens (N,)` at `positions (B, L)`."""
-        return x.masked_scatter(positions, tokens.to(x))
-
-    def uniform(self, purpose: str, positions: Tensor, number: int) -> Tensor:
-        """Uniforms (N,) for `positions (B, L)`, which depend on the row and `number`."""
-        uniform = self.draws.at(number).uniform(purpose, positions.shape[1])
-        return uniform[positions.to(uniform.device)]
-
-    def predicted(self, x: Tensor, step: Step, number: int) -> Tensor:
-        """x0 (B, L) predicted for `x (B, L)`: what is still masked is drawn from the log-probabilities of this step."""
-        masked = x == self.generator.process.vocab.mask_id
-        tokens = categorical.draw(step.log_probs[masked[step.open]], self.uniform("predicted", masked, number))
-        return self.filled(x, masked, tokens)
-
-    def rewards(self, x0: Tensor) -> Tensor:
-        """Rewards (B,) float64, on the device of the tokens."""
-        return rewards(self.generator, self.goal, self.target, x0).to(self.draws.rows.device)
-
-    def log_mass(self, x: Tensor) -> Tensor:
-        """The log of the mass that the constraints left to the tokens drawn so far, (B,) float64."""
-        constrained = self.prepared.constrained
-        if constrained is None:
-            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        drawn = (x != self.template).to(constrained.log_mass.device)
-        return (constrained.log_mass * drawn).sum(-1).to(x.device)
+    def predict(self, run: DesignRun, x: Tensor, number: int) -> Tensor:
+        """x0 (E, L) predicted for those sequences of `x (B, L)` whose reward is evaluated."""
+        masked = (x == run.generator.process.vocab.mask_id) & self.predicted & self.evaluated[:, None]
+        return run.predicted(x, masked, self.log_probs[masked[self.predicted]], number)[self.evaluated]
 
 
 @dataclass(eq=False)
@@ -131,8 +97,9 @@ class Stepwise(DesignMethod):
     """A method that draws the tokens of each unmasking step with a look at the reward.
 
     Args:
-        every: evaluate the reward after every so many steps, and after the last one.
-        anneal: the inverse temperature grows in proportion to the unmasked fraction; False uses `beta` from the first evaluation on.
+        every: evaluate the reward after every so many steps, and when a sequence is complete.
+        anneal: the inverse temperature grows in proportion to the filled fraction of the masks; False uses `beta` from the first
+            evaluation on.
     """
 
     every: checks.PositiveInt = 1
@@ -156,56 +123,67 @@ class Stepwise(DesignMethod):
 
     @override
     def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
-        batch = Batch(generator, goal, targets, numbers, seed)
+        run = DesignRun(generator, goal, targets, numbers, seed)
         with torch.no_grad():
-            particles = self._steps(batch)
-        weighted = generator.sampler.supports_weights(batch.template.shape[1])
-        return batch_of(
-            targets, particles.x, particles.value, batch.calls.nfe, batch.calls.rows, particles.log_weight if weighted else None
-        )
+            particles = self._steps(run)
+        weighted = generator.sampler.supports_weights(run.template.shape[1])
+        return run.batch(particles.x, particles.value, particles.log_weight if weighted else None)
 
-    def _steps(self, batch: Batch) -> Particles:
-        sampler, process, template = batch.generator.sampler, batch.generator.process, batch.template
+    def _steps(self, run: DesignRun) -> Particles:
+        sampler, process, template = run.generator.sampler, run.generator.process, run.template
         assert isinstance(sampler, PlannedSampler)
-        frozen = torch.zeros_like(template, dtype=torch.bool) if batch.prepared.frozen is None else batch.prepared.frozen
-        masked = sampler.positions(template, process, frozen, batch.prepared.valid)
-        zero = torch.zeros(len(template), dtype=torch.float64, device=template.device)
-        step, left = sampler.plan(masked, process, batch.draws)
+        frozen = torch.zeros_like(template, dtype=torch.bool) if run.prepared.frozen is None else run.prepared.frozen
+        masked = sampler.positions(template, process, frozen, run.prepared.valid)
+        zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
+        step, left = sampler.plan(masked, process, run.draws)
         particles = Particles(template.clone(), step, left, zero, zero, zero, zero)
-        order = step[masked & (step >= 0)].unique().tolist()
-        for number, index in enumerate(order):
-            now, is_last = masked & (particles.step == index), number == len(order) - 1
-            if particles.left is None:
-                t = time_of(particles.x, process, batch.calls.valid)
-            else:
-                t = time_left(particles.left[:, index], template, masked, process, batch.calls.valid)
-            is_evaluated = is_last or number % self.every == self.every - 1
-            open_ = masked & (particles.x == process.vocab.mask_id) if is_evaluated else now
-            beta = batch.goal.beta * ((number + 1) / len(order) if self.anneal else 1.0)
-            log_probs = batch.calls.log_probs(particles.x, t, open_)
-            made = Step(index, number, sampler.num_steps_for(template.shape[1]), now, open_, log_probs, beta, is_evaluated, is_last)
-            particles = self.after_step(self.advance(batch, particles, made), batch, made)
+        for index in step[masked & (step >= 0)].unique().tolist():
+            if bool((masked & (particles.step == index)).any()):  # a plan that has such a step may have been dropped
+                made = self._step(run, particles, masked, index)
+                particles = self.after_step(self.advance(run, particles, made), run, made)
         return particles
 
+    def _step(self, run: DesignRun, particles: Particles, masked: Tensor, index: int) -> Step:
+        sampler, process, x = run.generator.sampler, run.generator.process, particles.x
+        now, left = masked & (particles.step == index), masked & (particles.step > index)
+        done = now.any(-1) & ~left.any(-1)
+        evaluated = now.any(-1) if index % self.every == self.every - 1 else done
+        predicted = torch.where(evaluated[:, None], now | left, now)
+        if particles.left is None:
+            t = time_of(x, process, run.calls.valid)
+        else:
+            t = time_left(particles.left[:, index], run.template, masked, process, run.calls.valid)
+        filled = 1 - left.sum(-1).to(run.exact_device, torch.float64) / masked.sum(-1).to(run.exact_device)
+        beta = run.goal.beta * (filled if self.anneal else torch.ones_like(filled))
+        log_probs = run.calls.log_probs(x, t, predicted)
+        return Step(index, sampler.num_steps_for(x.shape[1]), now, predicted, log_probs, beta, evaluated, done)
+
     @abstractmethod
-    def advance(self, batch: Batch, particles: Particles, step: Step) -> Particles:
+    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
         """The particles after one step, with their weights."""
 
-    def after_step(self, particles: Particles, batch: Batch, step: Step) -> Particles:
+    def after_step(self, particles: Particles, run: DesignRun, step: Step) -> Particles:
         """What a method does with all particles after a step, such as resampling them."""
         return particles
 
 
-def moved(batch: Batch, particles: Particles, step: Step, tokens: Tensor, log_ratio: Tensor | None = None) -> Particles:
-    """The particles with `tokens (N,)` at the positions of a step, their reward if it is evaluated, and their weights.
+def moved(run: DesignRun, particles: Particles, step: Step, tokens: Tensor, log_ratio: Tensor | float = 0.0) -> Particles:
+    """The particles with `tokens (N,)` at the positions of a step, their rewards where they are evaluated, and their weights.
 
-    `log_ratio (B,)` is log p(tokens) - log q(tokens); None is 0.
+    `log_ratio (B,)` is log p(tokens) - log q(tokens).
     """
-    x = batch.filled(particles.x, step.now, tokens)
-    value, log_potential = particles.value, particles.log_potential
-    if step.is_evaluated:
-        value = batch.rewards(batch.predicted(x, step, step.number))
-        log_potential = step.beta * value
-    log_mass = batch.log_mass(x)
-    added = log_potential - particles.log_potential + log_mass - particles.log_mass + (0.0 if log_ratio is None else log_ratio)
-    return replace(particles, x=x, value=value, log_potential=log_potential, log_mass=log_mass, log_weight=particles.log_weight + added)
+    x = run.filled(particles.x, step.now, tokens)
+    value, log_potential = particles.value.clone(), particles.log_potential.clone()
+    rows = step.evaluated.to(value.device)
+    if bool(rows.any()):
+        value[rows] = run.rewards(step.predict(run, x, step.index))
+        log_potential[rows] = step.beta[rows] * value[rows]
+    return weighted(run, particles, x, value, log_potential, log_potential - particles.log_potential + log_ratio)
+
+
+def weighted(run: DesignRun, particles: Particles, x: Tensor, value: Tensor, log_potential: Tensor, added: Tensor) -> Particles:
+    """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the log weights. A weight of 0 stays 0."""
+    log_mass = run.log_mass(x)
+    log_weight = particles.log_weight + added + log_mass - particles.log_mass
+    log_weight = torch.where(particles.log_weight.isneginf(), -torch.inf, log_weight)
+    return replace(particles, x=x, value=value, log_potential=log_potential, log_mass=log_mass, log_weight=log_weight)

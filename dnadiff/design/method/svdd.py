@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.method.stepwise import Batch, Particles, Step, Stepwise
+from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.stepwise import Particles, Step, Stepwise, weighted
 
 
 @dataclass(eq=False)
@@ -36,34 +37,23 @@ class SVDD(Stepwise):
         self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)
 
     @override
-    def advance(self, batch: Batch, particles: Particles, step: Step) -> Particles:
-        count = self.num_candidates if step.is_evaluated else 1
-        candidates, values = [], []
+    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
+        rows, count = step.evaluated.to(run.exact_device), self.num_candidates if bool(step.evaluated.any()) else 1
+        candidates, value = [], particles.value[:, None].repeat(1, count)
         for candidate in range(count):
-            number = step.number * self.num_candidates + candidate
-            uniform = batch.uniform("candidate", step.now, number)
-            tokens = batch.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
-            candidates.append(batch.filled(particles.x, step.now, tokens))
-            if step.is_evaluated:
-                values.append(batch.rewards(batch.predicted(candidates[-1], step, number)))
-        if not step.is_evaluated:
-            log_mass = batch.log_mass(candidates[0])
-            return replace(particles, x=candidates[0], log_mass=log_mass, log_weight=particles.log_weight + log_mass - particles.log_mass)
-        value = torch.stack(values, 1)  # (B, n)
-        log_potential = step.beta * value
-        uniform = batch.draws.at(step.number).uniform("choice", 1).to(value.device)
+            number = step.index * self.num_candidates + candidate
+            uniform = run.uniform("candidate", step.now, number)
+            tokens = run.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
+            candidates.append(run.filled(particles.x, step.now, tokens))
+            if count > 1 or bool(rows.any()):
+                value[rows, candidate] = run.rewards(step.predict(run, candidates[-1], number))
+        # A sequence that is not evaluated keeps its potential, and takes its first candidate.
+        log_potential = torch.where(rows[:, None], step.beta[:, None] * value, particles.log_potential[:, None])
+        uniform = run.draws.at(step.index).uniform("choice", 1).to(value.device)
         ends = log_potential.softmax(-1).cumsum(-1)
-        chosen = (uniform >= ends).sum(-1, keepdim=True).clamp(max=count - 1)  # (B, 1)
-        x = torch.stack(candidates, 1).gather(1, chosen[..., None].expand(-1, -1, particles.x.shape[1]))[:, 0]
-        log_mass = batch.log_mass(x)  # the same for all candidates: it depends on what was visible
-        mean = log_potential.logsumexp(-1) - math.log(count)
-        log_weight = particles.log_weight + mean - particles.log_potential + log_mass - particles.log_mass
-        return Particles(
-            x,
-            particles.step,
-            particles.left,
-            log_weight,
-            log_potential.gather(1, chosen)[:, 0],
-            log_mass,
-            value.gather(1, chosen)[:, 0],
-        )
+        chosen = torch.where(rows, (uniform >= ends).sum(-1).clamp(max=count - 1), 0)[:, None]  # (B, 1)
+        every = torch.stack(candidates, 1)  # (B, n, L)
+        x = every.gather(1, chosen.to(every.device)[..., None].expand(-1, -1, every.shape[-1]))[:, 0]
+        # What the constraints cost is the same for all candidates: it depends on the tokens that were visible.
+        added = log_potential.logsumexp(-1) - math.log(count) - particles.log_potential
+        return weighted(run, particles, x, value.gather(1, chosen)[:, 0], log_potential.gather(1, chosen)[:, 0], added)
