@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dnadiff.design.template import Pattern
 
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
-_ONLY_WITH_REWARD = {"target": None, "start": None}  # keys and their defaults
+_ONLY_WITH_REWARD = {"target": None, "start": None, "report": None, "real": None}  # keys and their defaults
 log = logging.getLogger("dnadiff")
 
 
@@ -30,8 +30,12 @@ def check(config: Config) -> None:
     """Check the combination of options; raises ValueError naming the key."""
     if not is_design(config):
         if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
-            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/designing.md)")
+            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)")
         return
+    if config["report"] is not None and not config["report"].lower().endswith(".html"):
+        raise ValueError(f"report {config['report']} has another format; its name must end in .html")
+    if config["real"] is not None and config["report"] is None:
+        raise ValueError("real= has the sequences that the page of report= compares designs with; set report=report.html too")
     if config["gc"] is not None:
         raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted")
     if config["num_draws"] % 2:

@@ -1,0 +1,54 @@
+"""Sequence logos: at each position the letters, as high as their information (Schneider and Stephens 1990)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnadiff.report import figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
+LINE = 60  # positions in a line of a picture, at most
+_SMALLEST = 0.02  # bits; smaller letters are left out
+
+
+def logo(axes: Axes, heights: np.ndarray, width: int) -> None:
+    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width` positions; NaN draws nothing."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    shapes = {base: TextPath((0, 0), base, size=1) for base in COLORS}
+    for place, of_position in enumerate(np.nan_to_num(heights)):
+        bottom = 0.0
+        for height, base in sorted(zip(of_position, COLORS)):
+            if height >= _SMALLEST:
+                box = shapes[base].get_extents()
+                fit = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height).translate(place - 0.45, bottom)
+                axes.add_patch(PathPatch(shapes[base].transformed(fit), color=COLORS[base], lw=0))
+                bottom += height
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(0, 2), yticks=(0, 1, 2), xticks=(), ylabel="bits")
+    axes.grid(False)
+
+
+def logo_figure(heights: np.ndarray) -> Figure:
+    """A logo of `heights` (L, 4) in bits, in lines of at most 60 positions of the same number."""
+    from matplotlib.figure import Figure
+
+    size = len(heights)
+    lines = -(-size // LINE)
+    width = -(-size // lines)
+    with figures.style():
+        figure = Figure(figsize=(10.5, 1.25 * lines + 0.3), layout="constrained")
+        for line, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
+            first = line * width
+            logo(axes, heights[first : first + width], width)
+            places = [i for i in range(min(width, size - first)) if (first + i + 1) % 10 == 0]
+            axes.set(xticks=places, xticklabels=[f"{first + i + 1}" for i in places])
+        axes.set_xlabel("position, 1-based")
+    return figure
