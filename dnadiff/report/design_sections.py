@@ -73,10 +73,14 @@ def main_results(content: Results, designs: DesignTable, log_prob: np.ndarray, r
         reading = f"Best {number(real.rewards.max(), form)}, of {len(real.rewards):,} real sequences."
         rows.append(("Reward of real sequences, mean", number(real.rewards.mean(), form), reading))
     if np.isfinite(log_prob).any():
-        rows.append(("Log-probability, mean", number(np.nanmean(log_prob), "{:.3f}"), f"Nats per designed base without the reward: {_BOUND}."))
+        rows.append(
+            ("Log-probability, mean", number(np.nanmean(log_prob), "{:.3f}"), f"Nats per designed base without the reward: {_BOUND}.")
+        )
     if weights:
         size, drawn = weights["effective_size"], ", then resampled" if "resampled" in weights else ""
-        rows.append(("Effective sample size", number(size["mean"], "{:.1f}"), f"Of {weights['proposals']:,} designs of each template{drawn}."))
+        rows.append(
+            ("Effective sample size", number(size["mean"], "{:.1f}"), f"Of {weights['proposals']:,} designs of each template{drawn}.")
+        )
         mass = number(weights["log_mass"]["mean"], "{:.2f}")
         rows.append(("Log normalizing constant", mass, "Nats; log of the mean weight, which is an unbiased estimate."))
     settings, calls = content["settings"], design["calls"]
@@ -101,7 +105,10 @@ def reward_and_likelihood(designs: DesignTable, log_prob: np.ndarray, real: Real
     """Reward against log-probability with the Pareto front, and the distribution of the reward."""
     reward = designs.columns["reward"]
     of_real = None if real is None else real.rewards
-    pictures, drawn = [], "" if len(designs) <= MAX_SEQUENCES else f" {MAX_SEQUENCES:,} of {len(designs):,} designs are drawn, evenly spaced."
+    pictures, drawn = (
+        [],
+        "" if len(designs) <= MAX_SEQUENCES else f" {MAX_SEQUENCES:,} of {len(designs):,} designs are drawn, evenly spaced.",
+    )
     rows = ""
     if np.isfinite(log_prob).any():
         points = None if real_log_prob is None or of_real is None else (real_log_prob, of_real)
@@ -147,7 +154,7 @@ def composition(found: DesignComparison, real: RealSequences) -> str:
     )
     named = [(f"{k}-mers, Jensen-Shannon divergence, bits", one) for k, one in found.divergences.items()]
     rows = [
-        (name, number(one.samples), number(one.baseline), interval(one.low, one.high))
+        (name, number(one.samples, "{:.3g}"), number(one.baseline, "{:.3g}"), interval(one.low, one.high, "{:.3g}"))
         for name, one in [*named, ("GC content, Wasserstein-1 distance, points", found.gc)]
     ]
     head = "Distance from real sequences", "Designs", "Real sequences", "95 % of sets of them"
@@ -170,7 +177,8 @@ def logo_of(designs: DesignTable) -> str:
 def configuration(content: Results) -> str:
     """What the designs depend on, in words."""
     design, model = content["design"], content["model"]
-    about = {key: described(design[key]) for key in ("reward", "target", "method", "beta", "start") if design[key] is not None}
+    about = {key: described(design[key]) for key in ("reward", "method", "start") if design[key] is not None}
+    about |= {key: f"{design[key]:g}" for key in ("target", "beta") if design[key] is not None}
     sampler = {key: value for key, value in content["sampler_settings"].items() if value is not None and key != "class"}
     run = {
         "checkpoint": model["checkpoint"],

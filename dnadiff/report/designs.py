@@ -59,7 +59,9 @@ class RealSequences:
         """
         found = cut(read_bases(path), length, max_unknown=0)
         if len(found) < _MIN_REAL:
-            raise ValueError(f"real {path} has {len(found)} windows of {length:,} bases, the length of the designs; give at least {_MIN_REAL}")
+            raise ValueError(
+                f"real {path} has {len(found)} windows of {length:,} bases, the length of the designs; give at least {_MIN_REAL}"
+            )
         windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
         scored = evenly_spaced(len(windows), max(number, _MIN_SCORED))
         try:
