@@ -9,18 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-
 from dnadiff import checks, commands
 from dnadiff.config import SHARED, Config, Json, Keys
-from dnadiff.kmers import UNKNOWN
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.metrics.sample_quality import SampleQuality
 
-MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -38,6 +36,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Compare samples with real windows, and return the content of the JSON file."""
     from dnadiff.data.files import check_output, write_json
     from dnadiff.metrics import memorization
+    from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
@@ -100,14 +99,6 @@ def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModu
     return data, memorization.searched_data(model, data, config["trust"])
 
 
-def read_bases(path: str | Path) -> list[np.ndarray]:
-    """The records of a FASTA file as bases."""
-    from dnadiff.data.genome.fasta import read_fasta
-    from dnadiff.metrics.composition import as_bases
-
-    return [as_bases(record.sequence) for record in read_fasta(path)]
-
-
 def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     """The length of all samples; raises ValueError if their lengths differ."""
     lengths = sorted({len(bases) for bases in samples})
@@ -116,29 +107,6 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
             f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples must have the same length, so cut them to it"
         )
     return lengths[0]
-
-
-def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:
-    """The windows of a held-out part as bases, without overlap; raises ValueError if the part is not held out, or too short."""
-    from dnadiff.likelihood.held_out import bases_of
-
-    if part not in ("test", "valid"):
-        raise ValueError(f"part {part!r} is not held out; choose test or valid")
-    longest = max((i.end - i.start for i in data.intervals[part]), default=0)
-    if longest < length:
-        problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
-        raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
-    tiles, to_bases = data.test_windows(part, length), bases_of(data)
-    return [to_bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
-
-
-def cut(records: Sequence[np.ndarray], length: int) -> list[np.ndarray]:
-    """Consecutive windows of the records, without those that have many unknown bases; raises ValueError if there is none."""
-    found = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
-    found = [bases for bases in found if (bases == UNKNOWN).mean() <= MAX_UNKNOWN]
-    if not found:
-        raise ValueError(f"real has no window of {length:,} bases with at most {100 * MAX_UNKNOWN:g} % unknown bases; give longer records")
-    return found
 
 
 def show(quality: SampleQuality) -> None:

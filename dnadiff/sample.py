@@ -47,6 +47,8 @@ KEYS: Keys = {
     "target": float | None,
     "beta": NonNegative,
     "num_draws": Natural,
+    "report": str | None,
+    "real": str | None,
 }
 
 
@@ -57,6 +59,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.design.provenance import is_complete
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
+    from dnadiff.report.designs import open_page
 
     check_options(config)
     reward_options.check(config)
@@ -84,6 +87,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if reward_options.is_design(config):
         search = None if index is None else lambda bases: index().longest_match(bases)
         generator, design = reward_options.make_designer(config, generator, request, search)
+    page = open_page(config, generator, request, model.loaded)
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
     kept = options.output_settings(config, model, request, settings) | design
@@ -91,12 +95,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         discard(output)  # of a process that was stopped while it removed them
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
         print(f"{output} is complete already{looked}")
+        if page is not None:
+            page.write(output, overrides)
         return output
     if config["resume"] and not temporary_path(output, "journal").is_file():
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, kept, config["resume"], config["overwrite"])
     generate(config, model, request, generator, stream, header, weighted)
     finish(config, model, request, generator.sampler, stream, index)
+    if page is not None:
+        page.write(output, overrides)
     return output
 
 

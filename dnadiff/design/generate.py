@@ -227,12 +227,19 @@ class ConditionalSampler:
         ids = x_init.clone()
         for row, tokens in enumerate(batch.tokens):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        counted = x_init == self.process.vocab.mask_id
-        if self.denoiser.left_to_right:
-            counted = counted | (after_first(counted, self.denoiser.block_size or 1) & valid)
+        counted = self._counted(x_init, valid)
         padding = None if bool(valid.all()) else valid
         windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
         return -likelihood.estimate(self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1).per_sequence()
+
+    def num_counted(self, target: Target) -> int:
+        """The number of tokens whose log-probability is in `bounds`."""
+        x_init, _, valid = padded([target.pattern], self.process.vocab.pad_id)
+        return int(self._counted(x_init, valid).sum())
+
+    def _counted(self, x_init: Tensor, valid: Tensor) -> Tensor:
+        masked = x_init == self.process.vocab.mask_id
+        return masked | (after_first(masked, self.denoiser.block_size or 1) & valid) if self.denoiser.left_to_right else masked
 
     def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> list[Design]:
         """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""

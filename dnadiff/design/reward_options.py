@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.design.template import Pattern
 
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
-_ONLY_WITH_REWARD = {"target": None, "start": None, "beta": 10.0, "num_draws": 8}  # keys and their defaults
+_ONLY_WITH_REWARD = {"target": None, "start": None, "report": None, "real": None, "beta": 10.0, "num_draws": 8}  # keys and their defaults
 _DEFAULT_METHOD = "dnadiff.design.method.best_of_n.BestOfN"
 _REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 log = logging.getLogger("dnadiff")
@@ -38,6 +38,10 @@ def check(config: Config) -> None:
         if set_ := set_ + ["method"] * (config["method"].get("_target_") != _DEFAULT_METHOD):
             raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)")
         return
+    if config["report"] is not None and not config["report"].lower().endswith(".html"):
+        raise ValueError(f"report {config['report']} has another format; its name must end in .html")
+    if config["real"] is not None and config["report"] is None:
+        raise ValueError("real= has the sequences that the page of report= compares designs with; set report=report.html too")
     if config["gc"] is not None:
         raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted")
     if config["num_draws"] % 2:

@@ -87,11 +87,15 @@ static inline void store(float* p, vec x, int lanes) {
 #endif
 }
 
-// 1 / x to 1 ulp (AVX-512) or 2 (AVX2) for positive x; 0 above 1e38. A division takes as long as ten multiplications.
+// 1 / x to 1 ulp for positive x; 0 above 1e38. A division takes as long as ten multiplications. AVX2 estimates 12 bits, AVX-512 14: with one
+// refinement less, 1 / 1 would be below 1 there, and the slope of z logistic(z) would be wrong by 6e-8 z for large z.
 static inline vec reciprocal(vec x) {
 #if defined(APPROXIMATE_RECIPROCAL)
   x = lower(x, splat(1e38f));  // infinity times 0 would be NaN
-  const vec r = (vec)APPROXIMATE_RECIPROCAL(x);
+  vec r = (vec)APPROXIMATE_RECIPROCAL(x);
+#if !defined(__AVX512F__)
+  r = r + r * (1.f - x * r);
+#endif
   return r + r * (1.f - x * r);
 #else
   return 1.f / x;

@@ -14,6 +14,7 @@ import numpy as np
 from dnadiff.data.genome.regions import Region
 from dnadiff.report import figures
 from dnadiff.report.html import facts, picture, section, write
+from dnadiff.report.logo import logo
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ ROWS = ("A", "C", "G", "T", "-")
 LINE = 60  # positions in a line of a picture
 LARGEST = 1200  # positions in a picture
 MAX_PICTURES = 50
-COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
-_SMALLEST = 0.02  # bits; smaller letters are left out
 
 
 @dataclass
@@ -121,21 +120,8 @@ def heat_map(saturated: Saturated) -> Figure:
 
 
 def _letters(axes: Axes, saturated: Saturated, part: slice) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
-
-    shapes = {base: TextPath((0, 0), base, size=1) for base in COLORS}
-    for place, (shares, bits) in enumerate(zip(saturated.probabilities()[part], saturated.information[part])):
-        bottom = 0.0
-        for share, base in sorted(zip(np.nan_to_num(shares * max(bits, 0.0)), COLORS)):
-            if share >= _SMALLEST:
-                box = shapes[base].get_extents()
-                fit = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, share / box.height).translate(place - 0.45, bottom)
-                axes.add_patch(PathPatch(shapes[base].transformed(fit), color=COLORS[base], lw=0))
-                bottom += share
-    axes.set(xlim=(-0.5, LINE - 0.5), ylim=(0, 2), yticks=(0, 1, 2), xticks=(), ylabel="bits")
-    axes.grid(False)
+    bits = np.maximum(saturated.information[part], 0)[:, None]
+    logo(axes, saturated.probabilities()[part] * bits, LINE)
 
 
 def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):

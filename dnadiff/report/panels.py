@@ -10,7 +10,7 @@ import numpy as np
 
 from dnadiff.checks import is_number
 from dnadiff.config import Json
-from dnadiff.metrics.composition import Composition
+from dnadiff.metrics.composition import Composition, Distance
 from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
 from dnadiff.report.results import BIT, GROUPS, Columns, Results, chance_level, markov_models, metric_of, progress, short_count, smoothed
 
@@ -115,12 +115,16 @@ def gc_content(axes: Axes, composition: Composition) -> None:
 
 def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
     """Jensen-Shannon divergence of k-mer frequencies for each k; the band spans 95 % of random sets of real windows."""
-    found = [quality[f"js_{k}"].distance for k in KMER_LENGTHS]
+    divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+
+
+def divergences(axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples") -> None:
+    """The distances of k-mer frequencies of these lengths from real windows; the band spans 95 % of random sets of real windows."""
     samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
     reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
-    axes.fill_between(KMER_LENGTHS, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %")
-    axes.errorbar(KMER_LENGTHS, samples, reach, color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label="samples")
+    axes.fill_between(lengths, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %")
+    axes.errorbar(lengths, samples, reach, color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label=name)
     axes.set(title="k-mers, distance from real windows", xlabel="k", ylabel="Jensen-Shannon divergence, bits", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     legend_below(axes)

@@ -32,7 +32,7 @@ from dnadiff.report.results import (
 )
 
 _SIGNED = "{:+.4f}"
-_NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
+NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
 _RESPONSIBLE = (
     "Generated sequences are statistical samples. They are unvalidated, and no claim is made about their function, safety or clinical "
     "use. Before any synthesis, screen them with current tools, order only from providers that screen, and follow the rules of your "
@@ -63,7 +63,7 @@ def masthead(title: str, results: RunResults) -> str:
     baselines = ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
     text = f"A model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict {unit}s.{tail}"
-    return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {_NOTICE}</p></header>"
+    return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {NOTICE}</p></header>"
 
 
 def main_results(results: RunResults) -> str:

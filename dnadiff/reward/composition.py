@@ -61,4 +61,4 @@ class Homopolymer(Reward):
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         longest = [max((len(list(run)) for base, run in itertools.groupby(text) if base in "ACGT"), default=0) for text in sequences]
-        return -np.maximum(np.array(longest, dtype=np.float64) - self.longest, 0.0)
+        return np.minimum(self.longest - np.array(longest, dtype=np.float64), 0.0)

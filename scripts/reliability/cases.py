@@ -150,10 +150,11 @@ CASES = (
         "sample",
         (
             *(DNA, "reward=gc", "method=svdd", "length=24", "num_samples=6", "batch_size=2", "num_draws=2"),
-            *("output={out}/designs.fa", "sampler.num_groups=4", "accelerator=cpu"),
+            *("output={out}/designs.fa", "report={out}/designs.html", "real={world}/samples.fa"),
+            *("sampler.num_groups=4", "accelerator=cpu"),
         ),
         ("resume=true",),
-        ("dna",),
+        ("samples.fa", "dna"),
         ignored=SESSIONS,
         label="design",
     ),
