@@ -28,7 +28,7 @@ log = logging.getLogger("dnadiff")
 
 def is_design(config: Config) -> bool:
     """Whether the samples are designed for a reward."""
-    return bool(config["reward"])
+    return bool(config.get("reward"))
 
 
 def check(config: Config) -> None:

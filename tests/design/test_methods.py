@@ -102,15 +102,15 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("template", "count"), [("NCN", 8_000), ("RYN", 8_000)])
+@pytest.mark.parametrize(("template", "count"), [("NCN", 3_000), ("RYN", 4_000)])
 @pytest.mark.parametrize("name", METHODS)
 def test_weighted_designs_have_the_target_distribution(generator, name, template, count):
     designer = Designer(generator(), METHODS[name], as_reward(scores), BETA)
     assert designer.has_weights(request(1))
     found, log_mean = reached(designer, count, count, template)
     exact, log_constant = target(scores, BETA, template)
-    assert 0.5 * np.abs(found - exact).sum() < 0.03
-    assert abs(log_mean - log_constant) < 0.05
+    assert 0.5 * np.abs(found - exact).sum() < 0.045
+    assert abs(log_mean - log_constant) < 0.08
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_resampling_keeps_what_belongs_to_a_particle(make_oracle):
         denoiser.time_conditioning = True
         made = ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler)
         designer = Designer(made, SMC(threshold=1.0), as_reward(scores), BETA)
-        found, log_mean = reached(designer, 6_000, 6_000, "NCY")
+        found, log_mean = reached(designer, 3_000, 3_000, "NCY")
         exact, log_constant = target(scores, BETA, "NCY")
         distance = 0.5 * np.abs(found - exact).sum()
         assert distance < (0.05 if sampler.exact and isinstance(sampler, FirstHitting) else 0.2) and abs(log_mean - log_constant) < 0.15
@@ -221,24 +221,24 @@ def test_the_first_order_of_a_linear_reward_is_exact(generator):
 def test_metropolis_reaches_the_target_distribution(generator, template, tilt):
     made = generator(tilt=tilt)
     designer = Designer(made, Metropolis(num_steps=12, num_positions=3), as_reward(scores), BETA)
-    found, _ = reached(designer, 3000, 3000, template)
+    found, _ = reached(designer, 2000, 2000, template)
     assert not designer.has_weights(request(1))
-    assert 0.5 * np.abs(found - target(scores, BETA, template, tilt)[0]).sum() < 0.05
+    assert 0.5 * np.abs(found - target(scores, BETA, template, tilt)[0]).sum() < 0.06
 
 
 def test_metropolis_leaves_the_target_distribution_unchanged(generator):
     # Started from the exact distribution, one step ends there; proposals in one call (num_groups=1) would not.
     exact, _ = target(scores, BETA)
-    starts = np.random.default_rng(0).choice(64, 6_000, p=exact)
+    starts = np.random.default_rng(0).choice(64, 3_000, p=exact)
     (pattern,) = request(1).patterns
     chosen = Templates([pattern], len(starts), DNA.vocab.mask_id, start=[IDS[i].numpy() for i in starts])
-    for groups, most in ((None, 0.06), (1, 1.0)):
+    for groups, most in ((None, 0.08), (1, 1.0)):
         designer = Designer(generator(), Metropolis(num_steps=4, num_positions=3, num_groups=groups), as_reward(scores), BETA)
         (batch,) = designer.batches(chosen, 2, len(starts))
         found = np.bincount([WORDS.index(DNA.decode(ids)) for ids in batch.tokens], minlength=64) / len(starts)
         distance = 0.5 * np.abs(found - exact).sum()
         assert distance < most
-    assert distance > 0.1
+    assert distance > 0.12
 
 
 def test_designs_from_a_given_sequence_change_few_positions(generator):
