@@ -110,10 +110,11 @@ def counting(judges: Mapping) -> list[str]:
     return [name for name in judging.JUDGES if judges["spearman"][name]["value"] > judging.LOWEST]
 
 
-def judges_table(judges: Mapping) -> str:
-    """Spearman's correlation of each judge with the measured expression."""
+def judges_table(judges: Mapping, oracle: Mapping) -> str:
+    """Spearman's correlation of each judge and of the oracle with the measured expression."""
     counted = counting(judges)
     lines = [[name, measures.shown(each), "yes" if name in counted else "no"] for name, each in judges["spearman"].items()]
+    lines.insert(0, [f"{ORACLE} (the oracle)", measures.shown(oracle["spearman"]), "no judge"])
     return study.markdown(["judge", "Spearman on the official test part (95 %)", "counts"], lines)
 
 

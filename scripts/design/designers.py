@@ -158,13 +158,15 @@ def best_of_n(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Fo
 
 def smc(task: Task, num: int, calls: int, seed: int, beta: float, proposals: int) -> Found:
     """`proposals` particles for each design, drawn again by their weights at the end; a particle has calls / proposals steps."""
-    steps = max(calls // proposals, 1)
+    proposals = min(proposals, calls)
+    steps = calls // proposals
     return run_method(task, free(task, num * proposals, seed), SMC(), num, steps, seed, beta, proposals)
 
 
 def svdd(task: Task, num: int, calls: int, seed: int, beta: float, candidates: int) -> Found:
     """One of several candidates at each of calls / candidates steps, without the weights."""
-    steps = max(calls // candidates, 1)
+    candidates = min(candidates, calls)
+    steps = calls // candidates
     return run_method(task, free(task, num, seed), SVDD(num_candidates=candidates), num, steps, seed, beta)
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("experiments", "variants")]
-sys.path.insert(0, str(Path(__file__).parent))
 import comparison
 import designers
 import halves
@@ -127,7 +126,7 @@ class Promoters:
         given = [f"checkpoint={self.options.checkpoint}", *judging.TSS, f"task.path={self.table_of('a')}", "scratch=false", "average=false"]
         study.command("finetune", *given, *self.size["finetune"], f"hydra.run.dir={run}", "overwrite=true")
         found = json.loads((run / "finetune.json").read_text(encoding="utf-8"))["models"]["fine-tuned"]
-        return {"arguments": given, "metrics": found["metrics"], "intervals": found.get("intervals")}
+        return {"spearman": {"value": found["spearman"], "low": found["low"], "high": found["high"]}, "metrics": found["metrics"]}
 
     @cached_property
     def fitted(self) -> dict[str, judging.Judge]:
@@ -252,8 +251,8 @@ class Promoters:
     def table(self) -> str:
         """The tables of finished pieces; draws the picture."""
         parts = []
-        if "judges" in self.kept:
-            parts.append(comparison.judges_table(self.kept["judges"]))
+        if "judges" in self.kept and "oracle" in self.kept:
+            parts.append(comparison.judges_table(self.kept["judges"], self.kept["oracle"]))
         if "judge" in self.kept:
             found, judges = self.kept["judge"], self.kept["judges"]
             counted = comparison.counting(judges)
