@@ -16,6 +16,7 @@ from dnadiff.metrics import composition
 
 ORACLE, LOG_PROB, MATCH, NEAREST = "A", "log p per base", "longest match", "nearest promoter"
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)
+PRICE = ("calls_per_design", "seconds", "in_model", "in_oracle")
 KMER = 6
 Rows = Mapping[str, Mapping]
 
@@ -124,11 +125,11 @@ def designs_table(found: Rows, key: str) -> str:
     return study.markdown(["method", *(f"{value} (95 %)" for value in (ORACLE, *judging.JUDGES))], lines)
 
 
-def natural_table(found: Rows, designs: Rows) -> str:
+def natural_table(found: Rows, prices: Rows) -> str:
     """Likelihood, distances, diversity, and the price."""
     lines = []
     for name, row in found.items():
-        price, numbers = designs.get(name, {}), [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)]
+        price, numbers = prices.get(name, {}), [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)]
         share = [f"{price['in_model']:.0%}", f"{price['in_oracle']:.0%}"] if price else ["", ""]
         cost = [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}", *share] if price else ["", "", "", ""]
         lines.append([name, *numbers, measures.shown(row["kmers"], 4), f"{row['diversity']:.1f}", f"{row['different']}", *cost])

@@ -205,7 +205,8 @@ class Promoters:
             groups = self.kept[f"design-{name}"]["groups"] if name in self.methods else list(range(len(texts)))
             ordered = {value: each[value][number] for value in comparison.VALUES}
             found[name] = comparison.described(ordered, groups, texts, strong)
-        return {"methods": found, "minus": comparison.differences(found, comparison.VALUES)}
+        price = {name: {key: self.kept[f"design-{name}"][key] for key in comparison.PRICE} for name in self.methods}
+        return {"methods": found, "minus": comparison.differences(found, comparison.VALUES), "price": price}
 
     def measures_of(self, letters: list[str]) -> dict[str, np.ndarray]:
         """The reward, the likelihood, the longest match with the genome of the model's training part, and the nearest measured promoter."""
@@ -256,10 +257,9 @@ class Promoters:
         if "judge" in self.kept:
             found, judges = self.kept["judge"], self.kept["judges"]
             counted = comparison.counting(judges)
-            designs = {name: self.kept[f"design-{name}"] for name in self.methods if f"design-{name}" in self.kept}
             parts += [comparison.designs_table(found["methods"], key) for key in ("mean", "top")]
             parts.append(comparison.differences_table(found["minus"], counted))
-            parts.append(comparison.natural_table(found["methods"], designs))
+            parts.append(comparison.natural_table(found["methods"], found["price"]))
             comparison.picture(found["methods"], (counted or [judging.CNN])[0], self.kept.folder / PICTURE)
         measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
