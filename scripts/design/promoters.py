@@ -1,0 +1,291 @@
+"""Guided design of E. coli promoters: one oracle for the design, other judges for the verdict, at equal reward calls.
+
+    python scripts/design/promoters.py --tss FILE --sigma70 FILE [--checkpoint ecoli] [--output DIR] [--only NAME] [--table] [--collect FILE]
+
+`ecoli_tss` is divided into halves by genome position. The oracle A is the checkpoint fine-tuned on half a, and the only one that methods and
+their settings see. The judges are of other kinds and fitted on other data: a CNN without pretraining (B1) and a 6-mer ridge regression (B2) on
+half b, a 6-mer ridge regression on `ecoli_sigma70`, and the -10/-35 matrix. A judge counts if its Spearman correlation on the official test part
+is above .3. They are read once, by the piece `judge`, after all designs are finished.
+
+Every method has the same number of reward calls per design; a gradient counts as two. Settings are chosen by the mean of A over a small grid, on
+other designs than those that are judged. Ledidi is a peer from PyPI: its pieces exist if the package is installed.
+
+The tables of the run folder are derived from data that may not be redistributed; the pieces that `--collect` writes have no measured value and no
+sequence. The picture `reward_hacking.png` is drawn with the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("experiments", "variants")]
+import comparison
+import designers
+import halves
+import judging
+import peers
+import scoring
+import study
+from designers import BASELINE, METHODS, POOL, Settings
+
+import dnadiff
+from dnadiff.data.run_data import run_data
+from dnadiff.metrics import memorization
+from dnadiff.reward.predicted import PredictedReward
+
+FULL = {
+    "designs": 200,
+    "tuned": 40,  # designs of each setting of a grid
+    "calls": 128,  # reward calls per design
+    "draws": 8,  # of the bound on the likelihood
+    "finetune": ["head=attention", "seeds=1"],
+    "judge_seeds": 3,
+    "judge_epochs": 10,
+    "throughput": [100, 1000],  # designs
+    "throughput_calls": 8,
+}
+QUICK = {
+    **FULL,
+    "designs": 4,
+    "tuned": 2,
+    "calls": 8,
+    "draws": 2,
+    "finetune": ["seeds=1", "epochs=1", "batch_size=8", "lr=0.01"],
+    "judge_seeds": 1,
+    "judge_epochs": 1,
+    "throughput": [2, 4],
+}
+TUNE_SEED, DESIGN_SEED = 1, 2
+REAL = "strong promoters"
+STORED = 20  # predictions of a judge on the test part, to recognize it
+PICTURE = "reward_hacking.png"
+
+
+class Promoters:
+    """The pieces of the study."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.size = options, QUICK if options.quick else FULL
+        folder = options.output / "quick" if options.quick else options.output
+        inputs = {"tss": scoring.file_digest(options.tss), "sigma70": scoring.file_digest(options.sigma70)}
+        self.kept = study.Kept(
+            folder, {**self.size, **inputs, "checkpoint": str(options.checkpoint), "genome": str(options.genome)}, strict=True
+        )
+        self.methods = designers.available()
+        if not peers.has_ledidi():
+            print(peers.MISSING, flush=True)
+        self.pieces = {
+            "tables": self.tables,
+            "oracle": self.oracle,
+            "judges": self.judges,
+            **{f"tune-{name}": partial(self.tune, name) for name in self.methods},
+            **{f"design-{name}": partial(self.design, name) for name in self.methods},
+            "judge": self.judge,
+            **{f"throughput-{name}": partial(self.throughput, name) for name in self.methods},
+        }
+        self.collected = [name for name in self.pieces if not name.startswith("design-")]
+
+    @cached_property
+    def halves(self) -> halves.Halves:
+        """The divided table; written to the run folder by `tables`."""
+        return halves.Halves(halves.read_promoters(self.options.tss), halves.genome_bases(str(self.options.genome)))
+
+    @cached_property
+    def task(self) -> designers.Task:
+        """What the methods design for."""
+        run = self.kept.folder / "oracle"
+        if "oracle" not in self.kept or not (run / "models").is_dir():
+            raise study.NotYet(f"{run} has no fine-tuned model; run it first: --only oracle")
+        strong = self.halves.strongest(self.halves.of("a train"))
+        reward = designers.TimedReward(PredictedReward(str(run), batch_size=designers.BATCH))
+        return designers.Task(dnadiff.load(self.options.checkpoint), reward, self.halves.length, strong)
+
+    def table_of(self, half: str) -> Path:
+        """The table of a half, written again if it is missing."""
+        path = self.kept.folder / f"half_{half}.csv"
+        if not path.is_file():
+            self.halves.write(self.kept.folder)
+        return path
+
+    def tables(self) -> dict:
+        """Sizes of the parts, and what was left out."""
+        return {"counts": self.halves.counts, "sha256": self.halves.write(self.kept.folder), "length": self.halves.length}
+
+    def oracle(self) -> dict:
+        """Fine-tune A on half a; its metrics on the official test part."""
+        run = self.kept.folder / "oracle"
+        given = [f"checkpoint={self.options.checkpoint}", *judging.TSS, f"task.path={self.table_of('a')}", "scratch=false", "average=false"]
+        study.command("finetune", *given, *self.size["finetune"], f"hydra.run.dir={run}", "overwrite=true")
+        found = json.loads((run / "finetune.json").read_text(encoding="utf-8"))["models"]["fine-tuned"]
+        return {"spearman": {"value": found["spearman"], "low": found["low"], "high": found["high"]}, "metrics": found["metrics"]}
+
+    @cached_property
+    def fitted(self) -> dict[str, judging.Judge]:
+        """The judges."""
+        return judging.judges(self.table_of("b"), self.options.sigma70, self.size["judge_seeds"], self.size["judge_epochs"])
+
+    def judges(self) -> dict:
+        """Spearman's correlation of each judge on the official test part."""
+        rows = self.halves.of("test")
+        scores = judging.predicted(self.fitted, [row.sequence for row in rows])
+        start = self.halves.start[self.halves.part == "test"]
+        found = judging.spearman(scores, np.array([row.expression for row in rows]), start)
+        return {"spearman": found, "first": {name: score[:STORED].tolist() for name, score in scores.items()}}
+
+    def tune(self, name: str) -> dict:
+        """The mean of A for each setting of the grid; the best one is chosen."""
+        grid: list[Settings] = METHODS[name][1]
+        if len(grid) == 1:
+            return {"chosen": grid[0], "grid": []}
+        rows = []
+        for settings in grid:
+            made = designers.measured(name, self.task, self.size["tuned"], self.size["calls"], TUNE_SEED, settings)
+            rows.append(
+                {
+                    "settings": settings,
+                    "mean": float(np.mean(made.found.rewards)),
+                    "calls": made.found.calls,
+                    "seconds": round(made.seconds, 1),
+                }
+            )
+            print(rows[-1], flush=True)
+        return {"chosen": max(rows, key=lambda row: row["mean"])["settings"], "grid": rows}
+
+    def design(self, name: str) -> dict:
+        """Designs with the chosen settings, their rewards under A, and the price."""
+        settings, num, task = self.kept[f"tune-{name}"]["chosen"], self.size["designs"], self.task
+        task.reward.seen = {} if name == BASELINE else None
+        made = designers.measured(name, task, num, self.size["calls"], DESIGN_SEED, settings)
+        pool = sorted((task.reward.seen or {}).items(), key=lambda each: -each[1])[:num]
+        task.reward.seen = None
+        return {
+            "settings": settings,
+            "sequences": made.found.sequences,
+            "rewards": made.found.rewards,
+            "groups": made.found.groups,
+            "calls_per_design": made.found.calls / num,
+            "seconds": round(made.seconds, 2),
+            "in_model": made.in_model / made.seconds,
+            "in_oracle": made.in_oracle / made.seconds,
+            "log_prob": task.log_likelihoods(made.found.sequences, self.size["draws"]).tolist(),
+            "pool": [text for text, _ in pool],
+        }
+
+    def judged_sequences(self) -> tuple[dict[str, list[str]], list[str]]:
+        """The sequences of each row of the tables, and the strong promoters that 6-mers are compared with, which are others."""
+        rows = {name: self.kept[f"design-{name}"]["sequences"] for name in self.methods}
+        rows[POOL] = self.kept[f"design-{BASELINE}"]["pool"]
+        strong = self.halves.strongest(self.halves.rows)
+        shown = np.random.default_rng(0).permutation(len(strong))[: min(self.size["designs"], len(strong) // 2)].tolist()
+        rows[REAL] = [strong[row] for row in shown]
+        return rows, [text for row, text in enumerate(strong) if row not in set(shown)]
+
+    def judge(self) -> dict:
+        """Everything that the tables show of the designs; needs all of them."""
+        sequences, strong = self.judged_sequences()
+        stored, test = self.kept["judges"], [row.sequence for row in self.halves.of("test")]
+        flat = [text for texts in sequences.values() for text in texts]
+        ends = np.cumsum([len(texts) for texts in sequences.values()])[:-1]
+        scores = judging.predicted(self.fitted, test + flat)
+        for name, score in scores.items():
+            judging.checked(name, stored["first"][name], score[: len(stored["first"][name])])
+        values = {name: score[len(test) :] for name, score in scores.items()} | self.measures_of(flat)
+        each = {name: np.split(score, ends) for name, score in values.items()}
+        found = {}
+        for number, (name, texts) in enumerate(sequences.items()):
+            groups = self.kept[f"design-{name}"]["groups"] if name in self.methods else list(range(len(texts)))
+            ordered = {value: each[value][number] for value in comparison.VALUES}
+            found[name] = comparison.described(ordered, groups, texts, strong)
+        price = {name: {key: self.kept[f"design-{name}"][key] for key in comparison.PRICE} for name in self.methods}
+        return {"methods": found, "minus": comparison.differences(found, comparison.VALUES), "price": price}
+
+    def measures_of(self, letters: list[str]) -> dict[str, np.ndarray]:
+        """The reward, the likelihood, the longest match with the genome of the model's training part, and the nearest measured promoter."""
+        data = run_data(self.task.model.config.get("data"), self.task.model.tokenizer, ())
+        data.prepare()
+        nearest = comparison.hamming(letters, [row.sequence for row in self.halves.rows]).min(1)
+        return {
+            comparison.ORACLE: self.task.reward(letters),
+            comparison.LOG_PROB: self.task.log_likelihoods(letters, self.size["draws"]),
+            comparison.MATCH: memorization.indexed(data).longest_match(halves.bases_of(letters)).astype(float),
+            comparison.NEAREST: nearest.astype(float),
+        }
+
+    def throughput(self, name: str) -> dict:
+        """Speed and peak memory, each number of designs in a process of its own."""
+        self.task  # noqa: B018 - raises NotYet in this process if the oracle is missing
+        settings, runs = self.kept[f"tune-{name}"]["chosen"], []
+        for num in self.size["throughput"]:
+            file = self.kept.folder / f"throughput-{name}-{num}.tmp"
+            given = [f"--{key}={getattr(self.options, key)}" for key in ("tss", "sigma70", "checkpoint", "genome", "output")]
+            given += ["--quick"] if self.options.quick else []
+            measure = json.dumps({"method": name, "designs": num, "settings": settings, "file": str(file)})
+            subprocess.run([sys.executable, str(Path(__file__).resolve()), *given, f"--measure={measure}"], check=True)
+            runs.append(json.loads(file.read_text(encoding="utf-8")))
+            file.unlink()
+        return {"runs": runs, "calls": self.size["throughput_calls"]}
+
+    def measure(self, method: str, designs: int, settings: Settings, file: str) -> None:
+        """What a process of `throughput` does."""
+        made = designers.measured(method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings)
+        scale = 1 if sys.platform == "darwin" else 1024
+        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+        shares = {"in_model": made.in_model / made.seconds, "in_oracle": made.in_oracle / made.seconds}
+        row = {
+            "designs": designs,
+            "calls_per_design": made.found.calls / designs,
+            "seconds": made.seconds,
+            **shares,
+            "megabytes": megabytes,
+        }
+        Path(file).write_text(json.dumps(row), encoding="utf-8")
+
+    def table(self) -> str:
+        """The tables of finished pieces; draws the picture."""
+        parts = []
+        if "judges" in self.kept and "oracle" in self.kept:
+            parts.append(comparison.judges_table(self.kept["judges"], self.kept["oracle"]))
+        if "judge" in self.kept:
+            found, judges = self.kept["judge"], self.kept["judges"]
+            counted = comparison.counting(judges)
+            parts += [comparison.designs_table(found["methods"], key) for key in ("mean", "top")]
+            parts.append(comparison.differences_table(found["minus"], counted))
+            parts.append(comparison.natural_table(found["methods"], found["price"]))
+            comparison.picture(found["methods"], (counted or [judging.CNN])[0], self.kept.folder / PICTURE)
+        measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
+        return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
+
+
+def main() -> None:
+    """The command line."""
+    parser = study.arguments(__doc__, "runs/design/promoters")
+    parser.add_argument("--tss", type=Path, required=True, help="ecoli_tss_lb.csv.gz: columns sequence, expression, split")
+    parser.add_argument("--sigma70", type=Path, required=True, help="ecoli_sigma70_minimal.csv.gz: columns sequence, expression, name")
+    parser.add_argument(
+        "--checkpoint", default="ecoli", help="the generative model, which is fine-tuned to the oracle (default: %(default)s)"
+    )
+    parser.add_argument("--genome", default=scoring.ECOLI, help="genome of the promoters (default: the bundled one)")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    scoring.configure_process()
+    made = Promoters(options)
+    if options.measure:
+        made.measure(**json.loads(options.measure))
+        return
+    started = time.monotonic()
+    study.work(made.pieces, made.kept, options, made.collected)
+    if not options.list:
+        print(f"\n{made.table()}\n\n{time.monotonic() - started:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()
