@@ -36,7 +36,10 @@ class PredictedReward(Reward):
     def __init__(self, checkpoint: str, output: str | None = None, batch_size: int | None = None, device: str = "cpu") -> None:
         self.checkpoint, self.output, self.batch_size, self.device = checkpoint, output, batch_size, device
         self._model = saved.load(checkpoint, device=device)
-        self._number = self._model.number_of(output)
+        try:
+            self._number = self._model.number_of(output)
+        except ValueError as error:
+            raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
 
     @override
     def inputs(self) -> dict[str, str]:
