@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -111,7 +112,8 @@ class CountedReward:
     def name(self) -> str:
         """The name of the reward in messages."""
         made = self.reward.reward if isinstance(self.reward, Toward) else self.reward
-        return getattr(made.function, "__name__", "function") if isinstance(made, FunctionReward) else type(made).__name__
+        named = made.function if isinstance(made, FunctionReward) else type(made)
+        return named.__name__ if isinstance(named, (type, FunctionType)) else type(named).__name__
 
     def __call__(self, sequences: Sequence[str]) -> Values:
         """The rewards (S,) of S sequences.
