@@ -15,6 +15,11 @@ from dnadiff.downstream import study_models
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import build_protocol
 
+BASELINES = (
+    "+baselines.length={_target_: dnadiff.downstream.baselines.LengthAlone}",
+    "+baselines.GC={_target_: dnadiff.downstream.baselines.GCAlone}",
+    "+baselines.boosting={_target_: dnadiff.downstream.baselines.KmerBoosting, k: 4}",
+)
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
 
@@ -120,8 +125,7 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
         "task.protocol=kfold",
         "seeds=1",
         "kmer=2",
-        "baselines=all",
-        "~baselines.CNN",
+        *BASELINES,
         "probe=true",
         "neighbours=true",
         "fine_tune=false",
@@ -130,9 +134,9 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length alone", "GC alone", "4-mer gradient boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(result["models"])
+    assert {"length", "GC", "boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 1 for m in result["models"].values())
-    assert set(result["models"]["GC alone"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
+    assert set(result["models"]["GC"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
     pairs = [(study_models.PROBE, study_models.RANDOM_PROBE), (study_models.PROBE, "2-mer logistic regression")]
     assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
     assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
@@ -141,7 +145,7 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     assert len(rows) == len(result["models"])
     again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
     assert len(list(csv.DictReader((tmp_path / "kept" / "results.csv").open()))) == len(rows)
-    assert again["models"]["GC alone"]["per_seed"] == result["models"]["GC alone"]["per_seed"]
+    assert again["models"]["GC"]["per_seed"] == result["models"]["GC"]["per_seed"]
 
 
 def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
