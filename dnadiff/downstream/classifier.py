@@ -63,7 +63,7 @@ class SequenceClassifier(nn.Module, ABC):
         """Outputs (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
 
     @torch.no_grad()
-    def log_probs(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
+    def predict(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
         """Predictions (S, C) of the target in evaluation mode, on the CPU: of classes, normalized log-probabilities.
 
         Items of similar length are batched together. With `both_strands` predictions are averaged over the two strands. An invariant

@@ -53,7 +53,7 @@ class SeedAverage(Combination):
         self, predictions: Mapping[str, Sequence[Prediction]], data: TaskData, protocol: FixedSplit, seeds: Sequence[int]
     ) -> list[Prediction]:
         runs = predictions[self.model]
-        mean = data.target.averaged([run.log_probs for run in runs], [1 / len(runs)] * len(runs))
+        mean = data.target.averaged([run.predictions for run in runs], [1 / len(runs)] * len(runs))
         return [Prediction(mean, sum(run.seconds for run in runs), [])]
 
 
@@ -75,14 +75,14 @@ class Stack(Combination):
         return [self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number]) for number, run in enumerate(first)]
 
     def _stacked(self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int) -> Prediction:
-        result, chosen, start = torch.empty_like(first.log_probs, dtype=torch.float64), list[dict[str, Json]](), 0
+        result, chosen, start = torch.empty_like(first.predictions, dtype=torch.float64), list[dict[str, Json]](), 0
         for one in protocol.rounds(data, seed):
             labels = one.data.valid.labels
             part = slice(start, start + len(labels))
             start = part.stop
             target = one.data.target.fit(one.data.train.labels)
             weight = best_weight(self._valid(first, self.first)[part], self._valid(second, self.second)[part], labels, target)
-            result[one.tested] = target.averaged([run.log_probs[one.tested] for run in (first, second)], [weight, 1 - weight])
+            result[one.tested] = target.averaged([run.predictions[one.tested] for run in (first, second)], [weight, 1 - weight])
             chosen.append({"chosen": {f"weight of {self.first}": weight}})
         return Prediction(result, first.seconds + second.seconds, chosen)
 

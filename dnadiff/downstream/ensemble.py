@@ -159,7 +159,7 @@ class ClassifierEnsemble:
 
     def _each_seed(self, items: Items, batch_size: int, report: Callable[[int], None]) -> Iterator[np.ndarray]:
         for member in self.members:
-            yield member.classifier.log_probs(items, batch_size, not self.stranded).numpy()
+            yield member.classifier.predict(items, batch_size, not self.stranded).numpy()
             report(int(items.lengths.sum()))
 
     def __repr__(self) -> str:

@@ -135,7 +135,7 @@ class FineTuningModule(lightning.LightningModule):
 
     def validate(self, items: Items) -> Validation:
         """The predictions of validation items and their score."""
-        predictions = self.classifier.log_probs(items, EVALUATION * self.batch_size, not self.data.stranded)
+        predictions = self.classifier.predict(items, EVALUATION * self.batch_size, not self.data.stranded)
         return Validation(predictions, self.classifier.target.valid_score(predictions, items.labels))
 
     @override

@@ -168,7 +168,7 @@ class NetworkModel(TaskModel):
         Raises:
             ValueError: if they are not finite because training diverged.
         """
-        predictions = classifier.log_probs(data.test, EVALUATION * self.batch_size, not data.stranded)
+        predictions = classifier.predict(data.test, EVALUATION * self.batch_size, not data.stranded)
         if not bool(predictions.isfinite().all()):
             raise ValueError(
                 f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower lr"

@@ -48,7 +48,7 @@ class Computed(NamedTuple):
     `valid_predictions` are those of the validation items of all rounds, in their order; None for a model that does not have them.
     """
 
-    log_probs: Tensor
+    predictions: Tensor
     fit_info: list[dict[str, Json]]
     classifier: SequenceClassifier | None = None
     valid_predictions: Tensor | None = None
@@ -63,7 +63,7 @@ class Prediction(NamedTuple):
     `weights` is the SHA-256 of the file of the network's weights; None if they are not kept. `valid_predictions` as in `Computed`.
     """
 
-    log_probs: Tensor
+    predictions: Tensor
     seconds: float
     fit_info: list[dict[str, Json]]
     weights: str | None = None
@@ -156,7 +156,7 @@ class ResultsFolder(Results):
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
         target = job.data.target
-        metrics = metric_values(target.scored(prediction.log_probs.numpy(), job.labels.numpy()), target.metrics)
+        metrics = metric_values(target.scored(prediction.predictions.numpy(), job.labels.numpy()), target.metrics)
         row = {
             "task": job.data.name,
             "model": job.model,
@@ -188,7 +188,7 @@ class ResultsFolder(Results):
 def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
     start = time.monotonic()
     computed = compute()
-    prediction = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info, valid_predictions=computed.valid_predictions)
+    prediction = Prediction(computed.predictions, time.monotonic() - start, computed.fit_info, valid_predictions=computed.valid_predictions)
     return prediction, computed.classifier
 
 
@@ -231,24 +231,29 @@ def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: M
     of_valid: dict[str, Json] = {} if valid is None else {"valid_predictions": valid.numpy()}
     with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(
-            file, log_probs=prediction.log_probs.numpy(), labels=labels.numpy(), seconds=prediction.seconds, about=description, **of_valid
+            file,
+            predictions=prediction.predictions.numpy(),
+            labels=labels.numpy(),
+            seconds=prediction.seconds,
+            about=description,
+            **of_valid,
         )
 
 
 def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError if the file is damaged."""
-    stored = read_npz(path, ("about", "log_probs", "labels", "seconds"))
-    log_probs, labels, seconds = stored["log_probs"], stored["labels"], stored["seconds"]
+    stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
+    predictions, labels, seconds = stored["predictions"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
-    fits = log_probs.ndim == 2 and log_probs.dtype.kind == "f" and labels.dtype.kind == "if"[labels.ndim == 2]
-    fits = fits and labels.shape == log_probs.shape[: labels.ndim]
+    fits = predictions.ndim == 2 and predictions.dtype.kind == "f" and labels.dtype.kind == "if"[labels.ndim == 2]
+    fits = fits and labels.shape == predictions.shape[: labels.ndim]
     valid = stored.get("valid_predictions")
-    fits = fits and (valid is None or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == log_probs.shape[1]))
+    fits = fits and (valid is None or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == predictions.shape[1]))
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
     sha256, of_valid = None if weights is None else str(weights), None if valid is None else torch.from_numpy(valid)
-    return Prediction(torch.from_numpy(log_probs), float(seconds), fit_info, sha256, of_valid), torch.from_numpy(labels)
+    return Prediction(torch.from_numpy(predictions), float(seconds), fit_info, sha256, of_valid), torch.from_numpy(labels)
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

@@ -90,7 +90,7 @@ def compare(
     labels, groups = tested.labels.numpy(), resampled_groups(tested)
     reports, scored = {}, {}
     for name, runs in predictions.items():
-        scored[name] = [target.scored(run.log_probs.numpy(), labels) for run in runs]
+        scored[name] = [target.scored(run.predictions.numpy(), labels) for run in runs]
         reports[name] = {
             **_primary(target, scored[name], groups),
             "metrics": summarize_metrics(scored[name], target.metrics, groups=groups),
@@ -169,7 +169,7 @@ def _subset(
     target: TaskTarget, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None
 ) -> dict[str, Json]:
     size, chosen = int(mask.sum()), None if groups is None else groups[mask]
-    scored = [target.scored(run.log_probs.numpy()[mask], labels[mask]) for run in runs] if size else []
+    scored = [target.scored(run.predictions.numpy()[mask], labels[mask]) for run in runs] if size else []
     found = _primary(target, scored, chosen) if size else {}
     return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
 

@@ -56,7 +56,7 @@ class Predictions:
         """Fit a model, store its predictions, and return metrics, settings and fit information as plain values."""
         tested, start = protocol.tested(data), time.monotonic()
         computed = predict_rounds(data, model, seed, report, protocol, tested.labels)
-        new = Prediction(computed.log_probs, time.monotonic() - start, computed.fit_info)
+        new = Prediction(computed.predictions, time.monotonic() - start, computed.fit_info)
         settings = model.describe()
         about = {
             "task": task,
@@ -70,7 +70,7 @@ class Predictions:
             "torch": torch.__version__,
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)
-        metrics = compute_metrics(ScoredPredictions(new.log_probs.numpy(), tested.labels.numpy()))
+        metrics = compute_metrics(ScoredPredictions(new.predictions.numpy(), tested.labels.numpy()))
         return {**about, "metrics": metrics, "found": new.fit_info, "seconds": round(new.seconds, 1)}
 
     def of(self, task: str, models: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Prediction]]:

@@ -1184,7 +1184,7 @@ def _prediction(folder: Path) -> object:
     from dnadiff.downstream.results import load_prediction
 
     prediction, labels = load_prediction(folder / "m-s1-0123456789a1.npz")
-    return prediction.log_probs.tolist(), prediction.seconds, prediction.fit_info, labels.tolist()
+    return prediction.predictions.tolist(), prediction.seconds, prediction.fit_info, labels.tolist()
 
 
 def _result_rows(folder: Path) -> object:

@@ -69,17 +69,17 @@ def test_log_probs_of_both_strands_do_not_depend_on_which_one_is_given():
     classifier = linear(network("caduceus"), 2)
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
-    both = classifier.log_probs(items, 3, both_strands=True)
-    assert torch.allclose(both, classifier.log_probs(other, 3, both_strands=True), atol=1e-6)
-    assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
+    both = classifier.predict(items, 3, both_strands=True)
+    assert torch.allclose(both, classifier.predict(other, 3, both_strands=True), atol=1e-6)
+    assert not torch.allclose(classifier.predict(items, 3, False), classifier.predict(other, 3, False), atol=1e-6)
     assert torch.allclose(both.exp().sum(1), torch.ones(7))
 
 
 def test_scores_keep_the_order_of_the_items_for_any_batch_size():
     classifier = linear(network("dit"), 2)
     items = rich_or_poor(9, 5)
-    one = torch.cat([classifier.log_probs(items.select(torch.tensor([i])), 1, False) for i in range(9)])
-    assert torch.allclose(classifier.log_probs(items, 4, False), one, atol=1e-5)
+    one = torch.cat([classifier.predict(items.select(torch.tensor([i])), 1, False) for i in range(9)])
+    assert torch.allclose(classifier.predict(items, 4, False), one, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
     right = data.valid.labels.float()[:, None] * torch.tensor([-2.0, 2.0]) + torch.tensor([1.0, -1.0])
     for epoch, log_probs in enumerate([right * 0, right, right * 2, -right]):
         classifier.head.bias.data.fill_(epoch)
-        classifier.log_probs = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
+        classifier.predict = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
         training.on_train_epoch_end()
     assert training.best_weights["head.bias"].tolist() == [2, 2]  # as accurate as epoch 1, with a lower loss
     assert training.best_score.accuracy == 1.0
@@ -141,10 +141,10 @@ def test_a_parameter_shared_network_gives_both_strands_one_prediction(swap_stran
     classifier = FineTunedModel(both, 1e-3).build_classifier(task(), 0)
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
-    assert torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-6)
-    assert torch.equal(classifier.log_probs(items, 3, True), classifier.log_probs(items, 3, False))  # one pass
+    assert torch.allclose(classifier.predict(items, 3, False), classifier.predict(other, 3, False), atol=1e-6)
+    assert torch.equal(classifier.predict(items, 3, True), classifier.predict(items, 3, False))  # one pass
     plain = FineTunedModel(lambda seed: network("caduceus"), 1e-3).build_classifier(task(), 0)
-    assert not torch.allclose(plain.log_probs(items, 3, False), plain.log_probs(other, 3, False), atol=1e-4)
+    assert not torch.allclose(plain.predict(items, 3, False), plain.predict(other, 3, False), atol=1e-4)
 
 
 def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels():
@@ -152,7 +152,7 @@ def test_a_stranded_task_leaves_a_parameter_shared_network_both_strands_channels
     items = rich_or_poor(7, 4)
     other = Items(reverse_complement_rows(items.ids, items.lengths, DNA.vocab).to(torch.uint8), items.lengths, items.labels)
     assert classifier.head.width == classifier.backbone.d_model
-    assert not torch.allclose(classifier.log_probs(items, 3, False), classifier.log_probs(other, 3, False), atol=1e-4)
+    assert not torch.allclose(classifier.predict(items, 3, False), classifier.predict(other, 3, False), atol=1e-4)
 
 
 def test_fit_info_has_validation_accuracy_and_speed(learner):
@@ -197,7 +197,7 @@ def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     right = torch.nn.functional.one_hot(training.data.valid.labels, 2).float()
     for epoch, log_probs in enumerate([1 - right, right * float("nan")]):
         training.classifier.head.bias.data.fill_(epoch)
-        training.classifier.log_probs = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
+        training.classifier.predict = lambda *_, fixed=log_probs: fixed.log_softmax(-1)
         training.on_train_epoch_end()
     assert training.best_weights["head.bias"].tolist() == [0, 0]
 

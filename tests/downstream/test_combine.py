@@ -28,7 +28,7 @@ def data(labels=(0, 1, 0, 1)) -> TaskData:
 def test_seeds_are_averaged_as_probabilities():
     runs = [Prediction(log([[0.9, 0.1]]), 1.0, []), Prediction(log([[0.3, 0.7]]), 2.0, [])]
     (run,) = SeedAverage("m", 2).combine({"m": runs}, data(), FixedSplit(4), [1, 2])
-    assert torch.allclose(run.log_probs.exp(), torch.tensor([[0.6, 0.4]], dtype=torch.float64)) and run.seconds == 3.0
+    assert torch.allclose(run.predictions.exp(), torch.tensor([[0.6, 0.4]], dtype=torch.float64)) and run.seconds == 3.0
     assert SeedAverage("fine-tuned", 2).name == "fine-tuned, 2 seeds averaged"
 
 
@@ -55,9 +55,9 @@ def test_the_weight_of_values_has_the_lowest_loss_of_their_target():
     items = Items(torch.full((2, 4), 7, dtype=torch.uint8), torch.full((2,), 4), labels)
     task = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"]))
     (run,) = Stack("net", "kmers", "s").combine({"net": [one], "kmers": [other]}, task, FixedSplit(4), [1])
-    assert torch.equal(run.log_probs.double(), labels.double())
+    assert torch.equal(run.predictions.double(), labels.double())
     (mean,) = SeedAverage("net", 2).combine({"net": [one, other]}, task, FixedSplit(4), [1, 2])
-    assert torch.equal(mean.log_probs, labels.double())
+    assert torch.equal(mean.predictions, labels.double())
 
 
 class Known(TaskModel):

@@ -119,7 +119,7 @@ def test_trials_on_values_are_ranked_by_the_loss_of_their_target(network):
     searched = model(network, (1e-9, 2e-2), epochs=1)
     untrained = searched.build_classifier(data, 0)
     untrained.target = data.target.fit(labels)
-    expected = untrained.target.valid_loss(untrained.log_probs(items, 64, both_strands=True), labels)
+    expected = untrained.target.valid_loss(untrained.predict(items, 64, both_strands=True), labels)
     searched.fit(data, 0)
     assert searched.fit_info["trials"][0]["valid_loss"] == pytest.approx(expected, rel=1e-3) and searched.fit_info["lr"] == 2e-2
     assert "valid_accuracy" not in searched.fit_info and searched.fit_info["valid_loss"] < expected

@@ -241,7 +241,7 @@ def test_damaged_results_are_refused_by_name(tmp_path):
     path.write_bytes(content[:400] + bytes([content[400] ^ 1]) + content[401:])
     with pytest.raises(ValueError, match=r"\.npz is damaged or cut short"):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
-    np.savez(path, log_probs=np.zeros(3), labels=np.zeros(3, int), seconds=1.0, about="{}")
+    np.savez(path, predictions=np.zeros(3), labels=np.zeros(3, int), seconds=1.0, about="{}")
     with pytest.raises(ValueError, match=r"\.npz is damaged: not the arrays of a prediction; remove it"):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
     for text in ("{", "[1]", "[" * 100_000):
