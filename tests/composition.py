@@ -19,14 +19,20 @@ OWN = {str(config_dir()), "hydra.conf", ""}  # the package's folder, Hydra's and
 def remember(patch: pytest.MonkeyPatch) -> None:
     """Parse each override, read each set of files and merge it only the first time."""
     from hydra._internal import config_loader_impl as loader
-    from hydra._internal.config_repository import ConfigRepository
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     patch.setattr(ConfigRepository, "load_config", load_once(ConfigRepository.load_config))
+    patch.setattr(CachingConfigRepository, "__init__", share)
     patch.setattr(OverridesParser, "parse_rule", parse_once(OverridesParser.parse_rule))
     patch.setattr(loader, "create_defaults_list", choose_once(loader.create_defaults_list))
     merge = loader.ConfigLoaderImpl._compose_config_from_defaults_list
     patch.setattr(loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once(merge))
+
+
+def share(self: Any, delegate: Any) -> None:
+    """`CachingConfigRepository.__init__` without a deep copy: `initialize_sources` replaces the list of sources, and changes none of them."""
+    self.delegate, self.cache = copy.copy(delegate), {}
 
 
 def own(repo: Any) -> bool:

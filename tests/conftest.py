@@ -81,6 +81,14 @@ def no_waiting_for_the_disk():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def objects_are_frozen():
+    """Training asks whether objects are frozen. They are (`pytest_collection`), and counting a million of them takes a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gc.get_freeze_count", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def composing_once():
     """The files of a configuration are read and merged once for each set of choices; the processes of `python` do it every time."""
     with pytest.MonkeyPatch.context() as patch:

@@ -197,6 +197,7 @@ def test_ecoli_bits_per_base_at_strength_256(ecoli, fitted):
     assert round(bits(model.with_strengths(4).log_probs(test, 9)), 3) == 1.968
 
 
+@pytest.mark.slow
 def test_ecoli_strengths_chosen_on_validation_data(ecoli, fitted):
     train, valid, test = np.split(ecoli, [len(ecoli) * 8 // 10, len(ecoli) * 9 // 10])
     model = BackoffMarkov.fit([train], 12).tuned([valid])

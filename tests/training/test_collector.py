@@ -5,6 +5,13 @@ import torch
 
 from dnadiff.training.collector import frozen_objects
 
+COUNT = gc.get_freeze_count
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    monkeypatch.setattr(gc, "get_freeze_count", COUNT)  # the suite replaces it
+
 
 def test_objects_are_frozen_inside_and_ordinary_again_after_an_error():
     gc.unfreeze()  # the suite runs with frozen modules
