@@ -137,7 +137,7 @@ class Study:
 
     def speed(self, model: str) -> dict:
         """Training steps compared with `mdlm`, and sampling compared with `ar`, in turns; the fastest of several rounds counts."""
-        own = checkpoint.load(self.runs / self.kept[f"final-{model}-1"]["run"])
+        own = checkpoint.load(self.weights(model))
         # One step of training is enough for the comparisons: the time of a step, and of sampling token by token, does not depend on weights.
         mdlm, ar = (checkpoint.load(self.untrained(name)) for name in ("mdlm", "ar"))
         steps = [training_step(each, self.size["data"]) for each in (own, mdlm)]
@@ -160,6 +160,14 @@ class Study:
             sampling[str(batch)] = {"seconds": min(times["own"]), "ar_seconds": min(times["ar"]), "nfe": nfe}
         return {"threads": torch.get_num_threads(), "training": training, "sampling": sampling}
 
+    def weights(self, model: str) -> Path:
+        """The run of one of the final pieces; those of restored pieces are not there."""
+        names = [f"final-{model}-{seed}" for seed in SEEDS.get(model, (1,))]
+        found = [self.runs / name for name in names if name in self.kept and (self.runs / name / "metrics.json").is_file()]
+        if not found:
+            raise study.NotYet(f"no run of {' or '.join(names)} in {self.runs}; train one: remove its piece and run --only {names[0]}")
+        return found[0]
+
     def untrained(self, model: str) -> Path:
         """A run of one training step."""
         self.train(f"untrained-{model}", model, 1, self.size["rates"][0], 1)
@@ -167,7 +175,7 @@ class Study:
 
     def long(self, model: str) -> dict:
         """One long sequence: time and peak memory of a tenth of it and of all, judged in windows."""
-        run = self.runs / self.kept[f"final-{model}-1"]["run"]
+        run = self.weights(model)
         rows, records = [], run / "long-windows.fa"
         for length in (self.size["long"] // 10, self.size["long"]):
             output = run / f"long-{length}.fa"
