@@ -101,7 +101,7 @@ class KmerSet:
 
     Memory: 8 bytes per distinct k-mer, twice that during construction. k is 1..31.
 
-    Example:
+    Examples:
         >>> found = KmerSet([np.array([0, 0, 1, 3], np.uint8)], k=3)  # AACT
         >>> found.hits(np.array([2, 3, 3, 0], np.uint8)).tolist()  # GTTA: GTT is the reverse complement of AAC
         [True, False]

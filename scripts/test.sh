@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs with the test extra and runs the linter, the type checker and the tests, without those marked slow or gpu.
+# Installs with the test and docs extras and runs the linter, the type checker and the tests, without those marked slow or gpu.
 # Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test]"
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test,docs]"
 
 # Two workers of one thread each: with two threads each, small operations are ten times slower.
 export OMP_NUM_THREADS=1

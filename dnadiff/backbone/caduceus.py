@@ -67,7 +67,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         bidirectional_weight_tie: share the projections between the directions.
         **options: as in `MambaBackbone`, without `dropout`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from dnadiff.data.tokenizer import DNATokenizer
         >>> network = Caduceus(DNATokenizer().vocab, d_model=16, n_layers=2)

@@ -84,7 +84,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         cond_dim: width of the noise-level embedding.
         d_model, n_heads, **options: as in `AttentionBackbone`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from dnadiff.data.tokenizer import DNATokenizer
         >>> network = DiT(DNATokenizer().vocab, d_model=16, n_layers=2, n_heads=2)

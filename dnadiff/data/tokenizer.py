@@ -74,7 +74,7 @@ class DNATokenizer(Tokenizer):
 
     CLS 0, SEP 1, BOS 2, MASK 3, PAD 4, RESERVED 5, UNK 6, A 7, C 8, G 9, T 10, N 11. A model emits only A, C, G and T.
 
-    Example:
+    Examples:
         >>> tokenizer = DNATokenizer()
         >>> tokenizer.encode("ACGTN").tolist()
         [7, 8, 9, 10, 11]

@@ -23,7 +23,7 @@ class BlockDenoiser(NetworkDenoiser):
         backbone: the network.
         block_size: b, tokens of a block; the last block of a sequence may have fewer.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from dnadiff.backbone.caduceus import Caduceus
         >>> from dnadiff.data.tokenizer import DNATokenizer

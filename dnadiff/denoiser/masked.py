@@ -21,7 +21,7 @@ class Denoiser(NetworkDenoiser):
         time_conditioning: condition the network on the noise level. Off by default: SUBS does not need it, and without it the
             prediction for a sequence that did not change stays valid. The backbone must have a time input.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from dnadiff.backbone.caduceus import Caduceus
         >>> from dnadiff.data.tokenizer import DNATokenizer

@@ -167,7 +167,7 @@ def load(run: str | os.PathLike[str], device: torch.device | str | None = None, 
         FileNotFoundError: if it does not exist.
         ValueError: if it is damaged, or names code that is not trusted.
 
-    Example:
+    Examples:
         >>> import dnadiff
         >>> model = dnadiff.load("runs/train/my_run")  # doctest: +SKIP
         >>> model.sample(2, length=8)  # doctest: +SKIP

@@ -22,7 +22,7 @@ class MDLM(MaskedObjective):
             which gives rows with many masks more weight. `nll` is the bound either way.
         protocol: see `MaskedObjective`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from dnadiff.backbone.caduceus import Caduceus
         >>> from dnadiff.data.tokenizer import DNATokenizer

@@ -15,7 +15,7 @@ from dnadiff.design.reward import Reward, Values
 class GCContent(Reward):
     """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a sequence without any.
 
-    Example:
+    Examples:
         >>> float(GCContent()(["GATC"])[0])
         0.5
     """
@@ -50,7 +50,7 @@ class Homopolymer(Reward):
     Args:
         longest: allowed length of a run.
 
-    Example:
+    Examples:
         >>> Homopolymer(longest=3)(["ACGT", "AAAAAC"]).tolist()
         [0.0, -2.0]
     """

@@ -21,7 +21,7 @@ class Analytic(Ancestral):
     as that. SEDD's ratios are needed at every masked position before a step can decide. If the network is not conditioned on time, a
     sequence that did not change is not evaluated again: the sums of its ratios and a token drawn at each position are kept.
 
-    Example:
+    Examples:
         >>> Analytic(num_steps=64).num_steps_for(length=512)
         64
     """

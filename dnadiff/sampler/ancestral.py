@@ -20,7 +20,7 @@ class Ancestral(GridSampler, PlannedSampler):
     the published sampler's cache, for each sequence separately. As steps grow, the distribution converges to the model's; two positions
     are unmasked in the same step with probability 1/T.
 
-    Example:
+    Examples:
         >>> Ancestral(num_steps=64).num_steps_for(length=512)
         64
     """

@@ -23,7 +23,7 @@ class Autoregressive(Sampler):
     sequence is read up to its last mask, or, for importance weights, up to the last token that counts in them. A frozen mask before that is
     read as the start token, which these models never saw in the middle of a sequence.
 
-    Example:
+    Examples:
         >>> Autoregressive(temperature=0.9).num_steps_for(length=512)
         512
     """

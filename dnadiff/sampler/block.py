@@ -27,7 +27,7 @@ class Blockwise(Sampler):
         sampler: fills the masks of a block. Its settings, such as a number of groups, are those of a block.
         block_size: that of the model, which is also the default; another one is a ValueError.
 
-    Example:
+    Examples:
         >>> from dnadiff.sampler.grouped import Grouped
         >>> Blockwise(Grouped(num_groups=4), block_size=16).num_steps_for(length=512)
         160

@@ -22,7 +22,7 @@ class Confidence(StepsSampler):
         order: `max` (probability of the most probable token), `margin` (over the second, arXiv 2502.06768) or `entropy`.
         temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own distributions.
 
-    Example:
+    Examples:
         >>> Confidence(num_steps=32, order="margin").num_steps_for(length=512)
         32
     """

@@ -24,7 +24,7 @@ class EntropyBounded(AdaptiveSampler):
         bound: nats, gamma in the paper.
         temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own distributions.
 
-    Example:
+    Examples:
         >>> EntropyBounded(bound=0.5).num_steps_for(length=512)
         512
     """

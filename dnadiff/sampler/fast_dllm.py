@@ -60,7 +60,7 @@ class FastDLLM(Sampler):
         block_size: tokens of a block; Fast-dLLM has 32.
         cache: `PrefixCache`, `DualCache` or `NoCache`.
 
-    Example:
+    Examples:
         >>> from dnadiff.sampler.grouped import Grouped
         >>> FastDLLM(Grouped(num_groups=4), block_size=32, cache=DualCache()).num_steps_for(length=512)  # one call more in each block
         80

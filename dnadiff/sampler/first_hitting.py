@@ -17,7 +17,7 @@ class FirstHitting(PlannedSampler):
     alpha(t) = 1 - u (1 - alpha(1)), and positions are unmasked in the order of these times. A template with the fraction m masked
     starts at the time of that fraction, with m u in place of u.
 
-    Example:
+    Examples:
         >>> FirstHitting(temperature=0.9).num_steps_for(length=512)
         512
     """

@@ -10,7 +10,7 @@ class ForwardBackward(RemaskingSampler):
 
     As steps grow, the distribution converges to the model's. Every token is drawn again many times, mostly early.
 
-    Example:
+    Examples:
         >>> ForwardBackward(num_steps=256).num_steps_for(length=512)
         256
     """

@@ -32,7 +32,7 @@ class Gibbs(Sampler):
         num_sweeps: sweeps over all positions.
         num_groups: K network calls per sweep; the length for one position at a time. None is 64, or the length if that is less.
 
-    Example:
+    Examples:
         >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)
         96
     """

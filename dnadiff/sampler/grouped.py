@@ -31,7 +31,7 @@ class Grouped(PlannedSampler):
             (`dnadiff.likelihood.code_length.optimal_sizes`); a template starts at the group where as many tokens are visible. None is
             (almost) equal sizes, whatever is masked.
 
-    Example:
+    Examples:
         >>> Grouped().num_steps_for(length=512), Grouped(num_groups=32).num_steps_for(length=512)
         (64, 32)
     """

@@ -15,7 +15,7 @@ class LowConfidence(StepsSampler, TokensFirstSampler):
         num_steps: see `StepsSampler`.
         temperature, top_k, nucleus: see `Sampler`; tokens are compared by the model's own probabilities.
 
-    Example:
+    Examples:
         >>> LowConfidence(num_steps=32).num_steps_for(length=512)
         32
     """

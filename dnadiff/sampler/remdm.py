@@ -18,7 +18,7 @@ class ReMDM(RemaskingSampler):
     Args:
         remasking: how much is remasked.
 
-    Example:
+    Examples:
         >>> from dnadiff.sampler.remasking import Cap
         >>> ReMDM(Cap(eta=0.02), num_steps=256, nucleus=0.9).num_steps_for(length=512)
         256

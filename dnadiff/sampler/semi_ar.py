@@ -29,7 +29,7 @@ class SemiAR(Sampler):
             window).
         stride: new tokens in each later window; None is half the window.
 
-    Example:
+    Examples:
         >>> from dnadiff.sampler.grouped import Grouped
         >>> SemiAR(Grouped(num_groups=32), window=256, stride=128).num_steps_for(length=512)
         96

@@ -22,7 +22,7 @@ class Threshold(TokensFirstSampler):
     Args:
         threshold: a probability.
 
-    Example:
+    Examples:
         >>> Threshold(threshold=0.8).num_steps_for(length=512)
         512
     """

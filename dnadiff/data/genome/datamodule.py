@@ -92,7 +92,7 @@ class GenomeDataModule(DNADataModule):
 
     The other arguments are those of `DNADataModule` and `SequenceDataModule`.
 
-    Example:
+    Examples:
         >>> data = GenomeDataModule("bundled:ecoli_K12_MG1655.fa.gz", length=512, batch_size=16)
         >>> data.describe()["tokens"]
         4641652

@@ -27,7 +27,7 @@ class BestOfN(DesignMethod):
     Args:
         num_candidates: n.
 
-    Example:
+    Examples:
         >>> BestOfN(num_candidates=64)
         BestOfN(num_candidates=64)
     """

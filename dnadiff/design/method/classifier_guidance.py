@@ -31,7 +31,7 @@ class ClassifierGuidance(Stepwise):
         gradient: False evaluates the reward of every change: 1 + 3 N reward calls for a step that unmasks N tokens. True takes the
             first-order term of a differentiable reward: 2 calls for each step, whatever its size. The complete sequence takes one more.
 
-    Example:
+    Examples:
         >>> ClassifierGuidance(gradient=True).gradient
         True
     """

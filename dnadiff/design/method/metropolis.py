@@ -36,7 +36,7 @@ class Metropolis(DesignMethod):
         best: return the best sequence of the chain in place of the last one. This is optimization: the designs do not have the
             distribution above.
 
-    Example:
+    Examples:
         >>> Metropolis(num_steps=100, max_changes=5).max_changes
         5
     """

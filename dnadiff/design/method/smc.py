@@ -30,7 +30,7 @@ class SMC(Stepwise):
     Args:
         threshold: 0 never resamples (importance sampling), 1 resamples whenever the weights differ.
 
-    Example:
+    Examples:
         >>> SMC(threshold=0.5, every=4).threshold
         0.5
     """

@@ -25,7 +25,7 @@ class SVDD(Stepwise):
     Args:
         num_candidates: at each step.
 
-    Example:
+    Examples:
         >>> SVDD(num_candidates=8, every=4).num_candidates
         8
     """

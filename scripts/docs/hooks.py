@@ -1,0 +1,52 @@
+"""Hooks of MkDocs: pages of the repository that are outside docs/, and links between them and the pages in docs/."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = (
+    "RESPONSIBLE_USE.md",
+    "CHANGELOG.md",
+    "genomic_benchmarks/README.md",
+    "genomic_benchmarks/protocol.md",
+    "dnadiff/bundled/ecoli/README.md",
+)
+LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages outside docs/ under their paths in the repository."""
+    for name in OUTSIDE:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make relative links, which are those of the repository, links of the site."""
+    return LINK.sub(lambda found: found[1] + moved(page.file.src_uri, found[2]) + (found[3] or "") + found[4], markdown)
+
+
+def in_repository(uri: str) -> str:
+    """The path in the repository of a page of the site."""
+    return uri if uri in OUTSIDE else f"docs/{uri}"
+
+
+def moved(uri: str, link: str) -> str:
+    """A link of the page at `uri`, as it is on the site.
+
+    >>> moved("results/demo.md", "../../RESPONSIBLE_USE.md")
+    '../RESPONSIBLE_USE.md'
+    >>> moved("genomic_benchmarks/README.md", "../docs/classifying.md")
+    '../classifying.md'
+    """
+    if "://" in link or link.startswith(("/", "mailto:")):
+        return link
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(uri)), link))
+    return posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(uri) or ".")

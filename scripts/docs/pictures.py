@@ -1,0 +1,112 @@
+"""The pictures of docs/concepts.md, made with the bundled model of E. coli.
+
+python scripts/docs/pictures.py [FOLDER]      # default: docs
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+import dnadiff
+from dnadiff.data.genome.genome import Genome
+from dnadiff.model import Model
+
+START, LENGTH = 4_000_000, 512  # a held-out window
+GAP, FLANK = 30, 8  # hidden bases in its middle, and the bases drawn on either side of them
+SHOWN = 36  # bases of the first picture
+ROWS = (0.0, 0.25, 0.5, 0.75, 1.0)  # masked fractions of the first picture; revealed fractions of the second
+LETTERS = "ACGT"
+COLORS = {"A": "#1b9e77", "C": "#3b6fb6", "G": "#d99000", "T": "#c0392b"}
+GRAY = "#8a8f98"
+WIDTH = 0.2  # inches of a base
+
+
+def main(folder: Path) -> None:
+    """Draw both pictures."""
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"})
+    model = dnadiff.load("ecoli")
+    genome = Genome.open(model.config["data"]["path"])
+    x0 = torch.from_numpy(genome.window(genome.names[0], START, START + LENGTH).astype(np.int64))[None]
+    save(masking(model, x0[0, :SHOWN]), folder / "masking.svg")
+    save(unmasking(model, x0), folder / "unmasking.svg")
+
+
+def masking(model: Model, x0: Tensor) -> Figure:
+    """One sequence at five times; a base that is masked at one time is masked at all later ones."""
+    figure, axes = rows(SHOWN, [f"t = {t:g}" for t in ROWS])
+    ranks = np.random.default_rng(0).permutation(SHOWN)
+    for axis, t in zip(axes, ROWS):
+        for place, letter in enumerate(model.tokenizer.decode(x0)):
+            if ranks[place] < round(t * SHOWN):
+                axis.add_patch(Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0))
+            else:
+                write(axis, place, letter)
+    return figure
+
+
+def unmasking(model: Model, x0: Tensor) -> Figure:
+    """Predictions for the hidden bases of a gap, while its bases are drawn one at a time in random order."""
+    first = (LENGTH - GAP) // 2
+    emitted, mask_id = list(model.process.vocab.emitted), model.process.vocab.mask_id
+    xt = x0.clone()
+    xt[:, first : first + GAP] = mask_id
+    rng, order = np.random.default_rng(1), np.random.default_rng(0).permutation(GAP) + first
+    figure, axes = rows(GAP + 2 * FLANK, [f"{round(share * GAP)} revealed" for share in ROWS])
+    for revealed in range(GAP + 1):
+        with torch.no_grad():
+            log_probs = model.denoiser.log_probs(xt, torch.full((1,), float((xt == mask_id).double().mean())))
+        probs = log_probs[0, :, emitted].double().exp().numpy()
+        if revealed in [round(share * GAP) for share in ROWS]:
+            axis = axes[[round(share * GAP) for share in ROWS].index(revealed)]
+            for column, place in enumerate(range(first - FLANK, first + GAP + FLANK)):
+                if xt[0, place] != mask_id:
+                    inside = first <= place < first + GAP
+                    write(axis, column, model.tokenizer.decode(xt[0, place : place + 1]), "bold" if inside else "normal")
+                    continue
+                bottom = 0.02
+                for letter, p in zip(LETTERS, probs[place] / probs[place].sum()):
+                    axis.add_patch(Rectangle((column + 0.06, bottom), 0.88, 0.96 * p, color=COLORS[letter], linewidth=0))
+                    bottom += 0.96 * p
+        if revealed < GAP:
+            p = probs[order[revealed]]
+            xt[0, order[revealed]] = emitted[rng.choice(4, p=p / p.sum())]
+    return figure
+
+
+def rows(columns: int, titles: list[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with one row of bases for each title."""
+    figure = Figure(figsize=(1.1 + WIDTH * columns, 0.34 * len(titles)))
+    axes = []
+    for number, title in enumerate(titles):
+        left, height = 1.1 / figure.get_figwidth(), 1 / len(titles)
+        axis = figure.add_axes((left, 1 - (number + 0.9) * height, 1 - left, 0.8 * height))
+        axis.set(xlim=(0, columns), ylim=(0, 1))
+        axis.set_axis_off()
+        axis.text(-0.6, 0.5, title, ha="right", va="center", fontsize=9, color=GRAY)
+        axes.append(axis)
+    return figure, axes
+
+
+def write(axis: Axes, place: int, letter: str, weight: str = "normal") -> None:
+    """One base."""
+    axis.text(place + 0.5, 0.47, letter, ha="center", va="center", fontsize=10, color=COLORS[letter], weight=weight)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write an SVG file without the date, so that the same picture has the same bytes."""
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    print(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs")
