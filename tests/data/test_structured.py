@@ -74,7 +74,7 @@ def test_a_damaged_journal_is_named(tmp_path, content):
 
 def test_a_damaged_prediction_is_named(tmp_path):
     path = tmp_path / "p.npz"
-    np.savez_compressed(path, log_probs=np.zeros((40, 2)), labels=np.zeros(40, int), seconds=1.0, about="{}")
+    np.savez_compressed(path, predictions=np.zeros((40, 2)), labels=np.zeros(40, int), seconds=1.0, about="{}")
     content = path.read_bytes()
     assert load_prediction(path)[0].seconds == 1
     for damaged in (b"", b"x", content[:-30], *(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, 400, 13))):
