@@ -1,5 +1,6 @@
 """The documentation site builds without warnings, loads nothing from other servers, and has every page."""
 
+import json
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ def site(tmp_path_factory):
 
 
 class Loaded(HTMLParser):
-    """What a page loads: scripts, style sheets, pictures and fonts."""
+    """What a page loads (scripts, style sheets, pictures, fonts), and its links to other pages of the site."""
 
     def __init__(self, page):
         super().__init__()
@@ -34,25 +35,40 @@ class Loaded(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
-        if tag in ("script", "img", "iframe", "source") and given.get("src"):
+        if tag in ("script", "img", "iframe", "source") and given.get("src") and not given["src"].startswith("data:"):
             self.addresses.append(given["src"])
         if tag == "link" and given.get("rel") in ("stylesheet", "preload", "preconnect", "icon"):
             self.addresses.append(given["href"])
+        if tag == "a" and "://" not in given.get("href", "#") and not given.get("href", "#").startswith(("#", "mailto:")):
+            self.addresses.append(given["href"])
 
 
-def test_pages_load_files_of_the_site_alone(site):
+def test_pages_load_and_name_files_of_the_site_alone(site):
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) > 40
+    assert len(pages) > 48
     for page in pages:
         for address in Loaded(page).addresses:
             target = page.parent / re.split(r"[?#]", address)[0]
-            assert target.is_file() or (page.name == "404.html" and address.startswith("/")), (page.name, address)
+            assert target.is_file() or (target / "index.html").is_file() or (page.name == "404.html" and address.startswith("/")), (
+                page.name,
+                address,
+            )
 
 
 def test_every_page_of_the_repository_is_in_the_site(site):
     written = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert not [path for path in written if not (site / path).is_file()]
     assert (site / "RESPONSIBLE_USE.html").is_file() and (site / "genomic_benchmarks" / "index.html").is_file()
+
+
+def test_notebooks_are_stored_with_their_outputs():
+    paths = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(paths) == 6
+    for path in paths:
+        cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), path.name  # from the first to the last, once
+        kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+        assert kinds and "error" not in kinds, path.name
 
 
 def test_the_reference_shows_signatures_and_docstrings(site):

@@ -18,6 +18,7 @@ OUTSIDE = (
     "genomic_benchmarks/protocol.md",
     "dnadiff/bundled/ecoli/README.md",
 )
+HREF = re.compile(r'href="([^":]+)\.md"')
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -31,6 +32,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make relative links, which are those of the repository, links of the site."""
     return LINK.sub(lambda found: found[1] + moved(page.file.src_uri, found[2]) + (found[3] or "") + found[4], markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The same for notebooks, whose Markdown is converted by another program."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return HREF.sub(lambda found: f'href="{moved(page.file.src_uri, found[1])}.html"', html)
 
 
 def in_repository(uri: str) -> str:
