@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lightning import Trainer
 
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.training.metrics_file import MetricsFile
     from dnadiff.training.module import DiffusionModule
 
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
@@ -37,6 +36,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """
     from dnadiff import checkpoint
     from dnadiff.checkpoint.sources import load_silently
+    from dnadiff.training.loggers import begin, build_loggers
 
     config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = data_with_absolute_paths(config["data"])
@@ -66,7 +66,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
     step = resume_step(start_from, config, data) if start_from is not None else 0
     sanity_check(module, data)
-    metrics = metrics_file(trainer)  # refuses another logger before anything is removed
+    trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)
     if trainer.is_global_zero:  # of several processes one writes the run folder and prints
         if start_from is None:
             clear(run_dir)
@@ -75,7 +75,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         describe_run(config, run_dir, data, module)
         if start_from is not None:
             log.info(f"resuming {start_from}")
-        metrics.begin(module, step)
+        begin(trainer, config, module, step)
     status = fit(trainer, module, data, start_from)
     result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
     if status:  # what follows with && must not run on half a training
@@ -141,7 +141,7 @@ def check_compatible(config: Config) -> None:
 
 
 def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
-    """The Trainer and the LightningModule of a configuration."""
+    """The Trainer, without loggers, and the LightningModule of a configuration."""
     import torch
 
     from dnadiff.checkpoint import build_denoiser, build_objective
@@ -179,7 +179,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     trainer = build(
         {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
         callbacks=callbacks,
-        logger=build(config["logger"], folder=run_dir, trust=None),
+        logger=False,
         plugins=[AtomicCheckpoints()],
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -242,21 +242,14 @@ def num_parameters(module: DiffusionModule) -> int:
     return sum(p.numel() for p in module.denoiser.parameters())
 
 
-def metrics_file(trainer: Trainer) -> MetricsFile:
-    """The logger of a training run; ValueError if the configuration built another one."""
-    from dnadiff.training.metrics_file import MetricsFile
-
-    if not isinstance(trainer.logger, MetricsFile):
-        raise ValueError("logger must build a dnadiff.training.metrics_file.MetricsFile; leave logger=csv")
-    return trainer.logger
-
-
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the final table."""
     from dnadiff.data.cache import hash_file
     from dnadiff.data.files import write_json
+    from dnadiff.training.loggers import metrics_file
 
-    rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
+    log_file = metrics_file(trainer)
+    rows, seconds = log_file.rows(), log_file.seconds
     last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
     valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
     metrics: dict[str, Json] = {

@@ -126,6 +126,8 @@ class Checkpoints(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self._stopped is not None:  # only now are the metrics of the last step written
             raise self._stopped
+        # The step under which Lightning logs. A checkpoint saved after a validation restores a number that is too small by 1.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int) -> None:

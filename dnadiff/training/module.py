@@ -53,7 +53,7 @@ class DiffusionModule(lightning.LightningModule):
         self.objective, self.valid_objective = objective, objective.evaluation()
         self.make_optimizer, self.make_scheduler, self.weight_decay = optimizer, lr_scheduler, weight_decay
         self.seed = seed
-        self.save_hyperparameters(hyper_parameters or {})
+        self.save_hyperparameters(hyper_parameters or {}, logger=False)  # train.py gives loggers the configuration
         self.tokens_seen = 0
 
     def draws(self, purpose: str, batch_size: int, step: int, micro: int = 0, accumulated: int = 1) -> Draws:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,6 +109,7 @@ def clear(run_dir: Path) -> None:
         path.unlink(missing_ok=True)
     for name in ("evaluate.json", "metrics.csv", "metrics.json"):
         (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
 
 
 def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:

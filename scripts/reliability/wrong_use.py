@@ -31,7 +31,7 @@ from typing import Any
 
 import cases
 
-SECONDS, WARM_UP = 20.0, 120.0  # a refusal or a tiny run takes less; the first of a command imports its libraries
+SECONDS, WARM_UP = 60.0, 120.0  # a refusal or a tiny run takes less; the first of a command imports its libraries
 # Type errors, and values out of range. Each is what follows `KEY=` on the command line.
 VALUES = {
     "word": "banana",
@@ -102,7 +102,9 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "the model's own is used",
     ),
     ("train", "backbone.num_labels", ("zero",), "no labels"),
-    ("train", "objective.masked objective.replaced", ("zero",), "a fraction from 0 to 1"),
+    ("train", "objective.masked objective.replaced objective.masking.low", ("zero",), "a fraction from 0 to 1"),
+    ("train", "objective.next_token_weight", ("zero", "fraction"), "any number from 0"),
+    ("train", "objective.masking.alpha objective.masking.beta", ("fraction",), "any number above 0"),
 )
 # Valid values that take minutes.
 SLOW = (("*", "*.compile", ("boolean",), "compiles the network"),)
@@ -169,10 +171,12 @@ NEEDS = {
     "train backbone/size=*x*": ("~backbone.n_heads", "backbone=caduceus"),
     "train objective=ar": ("backbone=transformer",),
     "train objective/masking=discrete_time": ("objective=d3pm",),
+    "train callbacks=clip_search": ("objective/masking=clipped",),
     "train noise=*": ("objective/masking=count",),
     "* data=ecoli": (GENOME, *WINDOWS, EPOCH),
     "* data=fasta": (GENOME, *WINDOWS, EPOCH),
     "* data=hg38": (GENOME, *WINDOWS, EPOCH, "data.keep=null", "data/split=fraction", "data.num_workers=0"),
+    "judge data=sequences": ("data.path={world}/many.fa", *WINDOWS),
     "* data=sequences": ("data.path={world}/samples.fa", *WINDOWS, "~data.epoch_size"),
     "train data=lm1b": (PARTS, *WINDOWS, "tokenizer=characters", "data.wrap=true", "data.valid_documents=null", "~data.epoch_size"),
     "train data=ptb": (PARTS, *WINDOWS, EPOCH, "tokenizer=characters"),
@@ -210,9 +214,11 @@ NEEDS = {
     "sample reward=weighted": ("+reward@reward.terms.gc=gc",),
     "sample reward=predicted": ("reward.checkpoint={world}/classifier", "length=24"),
     "sample method=*": ("reward=gc",),
+    "sample sampler=block": ("checkpoint={world}/blocks", "~sampler.num_groups", "length=32"),
     "sample sampler=*": ("~sampler.num_groups",),
     "sample sampler/remasking=*": ("sampler=remdm", "~sampler.num_groups"),
     "sample sampler/cache=*": ("sampler=fast_dllm", "~sampler.num_groups"),
+    "judge_text sampler=block": ("checkpoint={world}/text_blocks", *SAMPLED),
     "judge_text sampler=*": ("checkpoint={world}/text", *SAMPLED),
     "judge_text sampler/remasking=*": ("checkpoint={world}/text", "sampler=remdm", *SAMPLED),
     "judge_text sampler/cache=*": ("checkpoint={world}/text", "sampler=fast_dllm", *SAMPLED),
@@ -261,9 +267,21 @@ def extend_world(world: Path) -> None:
     (world / "divided.csv").write_text("\n".join(divided) + "\n", encoding="utf-8")
     measured = [f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9" for n in range(80)]
     (world / "measured.csv").write_text("\n".join(["sequence,expression,split,name", *measured]) + "\n", encoding="utf-8")
-    records = [f">{name}\n{''.join(draw.choices('ACGT', k=600))}\n" for name in "abc"]
+    records = [f">{name}\n{''.join(draw.choices('ACGT', k=1200))}\n" for name in "abc"]
     (world / "three.fa").write_text("".join(records), encoding="utf-8")
+    (world / "many.fa").write_text("".join(f">m{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(400)), encoding="utf-8")
     (world / "others.fa").write_text("".join(f">o{n}\n{''.join(draw.choices('AACGT', k=32))}\n" for n in range(40)), encoding="utf-8")
+
+
+def train_in_blocks(world: Path) -> None:
+    """Models for `sampler=block`."""
+    settings = (*cases.SMALL_RUN, *cases.SMALL_NETWORK, "objective=block_mdlm", "objective.block_size=8", "trainer.max_steps=2")
+    for name, data in (
+        ("blocks", ("data=fasta", f"data.path={world}/genome.fa.gz")),
+        ("text_blocks", ("data=text", f"data.path={world}/book.txt")),
+    ):
+        if not (world / name).exists():
+            cases.start("train", [*data, *settings, f"hydra.run.dir={world}/{name}"])
 
 
 def arguments(case: cases.Case, choice: str) -> tuple[str, ...]:
@@ -482,6 +500,8 @@ def main() -> int:
         if not (world / "samples.dnd").is_file():
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 cases.build_world(world)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            train_in_blocks(world)
         extend_world(world)
         harness, before = Harness(world, folder), time.monotonic()
         outcomes = []

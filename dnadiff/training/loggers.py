@@ -1,0 +1,160 @@
+"""The loggers of a training run: `metrics.csv`, and any of Lightning's loggers that the configuration adds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning.pytorch import Trainer, loggers
+from lightning.pytorch.loggers.logger import Logger
+
+from dnadiff.config import Config, Json, build, locate
+from dnadiff.training.metrics_file import MetricsFile
+from dnadiff.training.module import DiffusionModule
+
+
+def build_loggers(config: Mapping[str, Json], run_dir: Path, resumed: bool, writes: bool = True) -> list[Logger]:
+    """The loggers of a run, `MetricsFile` first: resuming and the final table read it, so that every run has it.
+
+    Args:
+        config: names and configurations, as `logger=[csv,tensorboard]` composes them; None leaves one out.
+        resumed: whether the run continues one that was logged before. The classes of this module continue its record.
+        writes: whether this process writes logs; of several, one does.
+
+    Raises:
+        ValueError: if one cannot be built, such as without its package.
+    """
+    if "_target_" in config:  # a run of version 0.2, which had one logger
+        config = {"csv": config}
+    found: list[Logger] = [MetricsFile(run_dir)]
+    for name, entry in config.items() if writes else ():
+        if not entry or locate(entry["_target_"], None) is MetricsFile:
+            continue
+        own = str(entry["_target_"]).startswith(f"{__name__}.")
+        logger = build(entry, **({"folder": run_dir, "resumed": resumed} if own else {}), trust=None)
+        if not isinstance(logger, Logger):
+            raise ValueError(f"logger.{name} is a {type(logger).__name__}; name a class of lightning.pytorch.loggers or one of your own")
+        found.append(logger)
+    return found
+
+
+def begin(trainer: Trainer, config: Config, module: DiffusionModule, step: int) -> None:
+    """Start the record of each logger, or continue it after `step`."""
+    metrics_file(trainer).begin(module, step)
+    for logger in trainer.loggers[1:] if not step else ():  # MLflow refuses to change a parameter, such as trainer.max_steps
+        logger.log_hyperparams(config)
+
+
+def metrics_file(trainer: Trainer) -> MetricsFile:
+    """The logger that every training run has."""
+    return next(logger for logger in trainer.loggers if isinstance(logger, MetricsFile))
+
+
+def _missing(name: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())
+    return ValueError(f"logger={name} needs a package that is not installed ({reason}): pip install 'dnadiff[{name}]'")
+
+
+class TensorBoard(loggers.TensorBoardLogger):
+    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows all runs. A resumed run adds a file."""
+
+    def __init__(self, folder: str | Path = ".", resumed: bool = False) -> None:
+        try:
+            super().__init__(folder, name="", version="tensorboard", default_hp_metric=False)
+        except ModuleNotFoundError as error:
+            raise _missing("tensorboard", error) from None
+
+
+class WandB(loggers.WandbLogger):
+    """A run of Weights & Biases, with its local files in `wandb/` of the run folder. A resumed run has the same id.
+
+    Args:
+        project, entity, group, tags: as in `wandb.init`.
+        name: of the run; by default that of the run folder.
+        offline: keep everything on this machine; `wandb sync` uploads it later.
+
+    Raises:
+        ValueError: without the package, or online without a valid API key.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = ".",
+        resumed: bool = False,
+        project: str = "dnadiff",
+        entity: str | None = None,
+        group: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        offline: bool = False,
+    ) -> None:
+        local = offline or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+        try:
+            import wandb
+
+            if not local and not wandb.login(prompt=False):  # compares a key with the server
+                raise ValueError(
+                    "logger=wandb found no API key: run `wandb login`, set WANDB_API_KEY, or keep the run here with logger.wandb.offline=true"
+                )
+            super().__init__(
+                name=name or Path(folder).absolute().name,
+                save_dir=folder,
+                version=self.run_id(Path(folder)) if resumed else None,
+                offline=local,
+                project=project,
+                entity=entity,
+                group=group,
+                tags=list(tags),
+                resume="allow" if resumed and not local else None,
+                mode="offline" if offline else None,
+            )
+        except ModuleNotFoundError as error:
+            raise _missing("wandb", error) from None
+
+    @staticmethod
+    def run_id(folder: Path) -> str | None:
+        """The id of the last run that was logged in a folder; W&B writes it at the end of the name of its files."""
+        files = sorted((folder / "wandb").glob("*run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
+        return files[-1].stem.removeprefix("run-") if files else None
+
+
+class MLflow(loggers.MLFlowLogger):
+    """A run of MLflow, which a resumed run continues.
+
+    Args:
+        experiment_name: of MLflow.
+        tracking_uri: of the server; by default the environment variable MLFLOW_TRACKING_URI, or else a database in the run folder.
+        run_name: by default the name of the run folder.
+
+    Raises:
+        ValueError: without the package.
+        OSError: if the server does not answer.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = ".",
+        resumed: bool = False,
+        experiment_name: str = "dnadiff",
+        tracking_uri: str | None = None,
+        run_name: str | None = None,
+    ) -> None:
+        path = Path(folder).absolute()
+        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{path / 'mlflow.db'}"
+        try:
+            super().__init__(experiment_name, run_name or path.name, uri, tags={self.TAG: str(path)})
+        except ModuleNotFoundError as error:
+            raise _missing("mlflow", error) from None
+        if resumed:
+            self._run_id = self.previous(str(path))
+
+    TAG = "dnadiff.run_dir"
+
+    def previous(self, folder: str) -> str | None:
+        """The id of the newest run of this folder."""
+        experiment = self._mlflow_client.get_experiment_by_name(self._experiment_name)
+        if experiment is None:
+            return None
+        runs = self._mlflow_client.search_runs([experiment.experiment_id], f"tags.`{self.TAG}` = '{folder}'", max_results=1)
+        return runs[0].info.run_id if runs else None
