@@ -275,7 +275,9 @@ def test_names_that_are_not_files_stay_as_they_are():
 
 def test_a_run_that_was_resumed_after_a_validation_logs_the_right_steps(cli, train_args, tmp_path):
     for steps, more in ((2, ()), (5, ("resume=true",))):
-        status, _, err = cli("train", *train_args("caduceus", steps, "trainer.log_every_n_steps=1", "trainer.val_check_interval=100", *more))
+        status, _, err = cli(
+            "train", *train_args("caduceus", steps, "trainer.log_every_n_steps=1", "trainer.val_check_interval=100", *more)
+        )
         assert status == 0, err
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
     assert [row["step"] for row in rows if row["train_loss"]] == ["1", "2", "3", "4", "5"]
