@@ -114,9 +114,7 @@ class Study:
 
     def test(self, piece: str, name: str) -> dict:
         row = {"run": name, "training": self.kept[name]["training"], "test": self.score(name, "test")}
-        scores = Scores.load(self.runs / name / "test.npz")
-        nats = {group: values.astype(np.float32) for group, values in scores.nats.items()}
-        replace(scores, nats=nats).save(self.kept.arrays_path(piece))  # goes with the row, for paired differences
+        self.kept.keep_scores(piece, self.runs / name / "test.npz")  # go with the row, for paired differences
         return row
 
     def minutes(self, model: str) -> dict:

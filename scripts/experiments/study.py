@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from dnadiff.data.cache import locked
 from dnadiff.data.files import atomic_write, write_json
+from dnadiff.likelihood.held_out import Scores
 from dnadiff.progress import duration
 
 Piece = Callable[[], Mapping[str, Any]]
@@ -59,6 +61,12 @@ class Kept:
     def arrays_path(self, name: str) -> Path:
         """The file of the arrays of a piece, such as the scores of each window; most pieces have none."""
         return self.folder / f"{name}.npz"
+
+    def keep_scores(self, name: str, path: Path) -> None:
+        """Store the scores of each window that `evaluate windows=` wrote as the arrays of a piece, in float32."""
+        scores = Scores.load(path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace(scores, nats={group: values.astype(np.float32) for group, values in scores.nats.items()}).save(self.arrays_path(name))
 
     def collect(self, names: Iterable[str], path: Path) -> None:
         """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables.

@@ -134,26 +134,32 @@ class Study:
         return {"rate": rate, **self.train(f"{corpus}-final-{model}", corpus, MODELS[model], self.corpora[corpus]["steps"], rate)}
 
     def test(self, corpus: str, model: str) -> dict:
-        """Evaluate the test part."""
-        return self.score(f"{corpus}-final-{model}", corpus)
+        """Evaluate the test part; the scores of its windows are kept with the row, for paired differences."""
+        run = f"{corpus}-final-{model}"
+        row = self.score(run, corpus)
+        self.kept.keep_scores(f"{corpus}-test-{model}", self.runs / run / "test.npz")
+        return row
 
     def ablation(self, name: str) -> dict:
         """A run of half length on Shakespeare, and its test."""
         corpus, run = "shakespeare", f"ablation-{name}"
         training = self.train(run, corpus, ABLATIONS[name], self.corpora[corpus]["steps"] // 2, self.rate(corpus, "mdlm"))
-        return {"training": training, "test": self.score(run, corpus)}
+        row = {"training": training, "test": self.score(run, corpus)}
+        self.kept.keep_scores(f"ablation-{name}", self.runs / run / "test.npz")
+        return row
 
     def table(self) -> str:
         """The tables of finished pieces."""
-        parts = [self.corpus_table(c) for c in self.corpora if any(f"{c}-test-{m}" in self.kept for m in MODELS)]
-        if any(f"ablation-{name}" in self.kept for name in ABLATIONS):
+        parts = [self.corpus_table(c) for c in self.corpora if any(self.kept.arrays_path(f"{c}-test-{m}").is_file() for m in MODELS)]
+        if any(self.kept.arrays_path(f"ablation-{name}").is_file() for name in ABLATIONS):
             parts.append(self.ablation_table())
         return "\n\n".join(parts)
 
     def corpus_table(self, corpus: str) -> str:
         """The models on one text, in the paper's order."""
-        found = [m for m in MODELS if f"{corpus}-test-{m}" in self.kept]
-        scores = {m: Scores.load(self.runs / f"{corpus}-final-{m}" / "test.npz") for m in found}
+        stored = {m: self.kept.arrays_path(f"{corpus}-test-{m}") for m in MODELS if f"{corpus}-test-{m}" in self.kept}
+        found = [m for m in stored if stored[m].is_file()]  # rows of an earlier version have no scores of windows
+        scores = {m: Scores.load(stored[m]) for m in found}
         words, rows = corpus == "ptb", []
         for m in found:
             t, mean = self.kept[f"{corpus}-final-{m}"], scores[m].mean()
@@ -179,8 +185,8 @@ class Study:
 
     def ablation_table(self) -> str:
         """Shakespeare: the cost of each change."""
-        found = [name for name in ABLATIONS if f"ablation-{name}" in self.kept]
-        scores = {name: Scores.load(self.runs / f"ablation-{name}" / "test.npz") for name in found}
+        found = [name for name in ABLATIONS if self.kept.arrays_path(f"ablation-{name}").is_file()]
+        scores = {name: Scores.load(self.kept.arrays_path(f"ablation-{name}")) for name in found}
         rows = []
         for name in found:
             minus = interval(scores[name].minus(scores["continuous"])) if "continuous" in scores and name != "continuous" else ""

@@ -85,11 +85,7 @@ def test_published_numbers_name_their_source_and_the_training_size_of_their_task
         assert 0.5 < float(row["accuracy"]) < 1
         assert row["source"]
         assert int(row["train"]) == train[row["task"]]
-        assert (
-            bool(row["spread"])
-            == (row["spread_kind"] == "max - min of 5 seeds")
-            == (row["model"] in ("CNN", "HyenaDNA", "Caduceus-Ph", "Caduceus-PS", "Caduceus MDLM"))
-        )
+        assert 0 <= float(row["spread"]) < 0.13 and row["spread_kind"] == "max - min of 5 seeds"
     mdlm = {row["task"]: row for row in rows if row["model"] == "Caduceus MDLM"}
     assert (mdlm["human_nontata_promoters"]["accuracy"], mdlm["human_nontata_promoters"]["spread"]) == (".940", ".007")
     assert float(mdlm["dummy_mouse_enhancers_ensembl"]["spread"]) == pytest.approx(0.029)
