@@ -156,14 +156,15 @@ class Study:
                     if name == "own":
                         nfe = found.nfe
             sampling[str(batch)] = {"seconds": min(times["own"]), "ar_seconds": min(times["ar"]), "nfe": nfe}
-        return {"threads": torch.get_num_threads(), "training": training, "sampling": sampling}
+        return {"threads": torch.get_num_threads(), "weights": self.weights(model).name, "training": training, "sampling": sampling}
 
     def weights(self, model: str) -> Path:
-        """The run of one of the final pieces; those of restored pieces are not there."""
-        names = [f"final-{model}-{seed}" for seed in SEEDS.get(model, (1,))]
+        """A trained run with an h(n): the longest there is, because the runs of restored pieces are not there."""
+        tuned = self.rate(model)[0]
+        names = [*(f"final-{model}-{seed}" for seed in SEEDS.get(model, (1,))), f"minutes-{model}", f"tune-{model}-{tuned}"]
         found = [self.runs / name for name in names if name in self.kept and (self.runs / name / "metrics.json").is_file()]
         if not found:
-            raise study.NotYet(f"no run of {' or '.join(names)} in {self.runs}; train one: remove its piece and run --only {names[0]}")
+            raise study.NotYet(f"no run of {' or '.join(names)} in {self.runs}; train one: remove its piece and run --only {names[-1]}")
         return found[0]
 
     def untrained(self, model: str) -> Path:
@@ -190,41 +191,59 @@ class Study:
         return {"rows": rows, "window": window, "judge": json.loads(judged.read_text(encoding="utf-8"))}
 
     def table(self) -> str:
-        """Bits on the test part, and differences from `mdlm` and `ar` paired by window; means over seeds."""
+        """Bits on the test part, and differences from `mdlm` and `ar` paired by window; then the other comparisons, as far as they are run."""
+        tokens = {model: self.tests(model) for model in MODELS}
+        minutes = {m: [f"testminutes-{m}" if m != "mdlm" else "test-mdlm-1"] for m in TIMED}
+        chr20 = {m: [f"testchr20-{m}"] for m in ELSEWHERE}
+        parts = [self.comparison("equal tokens", tokens), self.comparison("equal minutes", minutes), self.comparison("human chr20", chr20)]
+        return "\n\n".join(filter(None, [*parts[:1], self.speed_table(), *parts[1:], self.long_table()]))
+
+    def comparison(self, title: str, pieces: dict[str, list[str]]) -> str:
+        """One row for each model, averaged over its finished test pieces; empty unless two models are finished."""
+        finished = {model: [n for n in names if n in self.kept and self.kept.arrays_path(n).is_file()] for model, names in pieces.items()}
+        means = {model: self.mean(names) for model, names in finished.items() if names}
+        if len(means) < 2:
+            return ""
         rows = []
-        reference = {name: self.mean(name) for name in ("mdlm", "ar")}
-        for model in MODELS:
-            own = self.mean(model)
-            if own is None:
-                continue
-            finals = [self.kept[f"final-{model}-{seed}"] for seed in SEEDS.get(model, (1,)) if f"final-{model}-{seed}" in self.kept]
-            seeds = ", ".join(f"{self.kept[n]['test']['groups']['all']['bits']:.4f}" for n in self.tests(model))
+        for model, own in means.items():
+            runs = [self.kept[name] for name in finished[model]]
+            seeds = ", ".join(f"{run['test']['groups']['all']['bits']:.4f}" for run in runs)
             against = [
-                ecoli_objectives.interval(own.minus(other)) if other is not None and name != model else ""
-                for name, other in reference.items()
+                ecoli_objectives.interval(own.minus(means[name])) if name in means and name != model else "" for name in ("mdlm", "ar")
             ]
-            fast = [""] * 3
-            if f"speed-{model}" in self.kept:
-                speed = self.kept[f"speed-{model}"]
-                fast = [f"{speed['training']['own'] / speed['training']['mdlm']:.2f}"]
-                for batch in self.size["batches"]:
-                    sampled = speed["sampling"][str(batch)]
-                    fast.append(f"{sampled['seconds']:.1f} ({sampled['ar_seconds'] / sampled['seconds']:.1f})")
             bits = own.mean()
             shown = f"{bits.value / math.log(2):.4f} ({bits.low / math.log(2):.4f} to {bits.high / math.log(2):.4f})"
             novel = f"{own.mean('novel').value / math.log(2):.4f}" if own.tokens.get("novel", np.zeros(1)).any() else ""
-            rows.append([model, shown, novel, seeds, *against, finals[0]["rate"], *fast])
-        header = ["model", "bits per base", "novel", "by seed", "minus mdlm", "minus ar", "rate", "training tokens/s, mdlm = 1"]
-        return study.markdown([*header, *(f"seconds for {b} (times as fast as ar)" for b in self.size["batches"])], rows)
+            rows.append([model, shown, novel, seeds, *against, f"{runs[0]['training']['tokens'] / 1e6:.1f} M"])
+        return study.markdown([title, "bits per base", "novel", "by seed", "minus mdlm", "minus ar", "tokens"], rows)
+
+    def speed_table(self) -> str:
+        """Training and sampling times; empty without a `speed` piece."""
+        rows = []
+        for model in (m for m in MODELS if f"speed-{m}" in self.kept):
+            speed = self.kept[f"speed-{model}"]
+            fast = [f"{speed['training']['own'] / speed['training']['mdlm']:.2f}"]
+            for batch in self.size["batches"]:
+                sampled = speed["sampling"][str(batch)]
+                fast.append(f"{sampled['seconds']:.1f} ({sampled['ar_seconds'] / sampled['seconds']:.2f})")
+            rows.append([model, *fast, str(speed["sampling"][str(self.size["batches"][0])]["nfe"]), speed.get("weights", "")])
+        header = ["model", "training tokens/s, mdlm = 1", *(f"seconds for {b} (times as fast as ar)" for b in self.size["batches"])]
+        return study.markdown([*header, "calls", "weights"], rows) if rows else ""
+
+    def long_table(self) -> str:
+        """Long sequences: time and memory; empty without a `long` piece."""
+        found = {name: self.kept[name] for name in self.pieces if name.startswith("long-") and name in self.kept}
+        rows = [
+            [name, f"{r['length']:,}", f"{r['seconds']:.0f}", f"{r['peak_mb']:.0f}"] for name, piece in found.items() for r in piece["rows"]
+        ]
+        return study.markdown(["blocks", "bases", "seconds", "peak MB"], rows) if rows else ""
 
     def tests(self, model: str) -> list[str]:
         return [n for seed in SEEDS.get(model, (1,)) if (n := f"test-{model}-{seed}") in self.kept]
 
-    def mean(self, model: str) -> Scores | None:
-        """The scores of each window, averaged over the seeds."""
-        found = [Scores.load(self.kept.arrays_path(name)) for name in self.tests(model)]
-        if not found:
-            return None
+    def mean(self, pieces: Sequence[str]) -> Scores:
+        """The scores of each window, averaged over pieces."""
+        found = [Scores.load(self.kept.arrays_path(name)) for name in pieces]
         nats = {group: np.mean([each.nats[group] for each in found], 0) for group in found[0].nats}
         return replace(found[0], nats=nats)
 
