@@ -15,15 +15,15 @@ from dnadiff.data.structured import read_yaml
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
 
-# Keys about how a command is started; they may differ between a run and its resumption.
-START = ("resume", "overwrite", "trust")
+# Keys about how a command is started and where it reports; they may differ between a run and its resumption.
+START = ("resume", "overwrite", "trust", "logger")
 # Keys of a backbone about how it is computed, not which network it is.
 COMPUTED = ("scan", "activation_checkpointing", "compile")
 # Keys that a resumed run may change: its length, how often it reports, and the hardware it uses.
 MAY_CHANGE = (
     *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),
     *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
-    *("callbacks.checkpoints", "callbacks.progress", "logger"),
+    *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
 log = logging.getLogger("dnadiff")

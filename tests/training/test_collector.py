@@ -26,7 +26,8 @@ def test_objects_are_frozen_inside_and_ordinary_again_after_an_error():
 
 def test_objects_that_the_caller_has_frozen_stay_frozen():
     gc.freeze()
-    before, kept = gc.get_freeze_count(), []
+    kept = []
     with frozen_objects():
         kept.append([])
-    assert gc.get_freeze_count() == before > 100_000 and any(x is kept for x in gc.get_objects())
+    # Frozen objects that are no longer used are still deleted, so the count may have become a little smaller.
+    assert gc.get_freeze_count() > 100_000 and any(x is kept for x in gc.get_objects())
