@@ -145,5 +145,3 @@ def expand(path: str) -> list[str]:
     if not found:
         raise FileNotFoundError(f"{path} matches no file; check the pattern")
     return found
-
-

@@ -45,7 +45,9 @@ class HttpStore(Store):
             if reply.status == _PARTIAL:
                 found = _RANGE.fullmatch(reply.headers.get("Content-Range", ""))
                 if found is None or int(found[1]) != start:
-                    raise OSError(f"{address.text}: the server answered a range with {reply.headers.get('Content-Range')!r}; fetch it another way")
+                    raise OSError(
+                        f"{address.text}: the server answered a range with {reply.headers.get('Content-Range')!r}; fetch it another way"
+                    )
                 first, total = start, int(found[3])
             if total is None and not reply.chunked:
                 raise OSError(
@@ -91,7 +93,9 @@ def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, socket.gaierror) and reason.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            raise OSError(f"{address.text} could not be fetched: there is no server of that name, or no network ({reason}); check it") from error
+            raise OSError(
+                f"{address.text} could not be fetched: there is no server of that name, or no network ({reason}); check it"
+            ) from error
         raise LostError(f"{address.text} could not be fetched ({reason or type(reason).__name__})") from error
 
 
@@ -101,7 +105,9 @@ def _explain(address: Address, error: urllib.error.HTTPError) -> NoReturn:
     if error.code in _GONE:
         raise FileNotFoundError(f"{address.text} does not exist ({status}); check the address") from error
     if error.code in _REFUSED:
-        raise PermissionError(f"{address.text} could not be fetched: the server refuses it ({status}); check the address and your access to it")
+        raise PermissionError(
+            f"{address.text} could not be fetched: the server refuses it ({status}); check the address and your access to it"
+        )
     raise (LostError if error.code in _PASSING else OSError)(f"{address.text} could not be fetched ({status})") from error
 
 

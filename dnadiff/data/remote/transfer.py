@@ -62,7 +62,9 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
             file.seek(done)
             for block in reply.blocks:
                 if reply.total is not None and done + len(block) > reply.total:
-                    raise OSError(f"{address.text}: the server sends more than the {reply.total:,} bytes that it announced; fetch it another way")
+                    raise OSError(
+                        f"{address.text}: the server sends more than the {reply.total:,} bytes that it announced; fetch it another way"
+                    )
                 with names_file(part, reply.total):
                     write_all(file, block)
                 done += len(block)

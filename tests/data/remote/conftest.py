@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -14,7 +15,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     """Files by path; each setting is what the server does wrong."""
 
     protocol_version = "HTTP/1.1"
-    files = {}
+    files: ClassVar = {}
     ranges = True  # answers a range with that range
     tag = True  # names the version of a file
     length = True  # names the length of a file
