@@ -14,19 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import check_value, integer
-from dnadiff.config import (
-    RENAMED_CHOICES,
-    Config,
-    Json,
-    Keys,
-    as_dict,
-    check,
-    choices,
-    compose,
-    config_dir,
-    is_remote,
-    with_current_choices,
-)
+from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, with_current_choices
 from dnadiff.progress import configure_logging, printable
 
 if TYPE_CHECKING:
@@ -77,12 +65,6 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
     if {"--help", "-h"} & set(rest):
         return print(help_text(name, folder))
-    if remote := [a for a in rest if a.startswith("hydra.run.dir=") and is_remote(a.partition("=")[2].strip("'\""))]:
-        print(
-            f"error: {remote[0]}: a run folder is on this machine; upload what it holds with output= or a tool of that store",
-            file=sys.stderr,
-        )
-        raise SystemExit(1)
     before, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"  # Hydra then raises an error instead of printing it
     try:
         _compose_and_call(name, function, keys)
@@ -145,7 +127,7 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()
-    with uploading(plain) as local:
+    with uploading(plain, run_dir) as local:
         function(local, run_dir, overrides)
 
 

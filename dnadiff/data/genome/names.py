@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.paths import SUFFIXES, Source
-from dnadiff.data.genome.record_table import RecordInfo, RecordTable
+from dnadiff.data.genome.record_table import RecordInfo, RecordRows, RecordTable
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
 
 
-class GenomeRows(Sequence[RecordInfo]):
+class GenomeRows(RecordRows):
     """What is known of each record of a genome, read from the tables of its files one by one."""
 
     def __init__(self, genome: Genome) -> None:
@@ -28,16 +28,8 @@ class GenomeRows(Sequence[RecordInfo]):
     def __len__(self) -> int:
         return len(self.genome.names)
 
-    @overload
-    def __getitem__(self, number: int) -> RecordInfo: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[RecordInfo]: ...
     @override
-    def __getitem__(self, number: int | slice) -> RecordInfo | list[RecordInfo]:
-        chosen = range(len(self))[number]
-        return self._row(chosen) if isinstance(chosen, int) else [self._row(each) for each in chosen]
-
-    def _row(self, number: int) -> RecordInfo:
+    def row(self, number: int) -> RecordInfo:
         genome = self.genome
         source, file = genome.files[genome.number[number]]
         row = file.records.row(int(genome.place[number]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, overload
@@ -31,7 +32,28 @@ class RecordInfo(TypedDict):
     file: NotRequired[str]
 
 
-class RecordTable(Sequence[RecordInfo]):
+class RecordRows(Sequence[RecordInfo]):
+    """Rows that are made when they are read."""
+
+    @abstractmethod
+    def row(self, number: int) -> RecordInfo:
+        """One row."""
+
+    @overload
+    def __getitem__(self, number: int) -> RecordInfo: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[RecordInfo]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> RecordInfo | list[RecordInfo]:
+        chosen = range(len(self))[number]
+        return self.row(chosen) if isinstance(chosen, int) else [self.row(each) for each in chosen]
+
+    @override
+    def __iter__(self) -> Iterator[RecordInfo]:
+        return map(self.row, range(len(self)))
+
+
+class RecordTable(RecordRows):
     """The records of one file.
 
     Args:
@@ -78,8 +100,8 @@ class RecordTable(Sequence[RecordInfo]):
         ends = self._end.tolist()
         return [text[start:end].partition(_BETWEEN)[0].decode() for start, end in zip([0, *ends], ends)]
 
+    @override
     def row(self, number: int) -> RecordInfo:
-        """One record."""
         header = self.headers[self._end[number - 1] if number else 0 : self._end[number]].tobytes()
         name, description = (part.decode() for part in header.partition(_BETWEEN)[::2])
         length, unknown, gc, soft, *ambiguous, _ = self.numbers[:, number].tolist()
@@ -88,19 +110,6 @@ class RecordTable(Sequence[RecordInfo]):
     @override
     def __len__(self) -> int:
         return len(self.length)
-
-    @overload
-    def __getitem__(self, number: int) -> RecordInfo: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[RecordInfo]: ...
-    @override
-    def __getitem__(self, number: int | slice) -> RecordInfo | list[RecordInfo]:
-        chosen = range(len(self))[number]
-        return self.row(chosen) if isinstance(chosen, int) else [self.row(each) for each in chosen]
-
-    @override
-    def __iter__(self) -> Iterator[RecordInfo]:
-        return map(self.row, range(len(self)))
 
 
 def header_bytes(name: str, description: str) -> bytes:

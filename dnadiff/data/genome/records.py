@@ -52,10 +52,20 @@ class Ids:
         return (self.packed & TOKEN).tolist()
 
 
+class Arrays(Protocol):
+    """Some arrays; a list of them is one."""
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+
+    def __getitem__(self, number: int, /) -> NDArray:
+        """One of them."""
+
+
 class RecordLayout(NamedTuple):
     """Location of records in arrays: record r is `arrays[number[r]][offset[r] : offset[r] + its length]`."""
 
-    arrays: Sequence[NDArray]
+    arrays: Arrays
     number: NDArray[np.int64]
     offset: NDArray[np.int64]
     has_case: bool  # the highest bit is the soft-masking, not part of the id
@@ -130,23 +140,17 @@ class GenomeRecords(StoredRecords):
         return RecordLayout(_Mapped(self._bases), self._number, self._offset, True)
 
 
-class _Mapped(Sequence[NDArray]):
+class _Mapped:
     """The bases of each file, mapped when they are read."""
 
     def __init__(self, bases: Sequence[PackedBases]) -> None:
         self.bases = bases
 
-    @override
     def __len__(self) -> int:
         return len(self.bases)
 
-    @overload
-    def __getitem__(self, number: int) -> NDArray: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[NDArray]: ...
-    @override
-    def __getitem__(self, number: int | slice) -> NDArray | list[NDArray]:
-        return [one.mapped for one in self.bases[number]] if isinstance(number, slice) else self.bases[number].mapped
+    def __getitem__(self, number: int, /) -> NDArray:
+        return self.bases[number].mapped
 
 
 def by_file(number: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

@@ -45,7 +45,7 @@ class ShortSequences:
     def __init__(
         self,
         records: Records,
-        chosen: NDArray[np.int64],
+        chosen: Sequence[int],
         together: int,
         vocab: Vocab,
         seed: int,
@@ -54,7 +54,7 @@ class ShortSequences:
         augment_rc: bool,
         labels: Labels | None,
     ) -> None:
-        self.records, self.chosen, self.together, self.seed = records, chosen, together, seed
+        self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
         self.vocab, self.tokens, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
         lengths = np.array(lengths_of(records))[self.chosen]
         self.padded = np.minimum(-(-lengths // step) * step, max_length)
@@ -191,7 +191,7 @@ class ShortSequenceDataModule(DNADataModule):
 
     @override
     def train_batches(self) -> ShortSequences:
-        chosen = Intervals.of(self._part("train")).record
+        chosen = Intervals.of(self._part("train")).record.tolist()
         together = self.batch_size * self.rank_and_progress()[1]
         return ShortSequences(
             self._sequences, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels

@@ -25,13 +25,17 @@ log = logging.getLogger("dnadiff")
 
 
 @contextmanager
-def uploading(config: Config) -> Iterator[Config]:
+def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
     """The configuration of a command with a file on this disk for each remote output; they are uploaded when the block ends without error.
 
     Raises:
         FileExistsError: if an output exists, unless `overwrite` or `resume` is true.
         OSError, ValueError: if it cannot be written there; the files then stay on this disk, and the message says where.
     """
+    if is_remote(run_dir):
+        raise ValueError(
+            f"hydra.run.dir {parse(run_dir).text} is on another machine, and a run folder is on this one; give output=... instead"
+        )
     remote = {key: parse(config[key]) for key in KEYS if isinstance(config.get(key), str) and is_remote(config[key])}
     places = {key: _place(address, config) for key, address in remote.items()}
     yield {**config, **{key: str(place) for key, place in places.items()}}

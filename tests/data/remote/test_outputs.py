@@ -10,6 +10,8 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.remote import cached, outputs
 from dnadiff.data.remote.store import LostError
 
+RUN = Path("runs/x")
+
 
 def test_a_genome_is_fetched_from_s3_and_again_when_it_changed(bucket):
     bucket.pipe_file("genomes/g.fa", b">chr1\nACGT\n")
@@ -79,25 +81,25 @@ def test_an_output_is_uploaded_when_it_is_complete(bucket, folder, caplog):
 
 
 def test_a_command_gets_files_of_this_machine(bucket):
-    with outputs.uploading({"output": "s3://genomes/run/scores.tsv", "input": "s3://genomes/g.fa", "overwrite": False}) as config:
+    with outputs.uploading({"output": "s3://genomes/run/scores.tsv", "input": "s3://genomes/g.fa", "overwrite": False}, RUN) as config:
         assert config["input"] == "s3://genomes/g.fa"
         place = config["output"]
         assert place.endswith("/scores.tsv") and place.startswith("/")
         Path(place).write_text("table")
         Path(place).with_suffix(".json").write_text("{}")
     assert [bucket.cat_file(f"genomes/run/scores.{ending}") for ending in ("tsv", "json")] == [b"table", b"{}"]
-    with pytest.raises(FileExistsError, match="overwrite=true"), outputs.uploading({"output": "s3://genomes/run/scores.tsv"}):
+    with pytest.raises(FileExistsError, match="overwrite=true"), outputs.uploading({"output": "s3://genomes/run/scores.tsv"}, RUN):
         pass
 
 
 def test_a_resumed_command_finds_what_it_had_written(bucket):
     config = {"output": "s3://genomes/run/a.tsv", "overwrite": False, "resume": False}
-    with pytest.raises(RuntimeError), outputs.uploading(config) as local:
+    with pytest.raises(RuntimeError), outputs.uploading(config, RUN) as local:
         Path(local["output"]).write_text("half")
         raise RuntimeError
-    with outputs.uploading({**config, "resume": True}) as local:
+    with outputs.uploading({**config, "resume": True}, RUN) as local:
         assert Path(local["output"]).read_text() == "half"
-    with outputs.uploading({**config, "overwrite": True}) as local:
+    with outputs.uploading({**config, "overwrite": True}, RUN) as local:
         assert not Path(local["output"]).exists()  # a new start
 
 
@@ -116,7 +118,15 @@ def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
 def test_what_cannot_be_written_is_one_line():
     with pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP; choose s3://"), atomic_write("https://x/y.txt"):
         pass
-    with pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP"), outputs.uploading({"output": "https://x/y.txt"}):
+    with (
+        pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP"),
+        outputs.uploading({"output": "https://x/y.txt"}, RUN),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"hydra\.run\.dir s3://bucket/run is on another machine"),
+        outputs.uploading({}, Path("s3://bucket/run")),
+    ):
         pass
     with pytest.raises(ValueError, match="is an address, and this is written as a file"):
         check_output("s3://bucket/y.txt")
