@@ -7,6 +7,7 @@ padding, and padding has weight 0.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
