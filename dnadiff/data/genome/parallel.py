@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import queue
+import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
+import dnadiff
 from dnadiff.data.genome.packed import PackedFile, find_packed, pack
 from dnadiff.progress import Progress
 
+Worker: TypeAlias = "subprocess.Popen[str]"
+_ERRORS = (FileNotFoundError, PermissionError, OSError)  # what a file raises, besides ValueError
 FEW = 32  # files of which a sample is read whenever they are opened; of more, sizes and time stamps are compared
 
 
@@ -43,39 +45,73 @@ def _in_order(paths: Sequence[str]) -> Iterator[Path]:
         progress.close()
 
 
-def _in_processes(paths: Sequence[str], workers: int) -> list[Path]:
-    progress = Progress(len(paths), f"packing in {workers} processes, files")
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare, (os.getpid(),))  # fork is not safe next to threads
-    try:
-        folders = []
-        for folder in pool.map(_pack, paths):
-            folders.append(folder)
+def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
+    progress = Progress(len(paths), f"packing in {num_workers} processes, files")
+    workers = [_start() for _ in range(num_workers)]
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def packed(path: str) -> Path:
+        worker = free.get()
+        try:
+            return _ask(worker, path)
+        finally:
+            free.put(worker)
             progress.update()
-        return folders
-    except BrokenProcessPool as error:
-        raise ValueError(
-            "a process that packs genomes was killed; often memory was short: set data.num_workers lower and start again, what is packed is kept"
-        ) from error
+
+    pool = ThreadPoolExecutor(num_workers)
+    try:
+        return list(pool.map(packed, paths))
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # files in progress are completed
+        for worker in workers:
+            worker.communicate()
         progress.close()
 
 
-def _pack(path: str) -> Path:
-    return pack(path).folder
+def _start() -> Worker:
+    """A process that packs the files that it is told, one a line. It ends when this process does, after the file in progress."""
+    path = os.pathsep.join([str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    code = f"from {__name__} import serve; serve()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C reaches the parent alone
+    )
 
 
-def _prepare(parent: int) -> None:
-    """Called in each process: Ctrl-C reaches the parent alone, which shows the progress, and the process ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def _ask(worker: Worker, path: str) -> Path:
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(path) + "\n")
+        worker.stdin.flush()
+        reply = worker.stdout.readline()
+    except OSError:
+        reply = ""
+    if not reply:
+        raise ValueError(
+            f"{path}: the process that packs it was killed; often memory was short: set data.num_workers lower and start again, what is packed is "
+            "kept"
+        )
+    found = json.loads(reply)
+    if "error" in found:
+        raise next((kind for kind in _ERRORS if kind.__name__ == found["error"]), ValueError)(found["message"])
+    return Path(found["folder"])
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def serve() -> None:
+    """What a process that packs files does: reads a path, packs the file, writes the folder or the error."""
+    for line in sys.stdin:
+        try:
+            reply = {"folder": str(pack(json.loads(line)).folder)}
+        except (OSError, ValueError) as error:
+            reply = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(reply), flush=True)
 
 
 def _num_cores() -> int:

@@ -72,7 +72,7 @@ def matches(text: str) -> list[str] | None:
     if is_remote(text):
         pattern = text.partition("?")[0] if text.lower().startswith("http") else text  # what follows is a query
         return expand_remote(text) if glob.has_magic(pattern) else None
-    if not glob.has_magic(text) or expand_user(text).exists():
+    if text.startswith(CACHED) or not glob.has_magic(text) or expand_user(text).exists():
         return None
     found = sorted(name for name in glob.glob(str(expand_user(text)), recursive=True) if not Path(name).is_dir())
     if not found:

@@ -164,6 +164,8 @@ class ShortSequenceDataModule(DNADataModule):
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         genome = self.open()
+        if genome.weights is not None:
+            raise ValueError("the manifest has weights, and data=sequences uses each sequence once per epoch; leave the weights out")
         lengths = genome.records.lengths
         if max(lengths) > self.length:
             longest = genome.rows[lengths.index(max(lengths))]

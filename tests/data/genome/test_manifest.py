@@ -8,6 +8,7 @@ import pytest
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.manifest import read_manifest
+from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 
 
 @pytest.fixture
@@ -116,3 +117,9 @@ def test_a_pattern_without_a_match_and_a_name_twice_are_named(folder):
         Genome.open(manifest(folder, "path\ngenomes/a.fa\nother/a.fa\n"))
     with pytest.raises(ValueError, match=r"b\.fa: record chr1 is also in .*a\.fa; rename one"):
         Genome.open([f"{folder}/genomes/a.fa", f"{folder}/genomes/b.fa"])
+
+
+def test_weights_do_not_go_with_sequences_that_occur_once(folder):
+    path = manifest(folder, "path\tweight\ngenomes/a.fa\t2\ngenomes/b.fa\t1\n")
+    with pytest.raises(ValueError, match="data=sequences uses each sequence once per epoch; leave the weights out"):
+        ShortSequenceDataModule(path, length=500, batch_size=4).prepare()

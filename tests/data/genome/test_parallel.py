@@ -63,12 +63,25 @@ def test_a_bad_file_is_named_and_the_others_are_kept(files, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_error_of_a_process_is_that_of_the_file(files, monkeypatch):
+    monkeypatch.setattr(parallel, "_num_cores", lambda: 2)
+    for number, content in ((3, ">r\nACGU!\n"), (5, "")):
+        Path(files[number]).write_text(content)
+    with pytest.raises(ValueError, match=r"g3\.fa: line 2: record r: letter '!'"):
+        list(pack_all(files[2:6], 2))
+    with pytest.raises(ValueError, match=r"g5\.fa is empty"):
+        list(pack_all(files[4:6], 2))
+    monkeypatch.setattr(parallel, "_start", lambda: subprocess.Popen(["true"], stdin=-1, stdout=-1, text=True))
+    with pytest.raises(ValueError, match=r"g8\.fa: the process that packs it was killed; .* set data\.num_workers lower"):
+        list(pack_all(files[8:10], 2))
+
+
+@pytest.mark.slow
 def test_processes_pack_the_same_and_a_killed_call_is_continued(files, tmp_path):
     code = f"""
 from dnadiff.data.genome import parallel
 parallel._num_cores = lambda: 2
-if __name__ == "__main__":
-    print(len({{str(file.folder) for file in parallel.pack_all({files!r}, 2)}}), flush=True)
+print(len({{str(file.folder) for file in parallel.pack_all({files!r}, 2)}}), flush=True)  # a script needs no guard
 """
     script = tmp_path / "pack.py"
     script.write_text(code)

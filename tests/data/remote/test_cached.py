@@ -139,3 +139,10 @@ def test_a_path_has_the_address_that_was_written():
         "https://x/folder/y.fa.gz/z?key=1/2",
     )
     assert parse("s3://b/what?.fa").name == "what?.fa"
+
+
+@pytest.mark.parametrize(("address", "extra"), [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")])
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address, extra):
+    monkeypatch.setattr("fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed"))
+    with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install 'dnadiff\[{extra}\]'"):
+        resolve(address)
