@@ -6,18 +6,16 @@ import argparse
 import ctypes
 import difflib
 import functools
-import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import check_value, integer
 from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, with_current_choices
-from dnadiff.progress import PrintableLines, printable
+from dnadiff.progress import configure_logging, printable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -121,6 +119,7 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         if last in holder:
             check_value(key, holder[last], keys[key])
     check(plain, trust=None)
+    from dnadiff.data.remote.outputs import uploading
     from dnadiff.downstream.saved import refuse_classifier
 
     refuse_classifier(plain, name)
@@ -128,7 +127,8 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()
-    function(plain, run_dir, overrides)
+    with uploading(plain, run_dir) as local:
+        function(local, run_dir, overrides)
 
 
 def report(error: Exception, name: str, overrides: Sequence[str]) -> str:
@@ -160,19 +160,6 @@ def help_text(name: str, folder: Path | None = None) -> str:
     page = yaml.safe_load((config_dir() / f"{name}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]
     listed = "".join(f"{group}: {', '.join(names)}\n" for group, names in choices(name, folder).items())
     return page["template"].replace("${hydra.help.header}", page["header"]).replace("$APP_CONFIG_GROUPS", listed)
-
-
-def configure_logging() -> None:
-    """Show messages of this package at level INFO, and of Lightning only what a user must act on."""
-    log = logging.getLogger("dnadiff")
-    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
-    log.handlers[0].setFormatter(PrintableLines())
-    log.setLevel(logging.INFO)
-    for name in ("pytorch", "fabric"):
-        # Lightning sets the level of its own root logger when it is imported, but not of this child.
-        logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"lightning.*")
-    warnings.filterwarnings("ignore", message=r".*(lr_scheduler\.step|isinstance\(treespec|num_workers).*")
 
 
 def keep_freed_memory() -> bool:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ Config = dict[str, Any]  # a resolved configuration: nested dicts of plain value
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 Keys = Mapping[str, object]  # type hints
+# Files on other machines. `build` marks those that a checkpoint names with CACHED: they are never fetched (`dnadiff.data.remote`).
+CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 # Keys that mean the same in every command that has them.
 SHARED: Keys = {
     "checkpoint": str,
@@ -67,6 +70,11 @@ RENAMED_CHOICES = {
     "objective/masking=steps": "objective/masking=discrete_time",
     "sampler=drawn_token": "sampler=low_confidence",
 }
+
+
+def is_remote(path: object) -> bool:
+    """Whether a value is the address of a file on another machine, also one that went through `Path`, which drops a slash."""
+    return _REMOTE.match(str(path)) is not None
 
 
 def current_name(target: str) -> str:
@@ -274,7 +282,7 @@ def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> 
     if isinstance(config, (list, tuple)):
         return [_build(value, (), {}, trust) for value in config]
     if not isinstance(config, Mapping):
-        return config
+        return CACHED + config if isinstance(config, str) and trust is not None and is_remote(config) else config
     values = {key: _build(value, (), {}, trust) for key, value in config.items() if key not in ("_target_", "_partial_")}
     if "_target_" not in config:
         return values

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.genome.fasta import Record
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.packed import RecordInfo
+    from dnadiff.data.genome.record_table import RecordInfo
     from dnadiff.data.genome.regions import Region
 
 _SHOWN = 40  # records in the table
@@ -45,9 +45,11 @@ def pack(data: SequenceDataModule, config: Config) -> list[str]:
     """Pack the genome into the cache unless it is there already, and print its folders."""
     start = time.monotonic()
     genome = data.open()
-    folders = list(dict.fromkeys(str(file.folder) for file, _ in genome.records.places))
+    folders = list(dict.fromkeys(str(file.folder) for _, file in genome.files))
     print(table([("records", f"{len(genome.names):,}"), ("bases", f"{genome.total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
-    print("\n".join(f"packed in {folder}" for folder in folders))
+    print("\n".join(f"packed in {folder}" for folder in folders[:_SHOWN]))
+    if len(folders) > _SHOWN:
+        print(f"({len(folders) - _SHOWN:,} more folders in {Path(folders[0]).parent})")
     return folders
 
 
@@ -55,7 +57,7 @@ def verify(data: SequenceDataModule, config: Config) -> int:
     """Compare every byte of the packed genome with its checksums, and return the number of bytes."""
     start = time.monotonic()
     total = 0
-    for file in {str(file.folder): file for file, _ in data.open().records.places}.values():
+    for file in {str(file.folder): file for _, file in data.open().files}.values():
         total += file.verify()
         print(f"as it was written: {file.folder}")
     print(table([("bytes", f"{total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
@@ -111,13 +113,15 @@ def composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
 
 def windows(data: SequenceDataModule) -> dict[str, Json]:
     """The number of windows of each part, or the reason why there are none."""
+    from dnadiff.data.intervals import num_tokens
+
     try:
         data.prepare()
         about = data.describe()
         parts: dict[str, Json] = {}
         for part, intervals in data.intervals.items():
             tiles = data.test_windows(part) if any(i.end - i.start >= data.length for i in intervals) else None
-            bases = sum(i.end - i.start for i in intervals)
+            bases = num_tokens(intervals)
             count, left_out = (0, 0) if tiles is None else (len(tiles), tiles.left_out)
             parts[part] = {"bases": bases, "intervals": len(intervals), "windows": count, "left_out": left_out}
         content = {"window": data.length, "split": about["split"], "split_hash": about["split_hash"], "parts": parts}

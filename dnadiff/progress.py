@@ -1,4 +1,4 @@
-"""The progress display of training, evaluation and sampling: a bar on a terminal, occasional lines elsewhere."""
+"""What a user sees of a running command: a progress bar on a terminal, occasional lines elsewhere, and messages of the log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -115,3 +116,16 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
 
     lines = [line(row) for row in rows]
     return "\n".join(([line(header), "  ".join("-" * w for w in widths)] if header else []) + lines)
+
+
+def configure_logging() -> None:
+    """Show messages of this package at level INFO, and of Lightning only what a user must act on."""
+    log = logging.getLogger("dnadiff")
+    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
+    log.handlers[0].setFormatter(PrintableLines())
+    log.setLevel(logging.INFO)
+    for name in ("pytorch", "fabric"):
+        # Lightning sets the level of its own root logger when it is imported, but not of this child.
+        logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning.*")
+    warnings.filterwarnings("ignore", message=r".*(lr_scheduler\.step|isinstance\(treespec|num_workers).*")

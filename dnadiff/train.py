@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dnadiff import checks, commands
-from dnadiff.config import Config, Json, build
+from dnadiff.config import Config, Json, build, is_remote
 from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
@@ -120,7 +120,7 @@ def absolute_paths(path: Json) -> Json:
         return {key: absolute_paths(value) for key, value in path.items()}
     if isinstance(path, list):
         return [absolute_paths(value) for value in path]
-    if not isinstance(path, str) or not path.strip():  # '' would be the current folder
+    if not isinstance(path, str) or not path.strip() or is_remote(path):  # '' would be the current folder
         return path
     existing = checks.expand_user(path).exists() or glob.has_magic(path)
     return str(checks.expand_user(path).absolute()) if existing else path

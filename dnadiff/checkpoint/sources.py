@@ -8,6 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from dnadiff.checkpoint import exported, run
 from dnadiff.checkpoint.loaded import Loaded, UnknownTokenizer, wrapped
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
-from dnadiff.config import PACKAGE
+from dnadiff.config import PACKAGE, is_remote
+from dnadiff.data.remote.address import parse
+from dnadiff.data.remote.cached import fetch, fetch_some
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.published import hub
@@ -26,6 +29,7 @@ from dnadiff.published.model import read as read_published
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model that ships with the package
 CARD, EVALUATION = "README.md", "evaluate.json"
+_OPTIONAL = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))  # next to weights
 _LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
 
@@ -108,21 +112,44 @@ class HubSource(ModelSource):
     @override
     def load(self, name: str, trust: Sequence[str]) -> Loaded:
         name = hub.PREFIX + name.removeprefix(hub.PREFIX)
-        optional = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))
-        folder = str(hub.fetch(*hub.parse(name), (CONFIG, TENSORS[0]), optional))
+        folder = str(hub.fetch(*hub.parse(name), (CONFIG, TENSORS[0]), _OPTIONAL))
         loaded = next(kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)).load(folder, trust)
         return replace(loaded, origin=replace(loaded.origin, kind="Hugging Face Hub"))
 
 
-SOURCES: tuple[ModelSource, ...] = (HubSource(), ExportedSource(), PublishedSource(), RunSource(), BundledSource())
+class RemoteSource(ModelSource):
+    """The address of a checkpoint file, of a run folder, or of a folder with an exported or a published model."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return is_remote(name)
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        address = parse(name)
+        if address.name.endswith(".ckpt"):
+            return run.load_file(fetch(address), trust)
+        folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
+        if kind := next((kind for kind in (ExportedSource(), PublishedSource()) if folder is not None and kind.matches(str(folder))), None):
+            return kind.load(str(folder), trust)
+        for file in ("checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+            with suppress(FileNotFoundError):
+                return run.load_file(fetch(address.inside(file)), trust)
+        raise FileNotFoundError(
+            f"checkpoint {name} does not exist, or is no folder with an exported or a published model, or with checkpoints/best.ckpt; check the "
+            "address"
+        )
+
+
+SOURCES: tuple[ModelSource, ...] = (RemoteSource(), HubSource(), ExportedSource(), PublishedSource(), RunSource(), BundledSource())
 
 
 def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), needs_tokenizer: bool = True) -> Loaded:
     """The model of a name.
 
     Args:
-        checkpoint: a run folder, a .ckpt file, `latest`, an exported or published folder, `hf:ORG/NAME[@REVISION]`, or a bundled model; a
-            file or folder of that name is preferred to a bundled model.
+        checkpoint: a run folder, a .ckpt file, `latest`, an exported or published folder, the address of one of these (`s3://...`),
+            `hf:ORG/NAME[@REVISION]`, or a bundled model; a file or folder of that name is preferred to a bundled model.
         trust: additional packages whose classes its configuration may name.
         needs_tokenizer: False if the caller gives a text model its tokenizer (`Loaded.with_tokenizer`).
 

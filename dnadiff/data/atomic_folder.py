@@ -30,7 +30,9 @@ Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
 log = logging.getLogger("dnadiff")
 
 
-def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed") -> None:
+def ensure_folder(
+    folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed", sample: bool = True
+) -> None:
     """Create `folder` with the files that `fill` writes, unless it exists and is complete.
 
     Args:
@@ -39,14 +41,15 @@ def ensure_folder(folder: Path, version: int, fill: Fill, what: str, need: str, 
         fill: writes files into an empty folder; returns the content of the index, and the checksum of each file.
         what, doing, done: name of the data, the work and its result, for messages.
         need: the disk space it takes, for the message when the disk is full.
+        sample: as of `is_sound`.
 
     Raises:
         OSError: if the disk is full; nothing is left in the cache.
     """
-    if is_sound(folder, version):
+    if is_sound(folder, version, sample):
         return
     with locked(folder.with_name(f"{folder.name}.lock"), f"{what}: another process is {doing} it; waiting") as held:
-        if not is_sound(folder, version):
+        if not is_sound(folder, version, sample):
             if folder.exists():
                 log.info(f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again")
             if held:
@@ -66,11 +69,12 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
     return index
 
 
-def is_sound(folder: Path, version: int) -> bool:
+def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
     """Whether the folder is complete and unchanged.
 
     A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the last and six other MiB of it. Folders
-    of earlier versions have one checksum per file: larger files in them are not read unless a time stamp differs.
+    of earlier versions have one checksum per file: larger files in them are not read unless a time stamp differs. Without `sample` only sizes
+    and time stamps are compared.
     """
     try:
         index = read_index(folder, version)
@@ -83,6 +87,8 @@ def is_sound(folder: Path, version: int) -> bool:
                 if not _is_whole(folder / name, written["crc"]):
                     return False
                 os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
+            elif not sample:
+                continue
             elif chunks is not None:
                 if not same_chunks(folder / name, chunks, sampled(len(chunks))):
                     return False

@@ -19,9 +19,11 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.cutter import Records
-from dnadiff.data.genome.sources import SequencePath, paths_of
+from dnadiff.data.genome.paths import SequencePath, paths_of
+from dnadiff.data.genome.records import lengths_of
+from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.loader import BatchSource, LoaderState, TrainLoader, own_process_group
-from dnadiff.data.splits import DefaultSplit, Interval, Parts, Split, split_hash
+from dnadiff.data.splits import DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
 from dnadiff.vocab import Vocab
@@ -144,7 +146,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         if self._names is not None:
             return
         names, self._records, self._tokenizer = self.read()
-        self._intervals = self.split_records(names, [len(r) for r in self._records])
+        self._intervals = self.split_records(names, lengths_of(self._records))
         self._names = names
         try:
             self.train_windows()
@@ -209,7 +211,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         """Token ids of each interval of a part: arrays `(end - start,)`."""
         return [self.records[i.record][i.start : i.end] for i in self._part(split)]
 
-    def _part(self, split: str) -> list[Interval]:
+    def _part(self, split: str) -> Sequence[Interval]:
         if split not in self.intervals:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(self.intervals)}")
         return self.intervals[split]
@@ -222,7 +224,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return UniformWindows(self.records, self._part("train"), self.length, size, self.vocab, self.seed, bool(self.augment_rc))
 
     def _windows_to_cover(self, part: str) -> int:
-        return max(1, sum(i.end - i.start for i in self._part(part)) // self.length)
+        return max(1, num_tokens(self._part(part)) // self.length)
 
     def train_batches(self) -> BatchSource:
         """The training windows as the loader reads them."""
@@ -273,17 +275,18 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def describe(self) -> dict[str, Json]:
         """What a report must name next to each number: plain values, ready for JSON."""
-        sizes = {part: [i.end - i.start for i in intervals] for part, intervals in self.intervals.items()}
-        held_out = {part: sorted({self.names[i.record] for i in self.intervals[part]}) for part in ("valid", "test")}
+        sizes = {part: Intervals.of(intervals).length for part, intervals in self.intervals.items()}
+        records = {part: np.unique(Intervals.of(self.intervals[part]).record).tolist() for part in ("valid", "test")}
+        held_out = {part: sorted(self.names[number] for number in numbers) for part, numbers in records.items()}
         return {
             "name": self.name,
             "path": ", ".join(self.paths),
             "records": len(self.names),
-            "tokens": sum(len(r) for r in self.records),
+            "tokens": sum(lengths_of(self.records)),
             "split": self.split.describe(),
             "split_hash": split_hash(self.intervals, self.names),
-            "split_tokens": {part: sum(each) for part, each in sizes.items()},
-            "too_short_tokens": {part: sum(n for n in each if n < self.length) for part, each in sizes.items()},
+            "split_tokens": {part: int(each.sum()) for part, each in sizes.items()},
+            "too_short_tokens": {part: int(each[each < self.length].sum()) for part, each in sizes.items()},
             "held_out_records": {part: names[:20] for part, names in held_out.items()},
             "window": self.length,
             "n_policy": self.n_policy,

@@ -76,17 +76,38 @@ def _own(folder: Path) -> Path:
 def content_hash(path: Path) -> str:
     """SHA-256 of a file's bytes; a file known by its size and times is not read again."""
     path = path.resolve()
-    note = cache_dir("sources") / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
     about = path.stat()
-    seen = {"path": str(path), "size": about.st_size, "mtime": about.st_mtime_ns, "ctime": about.st_ctime_ns, "inode": about.st_ino}
-    with suppress(OSError, ValueError):
-        known = read_json(note)
-        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(digest := str(known.get("sha256"))):
-            return digest
+    if known := known_hash(path):
+        return known
+    note, seen = _note_of(path, about)
     digest = hash_file(path)
     if time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED:
         write_json(note, seen | {"sha256": digest, "check": _check_of(digest)})
     return digest
+
+
+def known_hash(path: Path) -> str | None:
+    """`content_hash` of a file known by its size and times; None if it must be read."""
+    path = path.resolve()
+    note, seen = _note_of(path, path.stat())
+    with suppress(OSError, ValueError):
+        known = read_json(note)
+        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(digest := str(known.get("sha256"))):
+            return digest
+    return None
+
+
+def _note_of(path: Path, about: os.stat_result) -> tuple[Path, dict[str, object]]:
+    """Where the hash of a file is noted, and what the file is known by."""
+    note = cache_dir("sources") / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+    seen: dict[str, object] = {
+        "path": str(path),
+        "size": about.st_size,
+        "mtime": about.st_mtime_ns,
+        "ctime": about.st_ctime_ns,
+        "inode": about.st_ino,
+    }
+    return note, seen
 
 
 def _check_of(digest: str) -> int:

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN
+from dnadiff.data.genome.packed import MAX_MAPPED
+from dnadiff.data.genome.packer import SOFT_MASKED, TOKEN
 from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.kernels.gather import Gather, make_gather
@@ -144,6 +145,8 @@ class Cutter:
     def _take(self, number: int, position: NDArray[np.int64]) -> NDArray:
         """Windows of one array."""
         if number not in self._take_from:
+            if len(self._take_from) >= MAX_MAPPED:
+                del self._take_from[next(iter(self._take_from))]  # the one that has been open for the longest time
             self._take_from[number] = make_gather(self._layout.arrays[number], self.length)
         return self._take_from[number](position)
 

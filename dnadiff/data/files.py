@@ -1,6 +1,7 @@
 """Reading of text files, compressed or not, and atomic writing of files.
 
-A path `bundled:NAME` is a file that ships with the package. File formats are read in `genome` and `text`.
+A path `bundled:NAME` is a file that ships with the package; an address such as `s3://BUCKET/FILE` is fetched into the cache (`remote`).
+File formats are read in `genome` and `text`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, TypeAlias
 
 from dnadiff.checks import expand_user
+from dnadiff.config import CACHED, is_remote
 from dnadiff.data import bundled
 from dnadiff.data.disk import Size, WatchedFile, existing_parent, names_file, write_all, write_error
 
@@ -32,13 +34,18 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 
 
 def resolve(path: str | Path) -> Path:
-    """The file behind `path`: `bundled:NAME` inside the package, `~` expanded.
+    """The file behind `path`: `bundled:NAME` inside the package, the copy in the cache of an address, `~` expanded.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is a folder.
+        OSError: if it is an address and cannot be fetched.
     """
     text = str(path)
+    if is_remote(text) or is_remote(text.removeprefix(CACHED)):
+        from dnadiff.data.remote.cached import local_copy
+
+        return local_copy(text)
     if text.startswith(_BUNDLED):
         return bundled.path(text.removeprefix(_BUNDLED))
     found = expand_user(text)
@@ -47,6 +54,12 @@ def resolve(path: str | Path) -> Path:
     if not found.exists():
         raise FileNotFoundError(f"{path} does not exist; check the path (it is read from {Path.cwd()})")
     return found
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a text names a file, not a value: a file of this machine, a bundled one, or an address."""
+    text = str(path)
+    return text.startswith((_BUNDLED, CACHED)) or is_remote(text) or expand_user(text).is_file()
 
 
 @contextmanager
@@ -136,6 +149,8 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
         ValueError: if `path` is a folder, or in a file.
         PermissionError: if its folder cannot be written.
     """
+    if is_remote(path):
+        raise ValueError(f"{path} is an address, and this is written as a file; choose a file, and copy it there")
     target = expand_user(path)
     if target.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
@@ -153,7 +168,7 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -> Iterator[BinaryIO]:
     """Write `path` atomically: a temporary file next to it replaces it when the block ends without an error.
 
-    A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes.
+    A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes. An address is uploaded.
 
     Args:
         size: bytes that will be written, or a function that counts them, for the message when the disk is full.
@@ -162,6 +177,12 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
         FileExistsError: if `path` exists and `overwrite` is false.
         OSError: naming the file and the space that is free, if it cannot be written; what was there before stays.
     """
+    if is_remote(path):
+        from dnadiff.data.remote.outputs import uploaded
+
+        with uploaded(path, overwrite) as local, atomic_write(local, overwrite=True, size=size) as file:
+            yield file
+        return
     target = check_output(path, overwrite)
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     raw: WatchedFile | None = None

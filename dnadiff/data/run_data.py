@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnadiff.config import PACKAGE, Config, Json, build
+from dnadiff.config import CACHED, PACKAGE, Config, Json, build, is_remote
+from dnadiff.data.genome.manifest import is_manifest
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -79,4 +80,14 @@ def without_download(data: Json) -> dict[str, Json]:
         )
     if data.get("path", "") is None:
         raise ValueError(f"data is missing: this model was exported without the path of its data ({data.get('name')}); {_REMEDY}")
-    return {key: value for key, value in data.items() if key not in fetched and key not in _REPLACED}
+    kept = {key: value for key, value in data.items() if key not in fetched and key not in _REPLACED}
+    return kept | {"path": _stored_manifests(kept["path"])} if "path" in kept else kept
+
+
+def _stored_manifests(path: Json) -> Json:
+    """Paths in which the addresses of a manifest are read from the cache; `build` does this for the addresses themselves."""
+    if isinstance(path, Mapping):
+        return {label: _stored_manifests(one) for label, one in path.items()}
+    if isinstance(path, (list, tuple)):
+        return [_stored_manifests(one) for one in path]
+    return CACHED + path if isinstance(path, str) and is_manifest(path) and not is_remote(path) else path

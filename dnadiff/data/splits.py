@@ -11,25 +11,20 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeAlias, TypedDict
+from typing import ClassVar, TypeAlias, TypedDict
 
+import numpy as np
 from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.data.genome.regions import Region, check_names, read_bed
+from dnadiff.data.intervals import Interval, Intervals
 
 PARTS = ("train", "valid", "test")
+_SHOWN = 20  # names of records in a description
 
 
-class Interval(NamedTuple):
-    """Tokens `start` to `end` (0-based, half-open) of record number `record`."""
-
-    record: int
-    start: int
-    end: int
-
-
-Parts: TypeAlias = dict[str, list[Interval]]  # the intervals of "train", "valid" and "test"
+Parts: TypeAlias = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
 
 
 class Leak(TypedDict):
@@ -76,16 +71,18 @@ class FractionSplit(Split):
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
-        parts: Parts = {part: [] for part in PARTS}
-        for record, length in enumerate(lengths):
-            edge = 0
-            for (low, high), part in sorted([(self.test, "test"), (self.valid, "valid")]):
-                start, end = round(low * length), round(high * length)
-                parts["train"].append(Interval(record, edge, start))
-                parts[part].append(Interval(record, start, end))
-                edge = end
-            parts["train"].append(Interval(record, edge, length))
-        return drop_empty(parts)
+        size = np.array(lengths, dtype=np.int64)
+        record, edge = np.arange(len(size)), np.zeros(len(size), np.int64)
+        parts: Parts = {}
+        training = []  # start and end of the pieces of each record
+        for (low, high), part in sorted([(self.test, "test"), (self.valid, "valid")]):
+            start, end = (np.rint(share * size).astype(np.int64) for share in (low, high))
+            training.append((edge, start))
+            parts[part] = Intervals(record, start, end)
+            edge = end
+        starts, ends = (np.stack(each, axis=1).reshape(-1) for each in zip(*training, (edge, size)))
+        parts["train"] = Intervals(np.repeat(record, len(training) + 1), starts, ends)
+        return drop_empty({part: parts[part] for part in PARTS})
 
     @override
     def describe(self) -> str:
@@ -117,14 +114,18 @@ class ChromosomeSplit(Split):
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         check_names([*self.valid, *self.test], names, "split")
         part_of = dict.fromkeys(self.valid, "valid") | dict.fromkeys(self.test, "test")
-        parts: Parts = {part: [] for part in PARTS}
-        for record, (name, length) in enumerate(zip(names, lengths)):
-            parts[part_of.get(name, "train")].append(Interval(record, 0, length))
-        return parts
+        number = np.array([PARTS.index(part_of.get(name, "train")) for name in names], dtype=np.int8)
+        size = np.array(lengths, dtype=np.int64)
+        every = Intervals(np.arange(len(size)), np.zeros_like(size), size)
+        return {part: every.where(number == each) for each, part in enumerate(PARTS)}
 
     @override
     def describe(self) -> str:
-        return f"chromosomes (valid {', '.join(self.valid)}; test {', '.join(self.test)})"
+        return f"chromosomes (valid {_listed(self.valid)}; test {_listed(self.test)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} records)" if len(names) > _SHOWN else "")
 
 
 def _names(part: str, names: Sequence[str] | str) -> list[str]:
@@ -146,7 +147,7 @@ class RegionSplit(Split):
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         regions = read_parts(self.bed, dict(zip(names, lengths)))
         number_of = {name: number for number, name in enumerate(names)}
-        parts = {part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part]) for part in PARTS}
+        parts: Parts = {part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part]) for part in PARTS}
         if found := first_overlap(parts):
             (part, a), (other, b) = found
             raise ValueError(
@@ -234,6 +235,7 @@ def first_overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, I
 
 def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]) -> str:
     """Twelve hexadecimal digits that identify a split in reports; they change with any interval or record name."""
+    names = list(names)
     rows = sorted(f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n" for part, many in intervals.items() for i in many)
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:12]
 
@@ -258,7 +260,8 @@ def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list
 
 def drop_empty(parts: Parts) -> Parts:
     """The parts without empty intervals."""
-    return {part: [i for i in intervals if i.end > i.start] for part, intervals in parts.items()}
+    arrays = {part: Intervals.of(intervals) for part, intervals in parts.items()}
+    return {part: intervals.where(intervals.length > 0) for part, intervals in arrays.items()}
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:

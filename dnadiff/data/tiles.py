@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dnadiff.data.intervals import Interval, Intervals
 from dnadiff.data.n_runs import NRuns
-from dnadiff.data.splits import Interval
 
 _BLOCK = 1 << 20  # tiles that are checked together
 
@@ -32,7 +32,8 @@ class Tiling:
 
     def __init__(self, intervals: Sequence[Interval], length: int) -> None:
         self.length = length
-        self._record, self._start, self._end = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
+        where = Intervals.of(intervals)
+        self._record, self._start, self._end = where.record, where.start, where.end
         self._last = np.cumsum(-(-(self._end - self._start) // length))  # one past the last tile of each interval
 
     def __len__(self) -> int:

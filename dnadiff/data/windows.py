@@ -19,11 +19,11 @@ from typing_extensions import override
 
 from dnadiff.data.cutter import Cutter
 from dnadiff.data.genome.records import Records
+from dnadiff.data.intervals import Interval, Intervals
 from dnadiff.data.labels import Labels
 from dnadiff.data.loader import Batch
 from dnadiff.data.n_runs import NRuns, max_n_count
 from dnadiff.data.shuffle import bits, shuffled
-from dnadiff.data.splits import Interval
 from dnadiff.data.tiles import Tile, Tiling
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -153,14 +153,16 @@ class UniformWindows(RandomWindows):
 
     @override
     def _index_windows(self, n_runs: NRuns | None, max_count: int) -> int:
-        records, ranges = [], [np.empty((0, 2), np.int64)]
-        for record, start, end in self.intervals:
-            every = np.array([[start, end - self.length + 1]])
-            allowed = every if n_runs is None else n_runs.allowed(record, start, end, self.length, max_count)
-            records.append(np.full(len(allowed), record))
-            ranges.append(allowed)
-        first, after = np.concatenate(ranges).T
-        self._record = np.concatenate(records)
+        where = self.intervals
+        first, after, self._record = where.start, where.end - self.length + 1, where.record
+        unclear = np.flatnonzero(n_runs.count(where.record, where.start, where.end) > max_count).tolist() if n_runs is not None else []
+        if n_runs is not None and unclear:  # in the other intervals every start is allowed
+            allowed = [n_runs.allowed(*where[number], self.length, max_count) for number in unclear]
+            count = np.ones(len(where), np.int64)
+            count[unclear] = [len(ranges) for ranges in allowed]
+            first, after, self._record = (np.repeat(each, count) for each in (first, after, self._record))
+            at = np.isin(np.repeat(np.arange(len(where)), count), unclear)
+            first[at], after[at] = np.concatenate(allowed).T
         self._last = np.cumsum(after - first)  # number of starts up to the end of each range
         self._shift = after - self._last  # position of a start in its record minus its number
         return int(self._last[-1]) if len(self._last) else 0
@@ -228,7 +230,8 @@ class TiledWindows(Dataset[Window]):
     ) -> None:
         self.records, self.length, self.labels = records, length, labels
         self.intervals = _long_enough(intervals, length)
-        self.skipped = [i for i in intervals if i.end - i.start < length]
+        every = Intervals.of(intervals)
+        self.skipped = every.where(every.length < length)
         tiling = Tiling(self.intervals, length)
         number = np.arange(len(tiling))
         if n_runs is not None and max_n < 1:
@@ -258,7 +261,7 @@ class TiledWindows(Dataset[Window]):
         weight[0, self.lead : self.lead + self._skip[index]] = 0
         item: Window = {"ids": torch.from_numpy(ids[0]), "weight": torch.from_numpy(weight[0]), "index": index}
         if self.labels is not None:
-            item["cond"] = torch.from_numpy(self.labels.rows[self._record[index]])
+            item["cond"] = torch.from_numpy(self.labels.rows(self._record[index : index + 1])[0])
         return item
 
 
@@ -266,12 +269,13 @@ def _too_much_n(length: int, max_n: float) -> str:
     return f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more"
 
 
-def _long_enough(intervals: Sequence[Interval], length: int) -> list[Interval]:
+def _long_enough(intervals: Sequence[Interval], length: int) -> Intervals:
     if length < 1:
         raise ValueError(f"length is {length}; a window has at least one token: set data.length")
-    kept = [i for i in intervals if i.end - i.start >= length]
+    every = Intervals.of(intervals)
+    kept = every.where(every.length >= length)
     if not kept:
-        longest = max((i.end - i.start for i in intervals), default=0)
+        longest = every.length.max(initial=0)
         raise ValueError(
             f"sequence shorter than the window: the longest of {len(intervals)} intervals has {longest} tokens, a window {length}; "
             f"set data.length={longest} or less, or choose another data.split"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dnadiff.checks import expand_user, integer
+from dnadiff.checks import integer
 from dnadiff.config import Config, Json, build
 from dnadiff.design import reward_options
 
@@ -168,7 +168,9 @@ def output_settings(config: Config, model: SamplingModel, request: Request, samp
 
 def is_file(name: str | Path | Sequence[str]) -> bool:
     """Whether an option names a file, not a region such as chr1:1-2000."""
-    return isinstance(name, (str, Path)) and (str(name).startswith("bundled:") or expand_user(str(name)).is_file())
+    from dnadiff.data import files
+
+    return isinstance(name, (str, Path)) and files.is_file(name)
 
 
 def resolved_sampler(settings: Config, model: SamplingModel, length: int, shortest: int | None = None) -> Config:

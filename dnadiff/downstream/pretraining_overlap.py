@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dnadiff.config import Config
+from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items
@@ -32,7 +33,7 @@ def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[s
         )
     data = run_data(config["data"], tokenizer, trust)
     data.prepare()
-    size = sum(interval.end - interval.start for interval in data.intervals["train"])
+    size = num_tokens(data.intervals["train"])
     if size > MAX_KMERS:
         raise ValueError(
             f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose k-mers fit in memory; set pretraining_overlap=false"

@@ -13,6 +13,7 @@ from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
 from dnadiff.config import Config, Json
 from dnadiff.data.files import check_output, write_json
+from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
 from dnadiff.likelihood.curve import CurveSums, code_length_table
 from dnadiff.likelihood.estimators import PROTOCOLS, Estimator, estimator_for
@@ -185,7 +186,7 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
         except (ValueError, FileNotFoundError) as error:
             log.info(f"novel and repeated bases are left out because the training data are not available: {error}")
             return None
-    tokens = sum(i.end - i.start for i in data.intervals["train"])
+    tokens = num_tokens(data.intervals["train"])
     if tokens > MAX_KMERS:
         log.info(f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory")
         return None

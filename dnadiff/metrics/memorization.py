@@ -12,6 +12,7 @@ import numpy as np
 
 from dnadiff.config import Config, Json
 from dnadiff.data.genome.fasta import iter_fasta
+from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
 from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
@@ -171,7 +172,7 @@ def searched_data(model: Loaded, data: SequenceDataModule | None, trust: Sequenc
 
 def num_training_bases(data: SequenceDataModule) -> int:
     """Bases of the training part."""
-    return sum(interval.end - interval.start for interval in data.intervals["train"])
+    return num_tokens(data.intervals["train"])
 
 
 def fits_in_memory(data: SequenceDataModule) -> bool:

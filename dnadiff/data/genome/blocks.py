@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.checks import Natural, PositiveInt, Range
-from dnadiff.data.splits import PARTS, Interval, Leak, Parts, Split, drop_empty, read_parts
+from dnadiff.data.intervals import Interval, Intervals
+from dnadiff.data.splits import PARTS, Leak, Parts, Split, drop_empty, read_parts
 from dnadiff.data.tiles import Tiling
 
 
@@ -46,7 +47,7 @@ class BlockSplit(Split):
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
-        parts: Parts = {part: [] for part in PARTS}
+        parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
         for record, length in enumerate(lengths):
             runs = self._runs(length)
             for number, (part, start, end) in enumerate(runs):
@@ -55,7 +56,7 @@ class BlockSplit(Split):
                 start += self.guard if PARTS.index(part) < PARTS.index(before) else 0
                 end -= self.guard if PARTS.index(part) < PARTS.index(after) else 0
                 parts[part].append(Interval(record, start, end))
-        return drop_empty(parts)
+        return drop_empty({part: Intervals.of(many) for part, many in parts.items()})
 
     def _runs(self, length: int) -> list[tuple[str, int, int]]:
         """Part, start and end of the runs of blocks of the same part in a record."""
@@ -113,7 +114,8 @@ class CaduceusSplit(Split):
     def _both(self, names: Sequence[str], lengths: Sequence[int]) -> tuple[Parts, Parts]:
         """The intervals of each part, extended and as in the file."""
         number_of = {name: number for number, name in enumerate(names)}
-        extended, written = {}, {}
+        extended: Parts = {}
+        written: Parts = {}
         for part, regions in read_parts(self.bed, dict(zip(names, lengths))).items():
             written[part] = sorted(Interval(number_of[r.chrom], r.start, r.end) for r in regions)
             extended[part] = sorted(i._replace(end=min(i.start + self.stretch, lengths[i.record])) for i in written[part])

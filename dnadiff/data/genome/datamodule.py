@@ -17,10 +17,12 @@ from dnadiff.data.cutter import Records
 from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
 from dnadiff.data.genome.regions import read_bed
+from dnadiff.data.intervals import Interval
 from dnadiff.data.labels import Labels
 from dnadiff.data.n_runs import NRuns
-from dnadiff.data.splits import Interval, Leak, Parts, subtract
+from dnadiff.data.splits import Leak, Parts, subtract
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
+from dnadiff.data.weighted_windows import WeightedWindows
 from dnadiff.data.windows import IntervalWindows, RandomWindows, TiledWindows, UniformWindows
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
@@ -32,8 +34,8 @@ class DNADataModule(SequenceDataModule):
     """Base class of the data modules for DNA.
 
     Args:
-        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, a folder, several of them, `{label: path}`, a
-            pyfaidx.Fasta.
+        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, an address, a folder, a pattern, a manifest, several of them,
+            `{label: path}`, a pyfaidx.Fasta.
         stranded: the sequences have a direction (promoters, transcripts), so that the strands are not interchangeable.
         augment_rc: replace half of the training windows by their reverse complement; None: unless `stranded`.
         keep: names of the records to use, or a regular expression that matches complete names; None: all.
@@ -68,7 +70,7 @@ class DNADataModule(SequenceDataModule):
 
     @override
     def open(self) -> Genome:
-        return Genome.open(self.path, self.keep, self.iupac)
+        return Genome.open(self.path, self.keep, self.iupac, self.num_workers)
 
     @property
     @override
@@ -135,11 +137,16 @@ class GenomeDataModule(DNADataModule):
     @override
     def open(self) -> Genome:
         path = self.download.fetch() if self._fetches and self.download is not None else self.path
-        return Genome.open(path, self.keep, self.iupac)
+        return Genome.open(path, self.keep, self.iupac, self.num_workers)
 
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         self._genome = self.open()
+        self._weights = self._genome.weights
+        if self._weights is not None and self._windows is not UniformWindows:
+            raise ValueError(
+                "the manifest has weights, and data.windows=intervals uses each window once; set data.windows=uniform, or leave them out"
+            )
         self._labels = Labels.from_names([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
         return self._genome.names, self._genome.records, self._genome.tokenizer
 
@@ -164,7 +171,8 @@ class GenomeDataModule(DNADataModule):
     def train_windows(self) -> RandomWindows:
         size = self.epoch_size or (None if self._windows is IntervalWindows else self._windows_to_cover("train"))
         where = self.records, self._part("train"), self.length, size, self.vocab, self.seed, bool(self.augment_rc)
-        return self._windows(*where, self._n_runs(), self.max_n, self.soft_weight, self._labels)
+        how = self._n_runs(), self.max_n, self.soft_weight, self._labels
+        return self._windows(*where, *how) if self._weights is None else WeightedWindows(self._weights, *where, *how)
 
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None
@@ -182,6 +190,7 @@ class GenomeDataModule(DNADataModule):
             about["tiles_left_out_for_n"] = {part: self._left_out(part) for part in ("valid", "test")}
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
         about |= {"labels": self.labels} if self._labels is not None else {}
+        about |= {"weights": "of the manifest"} if self._weights is not None else {}
         return about | ({"leak": self._leak} if self._leak else {})
 
     def _left_out(self, part: str) -> int:

@@ -14,10 +14,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.genome.packed import SOFT_MASKED, TOKEN, PackedFile, RecordInfo, pack
-from dnadiff.data.genome.records import GenomeRecords
+from dnadiff.data.genome.names import GenomeRows, names_in, unique_names
+from dnadiff.data.genome.packed import PackedFile
+from dnadiff.data.genome.packer import SOFT_MASKED, TOKEN
+from dnadiff.data.genome.parallel import pack_all
+from dnadiff.data.genome.paths import SequencePath, Source, expand
+from dnadiff.data.genome.records import GenomeRecords, by_file
 from dnadiff.data.genome.regions import check_names
-from dnadiff.data.genome.sources import SequencePath, Source, expand
 from dnadiff.data.n_runs import NRuns
 from dnadiff.data.tokenizer import DNATokenizer
 
@@ -29,86 +32,110 @@ class Genome:
     """Named records of nucleotides in packed files; use `Genome.open`.
 
     Args:
-        rows: for each record what is known of it.
-        places: for each record its packed file and its number there.
+        files: the packed files, and the source of each.
+        names: names of the records, in the order of the files.
+        number, place: for each record the number of its file, and its own number in the file, `(number of records,)`.
+        records: their bases.
     """
 
-    def __init__(self, rows: list[RecordInfo], places: list[tuple[PackedFile, int]]) -> None:
-        self.rows, self.records, self.tokenizer = rows, GenomeRecords(places, [row["soft"] > 0 for row in rows]), DNATokenizer()
+    def __init__(
+        self,
+        files: Sequence[tuple[Source, PackedFile]],
+        names: list[str],
+        number: NDArray[np.int64],
+        place: NDArray[np.int64],
+        records: GenomeRecords,
+    ) -> None:
+        self.files, self.names, self.number, self.place, self.records = files, names, number, place, records
+        self.tokenizer = DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
-        self._number = {row["name"]: number for number, row in enumerate(rows)}
 
     @classmethod
-    def open(cls, path: SequencePath | None, keep: str | Sequence[str] | None = None, iupac: str = "unknown") -> Genome:
+    def open(
+        cls, path: SequencePath | None, keep: str | Sequence[str] | None = None, iupac: str = "unknown", num_workers: int = 0
+    ) -> Genome:
         """Open sequence files, which are packed into the cache when they are used for the first time.
 
         Args:
-            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, several of them, `{label: path}`, or a
-                pyfaidx.Fasta. With labels the records are called `label:name`.
+            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, a pattern such as `genomes/*.fa.gz`, a manifest (.tsv),
+                several of them, `{label: path}`, or a pyfaidx.Fasta. With labels the records are called `label:name`.
             keep: names of the records to use, or a regular expression that must match the complete name; None: all.
             iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse` raises an error.
+            num_workers: processes that pack files.
 
         Raises:
-            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a record name.
+            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a record name. Those of a pattern or a
+                manifest may: such records are called `file:name`.
         """
-        refuse, keep = refuses_ambiguous(iupac), _names_to_keep(keep)
-        rows: dict[str, RecordInfo] = {}
-        places: list[tuple[PackedFile, int]] = []
-        for source in expand(path):
-            file = pack(source.path)
-            for number, (name, row) in enumerate(zip(_names(source, file), file.records)):
-                if name in rows:
-                    raise ValueError(f"{source.path}: record {name} is also in {rows[name]['file']}; rename one, names must be unique")
-                count, first = row["ambiguous"]
-                if refuse and count:
-                    raise ValueError(
-                        f"{source.path}: record {name} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position "
-                        f"{first + 1}; set data.iupac=unknown to read them as N"
-                    )
-                rows[name] = {**row, "name": name, "label": source.label, "file": source.path}
-                places.append((file, number))
-        if not places:
+        refuse, keep, sources = refuses_ambiguous(iupac), _names_to_keep(keep), expand(path)
+        files: list[tuple[Source, PackedFile]] = []
+        names: list[str] = []
+        columns: list[tuple[NDArray, ...]] = []  # number, place, offset, length and soft of the records of each file
+        for source, file in zip(sources, pack_all([source.path for source in sources], num_workers)):
+            if refuse:
+                _refuse_ambiguous(source, file)
+            table = file.records
+            names += names_in(source, table)
+            place = np.arange(len(table))
+            columns.append((np.full_like(place, len(files)), place, file.offsets[:-1], table.length, table.soft > 0))
+            files.append((source, file))
+        if not files:
             raise ValueError("data.path names no file; set it to a FASTA file or to a list of files")
-        kept, every = _kept(list(rows), keep), list(rows.values())
-        return cls([every[number] for number in kept], [places[number] for number in kept])
+        number, place, *about = (np.concatenate(each) for each in zip(*columns))
+        names = unique_names(names, [source for source, _ in files], number)
+        if keep is not None:
+            kept = _kept(names, keep)
+            names, number, place, *about = [names[each] for each in kept], *(each[kept] for each in (number, place, *about))
+        return cls(files, names, number, place, GenomeRecords([file.stored for _, file in files], number, *about))
 
     @property
-    def names(self) -> list[str]:
-        """Names of the records, in the order of the files."""
-        return [row["name"] for row in self.rows]
+    def rows(self) -> GenomeRows:
+        """What is known of each record."""
+        return GenomeRows(self)
 
     @property
     def labels(self) -> list[str | None]:
         """The label of each record's file; None without a label."""
-        return [row["label"] for row in self.rows]
+        return [self.files[number][0].label for number in self.number.tolist()]
+
+    @property
+    def weights(self) -> NDArray[np.float64] | None:
+        """How often the bases of each record are drawn in training, relative to those of others; None if all are equal."""
+        weights = np.array([source.weight for source, _ in self.files])
+        return None if (weights == weights[0]).all() else weights[self.number]
 
     @cached_property
     def lengths(self) -> dict[str, int]:
         """Record name to number of bases."""
-        return {row["name"]: row["length"] for row in self.rows}
+        return dict(zip(self.names, self.records.lengths))
 
     @property
     def total(self) -> int:
         """Number of bases in all records."""
-        return sum(row["length"] for row in self.rows)
+        return sum(self.records.lengths)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the hashes of the files and of the numbers of the records: changes with any base."""
-        places = "".join(f"{file.digest} {number}\n" for file, number in self.records.places)
-        return hashlib.sha256(places.encode()).hexdigest()
+        """SHA-256 of the hashes of the files and of the numbers of the records: changes with any base, and with the weights."""
+        digest = hashlib.sha256()
+        for each, rows in by_file(self.number):
+            digest.update("".join(f"{self.files[each][1].digest} {place}\n" for place in self.place[rows].tolist()).encode())
+        if (weights := self.weights) is not None:
+            digest.update(weights.tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def n_runs(self) -> NRuns:
         """The runs of N."""
-        runs, offsets, total = [np.empty((0, 2), np.int64)], [], 0
-        for (file, number), row in zip(self.records.places, self.rows):
-            offsets.append(total)
-            if row["unknown"]:
-                low, high = np.searchsorted(file.runs[:, 0], file.offsets[number : number + 2])
-                runs.append(file.runs[low:high] - file.offsets[number] + total)
-            total += row["length"]
-        return NRuns(np.concatenate(runs), offsets)
+        found = [np.empty((0, 2), np.int64)]
+        offsets = np.concatenate([[0], np.cumsum(self.records.lengths)])
+        for each, rows in by_file(self.number):
+            file, places = self.files[each][1], self.place[rows]
+            has_n, begin = np.flatnonzero(file.records.unknown[places]), file.offsets
+            for row in has_n.tolist():
+                low, high = np.searchsorted(file.runs[:, 0], begin[places[row] : places[row] + 2])
+                found.append(file.runs[low:high] - begin[places[row]] + offsets[rows.start + row])
+        return NRuns(np.concatenate(found), offsets[:-1])
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
         """Token ids `(end - start,)` uint8 of `[start, end)` on a strand; "-" is the reverse complement, "." is "+".
@@ -128,9 +155,13 @@ class Genome:
         lower = self._cut(record, start, end) >= SOFT_MASKED
         return lower[::-1] if _is_reverse(strand) else lower
 
+    @cached_property
+    def _number_of(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
     def _cut(self, record: str, start: int, end: int) -> NDArray[np.uint8]:
-        check_names([record], self._number, "window")
-        packed = self.records.packed(self._number[record])
+        check_names([record], self._number_of, "window")
+        packed = self.records.packed(self._number_of[record])
         if not 0 <= start < end <= len(packed):
             raise ValueError(f"window {record}:{start}-{end} does not lie inside the record, 0-{len(packed)}")
         return packed[start:end]
@@ -147,14 +178,14 @@ def refuses_ambiguous(iupac: str) -> bool:
     return REFUSES_AMBIGUOUS[iupac]
 
 
-def _names(source: Source, file: PackedFile) -> list[str]:
-    """Names of the records of a file in this genome."""
-    names = [row["name"] for row in file.records] if source.names is None else list(source.names)
-    if len(names) != len(file.records):
+def _refuse_ambiguous(source: Source, file: PackedFile) -> None:
+    for number in np.flatnonzero(file.records.ambiguous)[:1].tolist():
+        row = file.records[number]
+        count, first = row["ambiguous"]
         raise ValueError(
-            f"{source.path} holds {len(file.records)} records, this pyfaidx.Fasta shows {len(names)}; open it without a filter"
+            f"{source.path}: record {row['name']} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position "
+            f"{first + 1}; set data.iupac=unknown to read them as N"
         )
-    return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
 
 def _names_to_keep(keep: str | Sequence[str] | None) -> str | list[str] | None:

@@ -6,41 +6,55 @@ Folders are written atomically (`dnadiff.data.atomic_folder`).
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from functools import cached_property, partial
 from pathlib import Path
-from typing import BinaryIO, NotRequired, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.config import Json
-from dnadiff.data.atomic_folder import ensure_folder, read_index, verify
-from dnadiff.data.cache import cache_dir, content_hash, megabytes
+from dnadiff.config import Json, is_remote
+from dnadiff.data.atomic_folder import ensure_folder, is_sound, read_index, verify
+from dnadiff.data.cache import cache_dir, content_hash, known_hash, megabytes
 from dnadiff.data.checksums import Checksum
 from dnadiff.data.files import resolve
-from dnadiff.data.genome.sources import AMBIGUOUS, Header, read_codes
+from dnadiff.data.genome.packer import Packer
+from dnadiff.data.genome.record_table import RecordTable
+from dnadiff.data.genome.sources import read_codes
 
 FORMAT = 1
-SOFT_MASKED = 0x80
-TOKEN = np.uint8(0x7F)
-UNKNOWN = 11
-_PIECE = 1 << 22  # bytes processed together
+MAX_LISTED = 4096  # records that the index lists; more are in a table of their own
+MAX_MAPPED = 128  # files that are open at a time
 
 
-class RecordInfo(TypedDict):
-    """What the index contains about a record."""
+class PackedBases(NamedTuple):
+    """The bases of a packed file, mapped when they are needed. Few files are open at a time, however many there are."""
 
-    name: str
-    description: str
-    length: int
-    unknown: int  # number of N
-    gc: int  # number of G and C
-    soft: int  # number of soft-masked bases
-    ambiguous: list[int]  # number of ambiguity codes other than N, and the position of the first one
-    label: NotRequired[str | None]  # added by `Genome.open`, as `file`
-    file: NotRequired[str]
+    path: str
+    size: int
+    version: tuple[int, int]  # inode and time stamp: another file may take its place
+
+    @property
+    def mapped(self) -> NDArray[np.uint8]:
+        """One byte per base `(size,)`, read-only."""
+        return _mapped(*self) if self.size else np.empty(0, np.uint8)
+
+
+@functools.lru_cache(maxsize=MAX_MAPPED)
+def _mapped(path: str, size: int, version: tuple[int, int]) -> NDArray[np.uint8]:
+    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)  # slicing a memmap takes five times as long
+
+
+@functools.lru_cache(maxsize=MAX_MAPPED)
+def _opened(bases: PackedBases, index_version: tuple[int, int]) -> tuple[str, RecordTable]:
+    """The hash of the sequence file, and the records."""
+    folder = Path(bases.path).parent
+    index = read_index(folder, FORMAT)
+    rows = index["records"]
+    return index["source"]["sha256"], RecordTable.read(folder, bases.size) if rows is None else RecordTable.from_rows(rows)
 
 
 class PackedFile:
@@ -51,21 +65,31 @@ class PackedFile:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        index = read_index(self.folder, FORMAT)
-        self.digest: str = index["source"]["sha256"]
-        self.records: list[RecordInfo] = index["records"]
-        self.offsets = np.concatenate([[0], np.cumsum([r["length"] for r in self.records], dtype=np.int64)])
-        mapped = np.memmap(self.folder / "bases", dtype=np.uint8, mode="r") if self.offsets[-1] else np.empty(0, np.uint8)
-        self.bases: NDArray[np.uint8] = mapped.view(np.ndarray)  # slicing a memmap takes five times as long
+        bases = (self.folder / "bases").stat()
+        self.stored = PackedBases(str(self.folder / "bases"), bases.st_size, (bases.st_ino, bases.st_mtime_ns))
+        index = (self.folder / "index.json").stat()
+        self._index = index.st_ino, index.st_mtime_ns
+        self.digest, _ = _opened(self.stored, self._index)
+
+    @property
+    def records(self) -> RecordTable:
+        """What is known of each record. Few tables are in memory at a time."""
+        return _opened(self.stored, self._index)[1]
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each record begins in `bases`, and where the last one ends."""
+        return np.concatenate([[0], np.cumsum(self.records.length)])
+
+    @property
+    def bases(self) -> NDArray[np.uint8]:
+        """All records, one after the other, `(total,)`."""
+        return self.stored.mapped
 
     @cached_property
     def runs(self) -> NDArray[np.int64]:
         """Runs of N in `bases`: (start, end) `(K, 2)`; no run crosses the border of a record."""
         return np.load(self.folder / "runs.npy")
-
-    def record(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of one record `(length,)`, a view."""
-        return self.bases[self.offsets[number] : self.offsets[number + 1]]
 
     def verify(self) -> int:
         """Read every byte of the packed form and return their number; ValueError, naming the place, if one was changed."""
@@ -75,8 +99,11 @@ class PackedFile:
         return PackedFile, (self.folder,)
 
 
-def pack(path: str | Path) -> PackedFile:
+def pack(path: str | Path, sample: bool = True) -> PackedFile:
     """The packed form of a file, which is made if it is not in the cache.
+
+    Args:
+        sample: read a sample of a packed form that is there; False compares sizes and time stamps only.
 
     Raises:
         FileNotFoundError, ValueError: if the file is missing or malformed, naming file, line and remedy.
@@ -86,9 +113,22 @@ def pack(path: str | Path) -> PackedFile:
     if source.stat().st_size == 0:
         raise ValueError(f"{path} is empty; give a file that holds sequence")
     digest = content_hash(source)
-    folder = cache_dir("genomes") / digest[:32]
-    ensure_folder(folder, FORMAT, partial(_fill, str(path), source, digest), source.name, f"{path} needs about a byte a base")
-    return PackedFile(folder)
+    need, fill = f"{path} needs about a byte a base", partial(_fill, str(path), source, digest)
+    ensure_folder(_folder(digest), FORMAT, fill, source.name, need, sample=sample)
+    return PackedFile(_folder(digest))
+
+
+def find_packed(path: str, sample: bool = True) -> Path | None:
+    """The folder of the packed form, if the cache has it and nothing of the file needs to be read; arguments and errors as of `pack`."""
+    if is_remote(path):
+        return None
+    source = resolve(path)
+    digest = known_hash(source) if source.stat().st_size else None
+    return _folder(digest) if digest is not None and is_sound(_folder(digest), FORMAT, sample) else None
+
+
+def _folder(digest: str) -> Path:
+    return cache_dir("genomes") / digest[:32]
 
 
 def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
@@ -107,89 +147,22 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
         os.fsync(bases.fileno())
     if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
-    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the file would be cut short without a message.
     content = io.BytesIO()
     np.lib.format.write_array(content, packer.runs(), allow_pickle=False)
+    table = packer.records()
+    few = len(table) <= MAX_LISTED
+    files = {"runs.npy": content.getvalue(), **({} if few else table.files())}
+    checksums = {name: _write(part / name, data) for name, data in files.items()}
+    index = {"source": {"name": source.name, "sha256": digest}, "records": list(table) if few else None}
+    return index, {"bases": packer.checksum, **checksums}
+
+
+def _write(path: Path, content: bytes) -> Checksum:
+    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the file would be cut short without a message.
     checksum = Checksum()
-    checksum.update(content.getvalue())
-    with (part / "runs.npy").open("wb") as runs:
-        runs.write(content.getvalue())
-        runs.flush()
-        os.fsync(runs.fileno())
-    index = {"source": {"name": source.name, "sha256": digest}, "records": packer.records}
-    return index, {"bases": packer.checksum, "runs.npy": checksum}
-
-
-class Packer:
-    """Writes codes to a file and counts them; `path` is the sequence file, for messages."""
-
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        self.path, self.file, self.checksum = path, file, Checksum()
-        self.records: list[RecordInfo] = []
-        self._names: set[str] = set()
-        self._line = self._written = 0
-        self._edges: list[NDArray[np.int64]] = []  # starts and ends of the runs of N, alternating
-        self._in_run = False
-
-    def take(self, event: Header | bytes) -> None:
-        """Begin a record (a header) or append to it (codes)."""
-        if isinstance(event, bytes):
-            for start in range(0, len(event), _PIECE):
-                self._codes(event[start : start + _PIECE])
-            return
-        self._end_of_record()
-        if event.name in self._names:
-            raise ValueError(
-                f"{self._where(event.line)} record {event.name} has the name of an earlier record; rename one, names must be unique"
-            )
-        self._names.add(event.name)
-        self._line = event.line
-        about = RecordInfo(name=event.name, description=event.description, length=0, unknown=0, gc=0, soft=0, ambiguous=[0, 0])
-        self.records.append(about)
-
-    def finish(self) -> None:
-        """End the last record."""
-        self._end_of_record()
-        if not self.records:
-            raise ValueError(f"{self.path} is empty; give a file with at least one record")
-
-    def runs(self) -> NDArray[np.int64]:
-        """All runs of N, `(K, 2)`."""
-        return np.concatenate([np.empty(0, np.int64), *self._edges]).reshape(-1, 2)
-
-    def _codes(self, codes: bytes) -> None:
-        record = self.records[-1]
-        values = np.frombuffer(codes, np.uint8)
-        if AMBIGUOUS in codes or AMBIGUOUS | SOFT_MASKED in codes:
-            values = values.copy()
-            places = np.flatnonzero((values & TOKEN) == AMBIGUOUS)
-            values[places] -= AMBIGUOUS - UNKNOWN
-            if not record["ambiguous"][0]:
-                record["ambiguous"][1] = record["length"] + int(places[0])
-            record["ambiguous"][0] += len(places)
-        low = values & TOKEN
-        unknown = low == UNKNOWN
-        count = int(np.count_nonzero(unknown))
-        if count or self._in_run:
-            edges = np.flatnonzero(unknown[1:] != unknown[:-1]) + 1
-            if bool(unknown[0]) != self._in_run:
-                edges = np.concatenate([[0], edges])
-            self._edges.append(edges.astype(np.int64) + self._written)
-            self._in_run = bool(unknown[-1])
-        record["length"] += len(values)
-        record["unknown"] += count
-        record["gc"] += int(np.count_nonzero((low - np.uint8(8)) < 2))  # C 8 and G 9
-        record["soft"] += int(np.count_nonzero(values >= SOFT_MASKED))
-        self.checksum.update(values.data)
-        self.file.write(values.data)
-        self._written += len(values)
-
-    def _end_of_record(self) -> None:
-        if self._in_run:
-            self._edges.append(np.array([self._written], dtype=np.int64))
-            self._in_run = False
-        if self.records and not self.records[-1]["length"]:
-            raise ValueError(f"{self._where(self._line)} record {self.records[-1]['name']} has no sequence; remove it or complete the file")
-
-    def _where(self, line: int) -> str:
-        return f"{self.path}: line {line}:" if line else f"{self.path}:"
+    checksum.update(content)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum

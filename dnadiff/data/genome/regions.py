@@ -13,8 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.checks import expand_user
-from dnadiff.data.files import open_text
+from dnadiff.data.files import is_file, open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
 _MAX_BLANK = 1_000_000
@@ -94,7 +93,7 @@ def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], f
     name = text.lower().removesuffix(".gz")
     if name.endswith((".gtf", ".gff", ".gff3")):
         return read_gtf(what, feature, lengths)
-    if name.endswith(".bed") or text.startswith("bundled:") or expand_user(text).is_file():
+    if name.endswith(".bed") or is_file(text):
         return read_bed(what, lengths)
     return [region_of(text, lengths)]
 

@@ -19,12 +19,13 @@ from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.cutter import TokenTable
 from dnadiff.data.genome.datamodule import DNADataModule
-from dnadiff.data.genome.packed import RecordInfo
-from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
+from dnadiff.data.genome.record_table import RecordInfo
+from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords, lengths_of
+from dnadiff.data.intervals import Intervals
 from dnadiff.data.labels import Labels
 from dnadiff.data.loader import Batch
 from dnadiff.data.shuffle import bits
-from dnadiff.data.splits import Interval, Parts, Split
+from dnadiff.data.splits import PARTS, Parts, Split
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
 from dnadiff.data.windows import TiledWindows, Window
 from dnadiff.draws import hash64
@@ -56,7 +57,7 @@ class ShortSequences:
     ) -> None:
         self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
         self.vocab, self.tokens, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
-        lengths = np.array([len(records[r]) for r in self.chosen.tolist()])
+        lengths = np.array(lengths_of(records))[self.chosen]
         self.padded = np.minimum(-(-lengths // step) * step, max_length)
         _, sizes = np.unique(self.padded, return_counts=True)
         self.size = int((-(-sizes // together) * together).sum())
@@ -163,8 +164,11 @@ class ShortSequenceDataModule(DNADataModule):
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         genome = self.open()
-        longest = max(genome.rows, key=lambda row: row["length"])
-        if longest["length"] > self.length:
+        if genome.weights is not None:
+            raise ValueError("the manifest has weights, and data=sequences uses each sequence once per epoch; leave the weights out")
+        lengths = genome.records.lengths
+        if max(lengths) > self.length:
+            longest = genome.rows[lengths.index(max(lengths))]
             raise ValueError(
                 f"record {longest['name']} has {longest['length']} bases, more than length {self.length}; set data.length={longest['length']}, "
                 f"or use data=fasta, which cuts windows"
@@ -182,15 +186,15 @@ class ShortSequenceDataModule(DNADataModule):
                     f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out complete records"
                 )
             return parts
-        parts = {"train": [], "valid": [], "test": []}
-        for number, length in enumerate(lengths):
-            fraction = content_fraction(self._sequences[number][:])
-            parts["train" if fraction < 0.8 else "valid" if fraction < 0.9 else "test"].append(Interval(number, 0, length))
-        return parts
+        fractions = np.array([content_fraction(sequence[:]) for sequence in self._sequences])
+        size = np.array(lengths, dtype=np.int64)
+        every = Intervals(np.arange(len(size)), np.zeros_like(size), size)
+        part = np.digitize(fractions, (0.8, 0.9))
+        return {name: every.where(part == number) for number, name in enumerate(PARTS)}
 
     @override
     def train_batches(self) -> ShortSequences:
-        chosen = [i.record for i in self._part("train")]
+        chosen = Intervals.of(self._part("train")).record.tolist()
         together = self.batch_size * self.rank_and_progress()[1]
         return ShortSequences(
             self._sequences, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
@@ -206,7 +210,7 @@ class ShortSequenceDataModule(DNADataModule):
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
-        return about | {"tokens": sum(len(s) for s in self._sequences)}
+        return about | {"tokens": sum(lengths_of(self._sequences))}
 
     def _labels_of(self, row: RecordInfo) -> list[str]:
         found = [] if row["label"] is None else [row["label"]]

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from dnadiff.checks import Natural, PositiveInt, boolean, optional_integer
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.splits import PARTS, FractionSplit, Interval, Split
+from dnadiff.data.intervals import Interval, num_tokens
+from dnadiff.data.splits import PARTS, FractionSplit, Parts, Split
 from dnadiff.data.text.corpus import Corpus
 from dnadiff.data.text.detokenizer import detokenizer as named_rules
 from dnadiff.data.text.documents import Paths
@@ -173,11 +174,11 @@ class TextDataModule(SequenceDataModule):
 
     @property
     @override
-    def intervals(self) -> dict[str, list[Interval]]:
+    def intervals(self) -> Parts:
         return {part: self._part(part) for part in self.parts}
 
     @override
-    def _part(self, split: str) -> list[Interval]:
+    def _part(self, split: str) -> Sequence[Interval]:
         return self.tokenized.intervals(split)
 
     @override
@@ -199,7 +200,7 @@ class TextDataModule(SequenceDataModule):
             return self._padded(TRAIN, self.length, self.epoch_size)
         records, intervals = TokenStream(self.tokenized.tokens(TRAIN)), self._part(TRAIN)
         length = self._text_length(self.length)
-        size = self.epoch_size or (None if self._windows is IntervalWindows else max(1, sum(i.end - i.start for i in intervals) // length))
+        size = self.epoch_size or (None if self._windows is IntervalWindows else max(1, num_tokens(intervals) // length))
         cut = BlockCutter(records, self.length, self.vocab, self.ends)
         return self._windows(records, intervals, length, size, self.vocab, self.seed, cut=cut)
 
@@ -250,7 +251,7 @@ class TextDataModule(SequenceDataModule):
             "tokens": sum(len(tokens.tokens) for tokens in once),
             "split": self.tokenized.describe_split(),
             "split_hash": self.tokenized.split_hash(),
-            "split_tokens": {part: sum(i.end - i.start for i in self._part(part)) for part in opened},
+            "split_tokens": {part: num_tokens(self._part(part)) for part in opened},
             "window": self.length,
             "layout": self.layout(),
             **cut,

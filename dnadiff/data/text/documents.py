@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from dnadiff.checks import expand_user
+from dnadiff.config import is_remote
 from dnadiff.data.cache import content_hash
 from dnadiff.data.files import open_text, resolve
 
@@ -216,7 +217,7 @@ def expanded(paths: Paths) -> list[str]:
         text = str(path)
         matches = (
             sorted(p for p in glob.glob(str(expand_user(text)), recursive=True) if not Path(p).is_dir())
-            if glob.has_magic(text) and not Path(text).exists()
+            if glob.has_magic(text) and not is_remote(text) and not Path(text).exists()
             else [text]
         )
         if not matches:

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from dnadiff.data.cutter import Cutter, TokenTable
 from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
+from dnadiff.data.intervals import Interval
 from dnadiff.data.shuffle import shuffled
-from dnadiff.data.splits import Interval
 from dnadiff.data.text.tokenized import TokenizedDocuments
 from dnadiff.data.tiles import Tile
 from dnadiff.data.windows import TiledWindows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dnadiff.data.splits import PARTS, Interval
+from dnadiff.data.intervals import Interval
+from dnadiff.data.splits import PARTS
 from dnadiff.data.text.corpus import Corpus, DocumentRange
 from dnadiff.data.text.tokenized import TokenizedDocuments, cache_key, tokenize
 
@@ -75,7 +77,7 @@ class TokenizedParts:
         """What has been read, without the same documents with other end-of-text tokens."""
         return list({key[:2]: tokens for key, tokens in self.opened.items()}.values())
 
-    def documents_of(self, part: str) -> list[Interval] | None:
+    def documents_of(self, part: str) -> Sequence[Interval] | None:
         """The intervals of documents in `tokens(part)` that belong to a part; None if the split divides tokens, not documents."""
         tokens = self.tokens(part)
         number = len(tokens)
@@ -93,7 +95,7 @@ class TokenizedParts:
         edge = self.corpus.first_valid_document(number)
         return [Interval(0, edge, number)] if part == VALID else [Interval(0, 0, edge)]
 
-    def intervals(self, part: str) -> list[Interval]:
+    def intervals(self, part: str) -> Sequence[Interval]:
         """The intervals of tokens in `tokens(part)` that belong to a part."""
         tokens, documents = self.tokens(part), self.documents_of(part)
         if documents is None:

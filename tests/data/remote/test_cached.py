@@ -1,0 +1,148 @@
+"""Fetching from a web server on this machine: once, whole or not at all, resumed, and one line for every failure."""
+
+import hashlib
+import logging
+import re
+
+import pytest
+
+from dnadiff.data.files import open_binary, resolve
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.remote import cached, transfer
+from dnadiff.data.remote.address import parse
+
+FASTA = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
+
+
+def no_copy(folder, name="x.fa"):
+    return not list((folder / "remote").glob(f"*/{name}"))
+
+
+def again(server):
+    """Another process asks."""
+    cached._current.clear()
+    return resolve(server.fasta)
+
+
+def test_a_file_is_fetched_once_with_its_checksum(server, caplog):
+    with caplog.at_level(logging.INFO, logger="dnadiff"):
+        file = resolve(server.fasta)
+    assert file.read_bytes() == FASTA and file.name == "x.fa"
+    assert f"fetched 32,007 bytes, sha256 {hashlib.sha256(FASTA).hexdigest()}" in caplog.text
+    assert resolve(server.fasta) == again(server) == file and len(server.asked) == 1  # the server answered that it has not changed
+    assert Genome.open(server.fasta).lengths == {"chr1": 32_000}
+    with open_binary(server.fasta) as content:
+        assert content.read() == FASTA
+
+
+def test_a_file_that_changed_there_is_fetched_again(server, caplog):
+    resolve(server.fasta)
+    server.files["/x.fa"] = FASTA + b"A\n"
+    assert again(server).read_bytes() == FASTA + b"A\n" and "has changed since" in caplog.text
+
+
+def test_a_copy_that_was_damaged_is_fetched_again(server):
+    file = resolve(server.fasta)
+    file.write_bytes(FASTA[:-2] + b"C\n")
+    assert resolve(server.fasta).read_bytes() == FASTA
+
+
+def test_without_a_connection_the_copy_is_used(server, caplog):
+    file = resolve(server.fasta)
+    server.status = 503
+    assert again(server) == file and "HTTP 503" in caplog.text and "the copy of 20" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{}, {"tag": False}, {"ranges": False, "cuts": 1}, {"chunked": True, "cuts": 1}], ids=str)
+def test_a_lost_connection_is_resumed(server, settings):
+    vars_of = {"cuts": 2, **settings}
+    for key, value in vars_of.items():
+        setattr(server, key, value)
+    assert resolve(server.fasta).read_bytes() == FASTA
+    if "ranges" not in settings and "chunked" not in settings:
+        assert [asked for _, asked in server.asked] == [None, "bytes=10000-", "bytes=20000-"]
+
+
+def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(server, folder):
+    server.cuts = 1
+    fetched = transfer._more
+
+    def lost(store, address, part, position):
+        server.status = 503 if position.done else None
+        return fetched(store, address, part, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "_more", lost)
+        with pytest.raises(
+            OSError, match=r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are kept, and the next call"
+        ):
+            resolve(server.fasta)
+    assert no_copy(folder)
+    server.status = None
+    assert resolve(server.fasta).read_bytes() == FASTA and server.asked[-1][1] == "bytes=10000-"
+    assert [p.name for p in (folder / "remote").glob("*/*part*")] == []
+
+
+def test_a_part_of_another_version_is_not_continued(server):
+    part = cached.target_of(parse(server.fasta)).with_name(".x.fa.part")
+    part.write_bytes(b"of a version before it")
+    part.with_name(".x.fa.part.json").write_text('{"version": "\\"old\\"", "total": 32007}')
+    assert resolve(server.fasta).read_bytes() == FASTA and server.asked == [("/x.fa", "bytes=22-")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"announced": 5}, r"the connection was lost after 32,007 of 32,012 bytes after 3 tries"),
+        ({"length": False}, r"does not say how long the file is"),
+        ({"status": 403}, r"the server refuses it \(HTTP 403"),
+        ({"status": 404}, r"does not exist \(HTTP 404"),
+        ({"status": 500}, r"could not be fetched \(HTTP 500 .*\) after 3 tries"),
+        ({"files": {"/x.fa": b""}}, r"is empty"),
+    ],
+    ids=str,
+)
+def test_a_file_that_did_not_come_whole_is_not_there(server, folder, settings, message):
+    for key, value in settings.items():
+        setattr(server, key, value)
+    with pytest.raises((OSError, ValueError), match=re.escape(server.fasta) + ".*" + message) as error:
+        resolve(server.fasta)
+    assert no_copy(folder) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://127.0.0.1:9/x.fa", "Connection refused.* after 3 tries"),
+        ("http://no-such-server.invalid/x.fa", "there is no server of that name"),
+        ("https://", "names no file"),
+        ("http://127.0.0.1/", "names no file"),
+        ("http://127.0.0.1:port/x.fa", "is not an address that HTTP can read"),
+        ("http://127.0.0.1/a b.fa", "contains a space"),
+        ("https://x/*.fa", "HTTP cannot list files"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_line(address, message):
+    with pytest.raises((OSError, ValueError), match=message) as error:
+        Genome.open(address)
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_has_the_address_that_was_written():
+    from pathlib import Path
+
+    assert parse(Path("s3://bucket/a//b.fa")).text == "s3://bucket/a/b.fa" and parse("HTTPS://x/y.fa").text == "https://x/y.fa"
+    signed = parse("https://x/folder/y.fa.gz?key=1/2")
+    assert (signed.name, signed.folder, signed.inside("z").text) == (
+        "y.fa.gz",
+        "https://x/folder?key=1/2",
+        "https://x/folder/y.fa.gz/z?key=1/2",
+    )
+    assert parse("s3://b/what?.fa").name == "what?.fa"
+
+
+@pytest.mark.parametrize(("address", "extra"), [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")])
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address, extra):
+    monkeypatch.setattr("fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed"))
+    with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install 'dnadiff\[{extra}\]'"):
+        resolve(address)

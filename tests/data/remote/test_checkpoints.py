@@ -1,0 +1,82 @@
+"""Checkpoints on other machines, and addresses inside of checkpoints, which are never fetched."""
+
+import dataclasses
+import functools
+import http.server
+import threading
+
+import pytest
+import torch
+
+from dnadiff import checkpoint
+from dnadiff.config import build
+from dnadiff.data.files import resolve
+from dnadiff.data.run_data import run_data
+
+
+@pytest.fixture
+def models(trained, exported, tmp_path):
+    """The address of a server with the folders `run` and `model` of a trained model."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    for name, folder in (("run", trained), ("model", exported)):
+        (tmp_path / "served").mkdir(exist_ok=True)
+        (tmp_path / "served" / name).symlink_to(folder)
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path / "served")))
+    threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_address[1]}"
+    running.shutdown()
+    running.server_close()
+
+
+def test_a_file_a_run_folder_and_an_exported_folder_are_loaded_from_a_server(models, trained):
+    expected = checkpoint.load(trained).denoiser.state_dict()
+    for name in (f"{models}/run/checkpoints/best.ckpt", f"{models}/run", f"{models}/model/"):
+        found = checkpoint.load(name).denoiser.state_dict()
+        assert all(torch.equal(weights, expected[key]) for key, weights in found.items())
+
+
+def test_a_checkpoint_that_does_not_exist_is_one_line(models):
+    with pytest.raises(FileNotFoundError, match=r"checkpoints/none\.ckpt does not exist \(HTTP 404"):
+        checkpoint.load(f"{models}/run/checkpoints/none.ckpt")
+    with pytest.raises(FileNotFoundError, match=r"none does not exist, or is no folder with an exported or a published model"):
+        checkpoint.load(f"{models}/none")
+
+
+def data_of(trained, **changes):
+    """The data of a checkpoint of unknown origin."""
+    model = checkpoint.load(trained)
+    model = dataclasses.replace(model, config=model.config | {"data": model.config["data"] | changes})
+    return run_data(model.config["data"], model.tokenizer)
+
+
+def test_an_address_in_a_checkpoint_is_never_fetched(server, trained, folder, tmp_path):
+    (tmp_path / "m.tsv").write_text(f"path\n{server.fasta}\n")
+    for path in (server.fasta, [server.fasta], {"x": server.fasta}, str(tmp_path / "m.tsv")):
+        with pytest.raises(FileNotFoundError, match=r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it on"):
+            data_of(trained, path=path).prepare()
+    for change in ({"blacklist": server.fasta}, {"split": {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}}):
+        with pytest.raises(FileNotFoundError, match="is not in the cache"):
+            data_of(trained, **change).prepare()
+    with pytest.raises(FileNotFoundError, match="is not in the cache"):
+        data_of(trained, path=f"{server.url}/*.fa").prepare()  # a pattern is not listed either
+    assert server.asked == [] and not list(folder.glob("remote/*/x.fa"))
+
+
+def test_what_the_user_fetched_is_read_again_without_the_server(server, trained, tmp_path):
+    (tmp_path / "m.tsv").write_text(f"path\n{server.fasta}\n")
+    resolve(server.fasta)
+    server.files.clear()
+    for path in (server.fasta, str(tmp_path / "m.tsv")):
+        data = data_of(trained, path=path)
+        data.prepare()
+        assert data.names == ["chr1"] and data.describe()["tokens"] == 32_000
+    assert len(server.asked) == 1
+
+
+def test_only_the_users_own_configuration_may_fetch(server):
+    split = {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}
+    assert build(split).bed == f"cached:{server.fasta}" and build(split, trust=None).bed == server.fasta
