@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.items import TaskData
+    from dnadiff.downstream.model import TaskModel
     from dnadiff.downstream.protocol import FixedSplit
     from dnadiff.kmers import KmerSet
 
@@ -82,6 +83,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     for name, task in tasks.items():
         try:
             data, protocol = read_task(task, loaded, config["layer"])
+            models = checked_models(config, loaded, data, protocol)
         except (ValueError, FileNotFoundError) as error:
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
@@ -89,7 +91,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             log.warning(f"{name} is left out: {left_out[name]}")
             continue
         networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
-        found[name] = run_task(config | {"task": task}, data, protocol, loaded, overrides, results, networks, kmers)
+        found[name] = run_task(config | {"task": task}, data, protocol, models, loaded, overrides, results, networks, kmers)
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -151,17 +153,29 @@ def read_task(task: Config, loaded: Loaded, layer: int | None) -> tuple[TaskData
     return data, protocol
 
 
+def checked_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit) -> dict[str, TaskModel]:
+    """The models that are compared on a task; ValueError if one of them does not fit it."""
+    from dnadiff.downstream.study_models import build_models
+
+    models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
+    first = protocol.rounds(data, config["seed"])[0].data
+    for model in models.values():
+        model.check(first)
+    return models
+
+
 def run_task(
     config: Config,
     data: TaskData,
     protocol: FixedSplit,
+    models: Mapping[str, TaskModel],
     loaded: Loaded,
     overrides: Sequence[str],
     folder: Path,
     networks: Path,
     kmers: KmerSet | None,
 ) -> dict[str, Json]:
-    """Compare all models on one task, with `kmers` also on the items in and outside the pretraining data; save networks in `networks`."""
+    """Compare the models on one task, with `kmers` also on the items in and outside the pretraining data; save networks in `networks`."""
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
@@ -169,12 +183,9 @@ def run_task(
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
     from dnadiff.downstream.study import distinct_seeds, run_study
-    from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, build_models, combinations, compared_pairs
+    from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
 
-    models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
     rounds = protocol.rounds(data, config["seed"])
-    for model in models.values():
-        model.check(rounds[0].data)
     log_task(data)
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]

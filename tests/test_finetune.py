@@ -218,17 +218,23 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
     rows = [("".join(random.choice(list("ACGT"), 30)), "ab"[i % 2], "test" if i % 3 else "train") for i in range(90)]
     lines = [",".join(row) + "\n" for row in rows]
     (folder / "human_ocr_ensembl.part.csv").write_text("sequence,class,split\n" + "".join(lines))
+    (folder / "human_ensembl_regulatory.csv").write_text("sequence,class,split\nAC,a,train\n" + "".join(lines))
     (folder / "human_enhancers_cohn.csv").write_text("sequence,class,split\nACXT,a,train\n" + "".join(lines))
     too_long = [line.replace(",", "ACGT" * 10 + ",", 1) for line in lines]
     (folder / "human_nontata_promoters.csv").write_text("sequence,class,split\n" + "".join(too_long))
     suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
-    result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
+    flat = (
+        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    )
+    result = json.loads((call(tmp_path, *suite, f"+baselines.flat={flat}") / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
     assert result["left_out"]["demo_human_or_worm"] == "no data"
     assert "letter 'X' at position 3" in result["left_out"]["human_enhancers_cohn"]
     assert "takes at most 40" in result["left_out"]["human_nontata_promoters"]
+    assert "for sequences of one length" in result["left_out"]["human_ensembl_regulatory"]
     assert "left out: human_enhancers_cohn (" in capsys.readouterr().out
-    (folder / "human_ocr_ensembl.part.csv").unlink()
+    for name in ("human_ocr_ensembl.part.csv", "human_ensembl_regulatory.csv"):
+        (folder / name).unlink()
     with pytest.raises(SystemExit):
         call(tmp_path, *suite, "overwrite=true")
     assert "takes at most 40" in capsys.readouterr().err

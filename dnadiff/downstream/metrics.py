@@ -162,22 +162,10 @@ def title(metric: str) -> str:
     return TITLES.get(metric, metric)
 
 
-def compute_metrics(scored: ScoredPredictions) -> dict[str, float]:
-    """Every classification metric of one set of predictions."""
-    return metric_values(scored, METRICS)
-
-
 def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -> dict[str, float]:
     """The metrics of one set of predictions."""
     ones = np.ones((1, len(scored.labels)))
     return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
-
-
-def summarize(
-    runs: Sequence[ScoredPredictions], num_resamples: int = 500, seed: int = 0, groups: np.ndarray | None = None
-) -> dict[str, dict[str, Json]]:
-    """Every classification metric; see `summarize_metrics`."""
-    return summarize_metrics(runs, METRICS, num_resamples, seed, groups)
 
 
 def summarize_metrics(

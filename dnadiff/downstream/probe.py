@@ -66,7 +66,11 @@ class FrozenModel(TaskModel):
 
     @abstractmethod
     def candidates(self, num_items: int, estimators: Estimators) -> Mapping[str, BaseEstimator]:
-        """Unfitted models for `num_items` training items by the name of their setting; the validation score chooses one."""
+        """Unfitted models by the name of their setting, of which the validation score chooses one.
+
+        Args:
+            num_items: training items that have a label; of several targets, of the one with the fewest.
+        """
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
@@ -76,7 +80,7 @@ class FrozenModel(TaskModel):
             self._embeddings.clear()
         train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
         models = data.target.fit(data.train.labels).estimators
-        candidates = self.candidates(len(train), models)
+        candidates = self.candidates(int(data.train.labels.isfinite().sum(0).min()), models)
         best, self.fit_info = models.select(candidates, train, data.train.labels, valid, data.valid.labels)
         self.valid_predictions = models.predict(best, valid)
         return models.predict(best, test)

@@ -42,7 +42,9 @@ class FixedSplit:
         return data.test
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """The divisions of a seed; ValueError if the task cannot be divided this way."""
+        """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is of no use to its target."""
+        data.target.check_valid(data.valid.labels, data.name)
+        data.target.check_test(data.test.labels, data.name)
         return [Round(data, torch.arange(len(data.test)))]
 
 
@@ -73,7 +75,7 @@ class PaperSplit(FixedSplit):
         order = torch.randperm(len(official), generator=generator)
         size = max(1, round(self.valid_fraction * len(official)))
         divided = replace(data, train=official.select(order[size:].sort().values), valid=official.select(order[:size].sort().values))
-        _check_classes(divided, seed)
+        _check_parts(divided, seed)
         return [Round(divided, torch.arange(len(data.test)))]
 
 
@@ -105,11 +107,11 @@ class KFold(FixedSplit):
         random = np.random.default_rng(hash64(seed, "validation", number))
         is_valid = torch.from_numpy(clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random))
         divided = replace(data, train=items.select(rest[~is_valid]), valid=items.select(rest[is_valid]), test=items.select(tested))
-        _check_classes(divided, seed)
+        _check_parts(divided, seed)
         return Round(divided, torch.where(tested)[0])
 
 
-def _check_classes(divided: TaskData, seed: int) -> None:
+def _check_parts(divided: TaskData, seed: int) -> None:
     strata, names = divided.target.strata(divided.train.labels.numpy())
     present = set(strata.tolist())
     if missing := [name for number, name in enumerate(names) if number not in present]:
@@ -117,6 +119,7 @@ def _check_classes(divided: TaskData, seed: int) -> None:
             f"{divided.name}: the division of seed {seed} leaves no training item of class {missing[0]!r}; add sequences of it, "
             "or leave task.protocol at fixed"
         )
+    divided.target.check_valid(divided.valid.labels, divided.name)
 
 
 PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}

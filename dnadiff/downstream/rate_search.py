@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -67,11 +68,24 @@ class TimedTrials(Protocol):
 
 
 class ShortRun(FineTuningModule):
-    """A trial: trained without validation after each epoch."""
+    """A trial: validated once, at its end, on at most `MAX_VALID` items.
+
+    Attributes:
+        valid_loss: infinite if it is not a number.
+        validation_seconds: of as many items as there are, from the time for those that were read.
+    """
+
+    valid_loss, validation_seconds = math.inf, 0.0
 
     @override
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
+
+    @override
+    def on_train_end(self) -> None:
+        items, start = _some(self.data.valid, self.seed), time.perf_counter()
+        self.valid_loss = -self.validate(items).score.negative_loss  # here, because Lightning then moves the network to the CPU
+        self.validation_seconds = (time.perf_counter() - start) * len(self.data.valid) / len(items)
 
 
 class Trials:
@@ -88,15 +102,13 @@ class Trials:
         self.validation_seconds = 0.0  # of all validation items, from the last trial
 
     def __call__(self, lr: float, steps: int) -> float:
-        """The validation loss of the target after `steps`; infinite if it is not a number."""
+        """The validation loss of the target after `steps`, see `ShortRun`."""
         module = self.short_run(lr)
         batches = min(module.batches_per_epoch, steps)
         train(module, TrainingPlan(-(-steps // batches), batches), self.trainer, steps)
         self.step_seconds += module.step_seconds[_WARM_UP_STEPS:]
-        items, start = _some(module.data.valid, module.seed), time.perf_counter()
-        loss = -module.validate(items).score.negative_loss
-        self.validation_seconds = (time.perf_counter() - start) * len(module.data.valid) / len(items)
-        return loss
+        self.validation_seconds = module.validation_seconds
+        return module.valid_loss
 
     @property
     def speed(self) -> Speed:

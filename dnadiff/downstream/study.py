@@ -171,6 +171,8 @@ def _subset(
     size, chosen = int(mask.sum()), None if groups is None else groups[mask]
     scored = [target.scored(run.predictions.numpy()[mask], labels[mask]) for run in runs] if size else []
     found = _primary(target, scored, chosen) if size else {}
+    if chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS:  # too few to resample; single items would give too narrow an interval
+        found = {**found, "low": None, "high": None}
     return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
 
 

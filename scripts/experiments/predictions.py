@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dnadiff import __version__
 from dnadiff.config import Json, build, compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import ScoredPredictions, compute_metrics
+from dnadiff.downstream.metrics import metric_values
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.protocol import FixedSplit, build_protocol
 from dnadiff.downstream.results import Prediction, load_prediction, save_prediction, slug
@@ -56,7 +58,8 @@ class Predictions:
         """Fit a model, store its predictions, and return metrics, settings and fit information as plain values."""
         tested, start = protocol.tested(data), time.monotonic()
         computed = predict_rounds(data, model, seed, report, protocol, tested.labels)
-        new = Prediction(computed.predictions, time.monotonic() - start, computed.fit_info)
+        seconds, valid = time.monotonic() - start, computed.valid_predictions
+        new = Prediction(computed.predictions, seconds, computed.fit_info, valid_predictions=valid)
         settings = model.describe()
         about = {
             "task": task,
@@ -70,18 +73,26 @@ class Predictions:
             "torch": torch.__version__,
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)
-        metrics = compute_metrics(ScoredPredictions(new.predictions.numpy(), tested.labels.numpy()))
+        metrics = metric_values(data.target.scored(new.predictions.numpy(), tested.labels.numpy()), data.target.metrics)
         return {**about, "metrics": metrics, "found": new.fit_info, "seconds": round(new.seconds, 1)}
 
-    def of(self, task: str, models: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Prediction]]:
-        """The finished predictions of these models, one per finished seed."""
-        predictions = {m: [load_prediction(p)[0] for seed in seeds if (p := self.path(task, m, seed)).is_file()] for m in models}
-        return {name: runs for name, runs in predictions.items() if runs}
+    def of(self, task: str, models: Sequence[str], seeds: Sequence[int], labels: Tensor) -> dict[str, list[Prediction]]:
+        """The finished predictions of these models, one per finished seed; ValueError if their items do not have these `labels`."""
+        found: dict[str, list[Prediction]] = {}
+        for name in models:
+            for path in (self.path(task, name, seed) for seed in seeds):
+                if path.is_file():
+                    prediction, stored = load_prediction(path)
+                    if not np.array_equal(stored, labels, equal_nan=True):
+                        raise ValueError(f"{path} has other items than the task {task}; remove it and its piece, and run the piece again")
+                    found.setdefault(name, []).append(prediction)
+        return found
 
     def compared(
         self, task: str, data: TaskData, protocol: FixedSplit, models: Sequence[str], seeds: Sequence[int], **more: Json
     ) -> Mapping[str, Json]:
         """`study.compare` of the finished predictions; pairs with an unfinished model are left out."""
-        finished = self.of(task, models, seeds)
+        tested = protocol.tested(data)
+        finished = self.of(task, models, seeds, tested.labels)
         pairs = [(a, b) for a, b in more.pop("pairs", ()) if a in finished and b in finished]
-        return compare(finished, protocol.tested(data), pairs, **more)
+        return compare(finished, tested, pairs, target=data.target, **more)

@@ -3,7 +3,15 @@ import pytest
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
-from dnadiff.downstream.metrics import ScoredPredictions, bootstrap_weights, compute_metrics, roc_curves, sign_flip_test, summarize
+from dnadiff.downstream.metrics import (
+    METRICS,
+    ScoredPredictions,
+    bootstrap_weights,
+    metric_values,
+    roc_curves,
+    sign_flip_test,
+    summarize_metrics,
+)
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -34,11 +42,11 @@ def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
 
 def test_calibration_error_of_a_confident_model_is_its_error_rate():
     log_probs = np.log(np.array([[1 - 1e-12, 1e-12]] * 10))
-    assert metrics.compute_metrics(ScoredPredictions(log_probs, np.array([0] * 7 + [1] * 3)))["calibration_error"] == pytest.approx(0.3)
+    assert metric_values(ScoredPredictions(log_probs, np.array([0] * 7 + [1] * 3)), METRICS)["calibration_error"] == pytest.approx(0.3)
 
 
 def test_a_constant_model_is_at_chance():
-    found = metrics.compute_metrics(ScoredPredictions(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)))
+    found = metric_values(ScoredPredictions(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)), METRICS)
     assert (found["accuracy"], found["mcc"], found["auroc"], found["auprc"]) == (0.5, 0.0, 0.5, 0.5)
 
 
@@ -46,11 +54,11 @@ def test_the_interval_has_the_binomial_width_and_spread_is_max_minus_min():
     def right(count: int) -> ScoredPredictions:
         return ScoredPredictions(np.log(np.where(np.arange(400)[:, None] < count, [[0.9, 0.1]], [[0.1, 0.9]])), np.zeros(400, int))
 
-    found = metrics.summarize([right(300)])["accuracy"]
+    found = summarize_metrics([right(300)], METRICS)["accuracy"]
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 400), rel=0.15)
-    several = metrics.summarize([right(280), right(320)], num_resamples=50)["accuracy"]
+    several = summarize_metrics([right(280), right(320)], METRICS, num_resamples=50)["accuracy"]
     assert (several["value"], several["spread"]) == (pytest.approx(0.75), pytest.approx(0.1))
-    assert np.isnan(metrics.summarize([right(300)], num_resamples=50)["auroc"]["low"])
+    assert np.isnan(summarize_metrics([right(300)], METRICS, num_resamples=50)["auroc"]["low"])
 
 
 def test_confusion_has_true_classes_as_rows():
@@ -80,10 +88,10 @@ def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
     draws = np.random.default_rng(0)
     labels = draws.integers(0, 2, 100)
     log_probs = np.log(draws.dirichlet([1, 1], 100))
-    once = summarize([ScoredPredictions(log_probs, labels)], 400)["accuracy"]
+    once = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, 400)["accuracy"]
     copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
-    grouped = summarize([ScoredPredictions(log_probs[copies], labels[copies])], 400, groups=groups)["accuracy"]
-    apart = summarize([ScoredPredictions(log_probs[copies], labels[copies])], 400)["accuracy"]
+    grouped = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400, groups=groups)["accuracy"]
+    apart = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400)["accuracy"]
     assert grouped["value"] == pytest.approx(once["value"])
     assert (grouped["low"], grouped["high"]) == pytest.approx((once["low"], once["high"]))
     assert apart["high"] - apart["low"] < 0.5 * (once["high"] - once["low"])
@@ -101,5 +109,5 @@ def test_area_under_roc_curves_equals_auroc():
         curves = roc_curves(scored, max_points=500)
         assert len(curves) == (1 if classes == 2 else 3)
         areas = [np.trapezoid(curve["true"], curve["false"]) for curve in curves]
-        assert np.mean(areas) == pytest.approx(compute_metrics(scored)["auroc"], abs=1e-4)
+        assert np.mean(areas) == pytest.approx(metric_values(scored, METRICS)["auroc"], abs=1e-4)
         assert all(len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1 for curve in roc_curves(scored))

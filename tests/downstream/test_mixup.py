@@ -82,4 +82,7 @@ def test_balanced_classes_have_the_same_total_weight():
     logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     each = cross_entropy(logits, ITEMS.labels, reduction="none")
     expected = pytest.approx(float(each[0] / 2 + each[1:].mean() / 2))
-    assert float(target.loss(logits, ITEMS.labels)) == target.valid_loss(logits.log_softmax(-1), ITEMS.labels) == expected
+    assert target.valid_loss(logits.log_softmax(-1), ITEMS.labels) == expected
+    assert float(target.loss(logits, ITEMS.labels)) == expected
+    batches = [target.loss(logits[row : row + 1], ITEMS.labels[row : row + 1]) for row in range(3)]
+    assert float(sum(batches) / 3) == expected  # also where a batch lacks a class

@@ -10,6 +10,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData, reverse_complement_rows
 from dnadiff.downstream.probe import LinearProbe, NearestNeighbors, embed
+from dnadiff.downstream.target.regression import RegressionTarget
 
 DNA = DNATokenizer()
 
@@ -80,3 +81,12 @@ def test_a_sequence_longer_than_max_length_is_refused(task):
     short = DiT(DNA.vocab, d_model=16, n_layers=1, n_heads=2, cond_dim=8, dropout=0.0, max_length=25)
     with pytest.raises(ValueError, match="takes at most 25"):
         LinearProbe(lambda seed: short).fit_predict(task, 0)
+
+
+def test_neighbors_are_counted_among_items_with_a_label(network, task):
+    values = torch.arange(120.0)[:, None].repeat(1, 2)
+    values[20:, 1] = torch.nan
+    train = Items(task.train.ids, task.train.lengths, values)
+    data = TaskData("gc", ["a", "b"], train, train, task.test, target=RegressionTarget(["a", "b"]))
+    model = NearestNeighbors(lambda seed: network)
+    assert model.fit_predict(data).shape == (60, 2) and list(model.fit_info["tried"]) == [f"{k} neighbours" for k in (1, 5, 15)]

@@ -1,8 +1,12 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from dnadiff.downstream import protocol
 from dnadiff.downstream.items import Items, TaskData
+from dnadiff.downstream.target.regression import RegressionTarget
 
 PAD = 4
 
@@ -79,3 +83,23 @@ def test_a_division_without_training_items_of_a_class_is_refused(word):
 def test_a_protocol_that_is_not_a_string_is_refused():
     with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
         protocol.build_protocol(["paper"], PAD)
+
+
+def values(*, valid: float = 1.0, test: float = 2.0) -> TaskData:
+    """A regression whose validation items have the value `valid`, and whose test items have 0 and `test`."""
+    own, several = data(), torch.arange(180.0)[:, None] % 7
+    parts = (own.train, several), (own.valid, torch.full((20, 1), valid)), (own.test, torch.tensor([[0.0], [test]]).repeat(20, 1))
+    train, chosen_on, tested = (replace(of, labels=labels) for of, labels in parts)
+    return TaskData("t", ["y"], train, chosen_on, tested, target=RegressionTarget(["y"]))
+
+
+def test_validation_items_without_values_are_refused():
+    with pytest.raises(ValueError, match=r"^t has no value of 'y' in its 20 validation items, which choose the epoch"):
+        protocol.build_protocol("fixed", PAD).rounds(values(valid=math.nan), 1)
+    assert len(protocol.build_protocol("kfold", PAD).rounds(values(valid=math.nan), 1)) == 5  # draws its own
+
+
+@pytest.mark.parametrize("test", [0.0, math.nan])
+def test_test_items_that_cannot_be_scored_are_refused(test):
+    with pytest.raises(ValueError, match=r"fewer than two different values in column 'y' of its 40 test items, for which Spearman"):
+        protocol.build_protocol("fixed", PAD).rounds(values(test=test), 1)

@@ -9,7 +9,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.budget import Budget, Speed, TrainingPlan
 from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.rate_search import affordable, find_rate_and_plan, search_steps, successive_halving
+from dnadiff.downstream.rate_search import ShortRun, affordable, find_rate_and_plan, search_steps, successive_halving
 from dnadiff.downstream.target.regression import RegressionTarget
 
 RATES = (1e-4, 3e-4, 8e-4, 2e-3)
@@ -109,6 +109,18 @@ def test_trials_leave_no_trace_in_the_training(network):
     assert [one["steps"] for one in searched.fit_info["trials"]] == [20, 20]
     assert sum(steps) == searched.num_steps(task()) == 6 + 40
     assert torch.equal(predicted, model(network, 2e-2).fit_predict(task(), 1))
+
+
+def test_trials_are_validated_on_the_device_that_trains(network, monkeypatch):
+    validate, status = ShortRun.validate, []
+
+    def recorded(run, items):
+        status.append(run.trainer.state.status)
+        return validate(run, items)
+
+    monkeypatch.setattr(ShortRun, "validate", recorded)
+    model(network, (1e-9, 2e-2)).fit(task(), 0)
+    assert status == ["running"] * 2  # when it has finished, the network is on the CPU
 
 
 def test_trials_on_values_are_ranked_by_the_loss_of_their_target(network):

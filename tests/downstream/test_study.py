@@ -8,7 +8,8 @@ import torch
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.model import TaskModel
-from dnadiff.downstream.study import run_study, table_rows
+from dnadiff.downstream.results import Prediction
+from dnadiff.downstream.study import compare, run_study, table_rows
 
 
 def data(number: int = 100) -> TaskData:
@@ -125,3 +126,13 @@ def test_overlapping_items_widen_the_interval_of_a_difference():
         (d,) = run_study(task, {"x": Blocks(0, False), "y": Blocks(1, False)}, [1], [("x", "y")])["differences"]
         widths.append(d["high"] - d["low"])
     assert widths[1] > 3 * widths[0]
+
+
+def test_a_subset_of_a_few_groups_has_no_interval():
+    groups = torch.arange(60) // 6
+    items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), torch.arange(60) % 2, groups)
+    subsets = {"one": (groups < 1).numpy(), "five": (groups < 5).numpy()}
+    prediction = Prediction(torch.tensor([[0.0, -1.0]], dtype=torch.float64).repeat(60, 1), 0.0, [])
+    found = compare({"zero": [prediction]}, items, subsets=subsets)["models"]["zero"]["subsets"]
+    assert found["one"] == {"items": 6, "accuracy": 0.5, "low": None, "high": None}
+    assert found["five"]["low"] == found["five"]["high"] == 0.5  # each group has as many of both

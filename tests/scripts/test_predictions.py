@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.protocol import FixedSplit, PaperSplit
+from dnadiff.downstream.target.regression import RegressionTarget
 
 
 def data() -> TaskData:
@@ -28,6 +31,14 @@ class Right(TaskModel):
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
+class Known(TaskModel):
+    """Predicts the values of the items."""
+
+    def fit_predict(self, task, seed, report):
+        self.valid_predictions = task.valid.labels
+        return task.test.labels
+
+
 def test_finished_predictions_are_compared(tmp_path):
     kept = Predictions(tmp_path)
     for name, seeds in (("good", (1, 2)), ("bad, worse", (20,))):
@@ -45,6 +56,24 @@ def test_finished_predictions_are_compared(tmp_path):
     assert result["models"]["good"]["found"] == [[{"chosen": "this"}]] * 2
     assert result["models"]["good"]["subsets"]["first"]["accuracy"] == pytest.approx(0.25)
     assert result["models"]["good"]["subsets"]["none"] == {"items": 0, "accuracy": None, "low": None, "high": None}
+
+
+def test_values_are_compared_by_their_own_metric_and_can_be_stacked(tmp_path):
+    values = torch.arange(40.0)[:, None]
+    items = Items(torch.full((40, 4), 7, dtype=torch.uint8), torch.full((40,), 4), values)
+    task = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"]))
+    row = Predictions(tmp_path).add("t", "known", 1, task, Known(), FixedSplit(4))
+    assert row["metrics"]["spearman"] == pytest.approx(1)
+    assert Predictions(tmp_path).compared("t", task, FixedSplit(4), ["known"], (1,))["models"]["known"]["spearman"] == pytest.approx(1)
+    (stored,) = Predictions(tmp_path).of("t", ["known"], (1,), values)["known"]
+    assert torch.equal(stored.valid_predictions, values)
+
+
+def test_predictions_of_other_items_are_refused(tmp_path):
+    Predictions(tmp_path).add("a task", "good", 1, data(), Right(), FixedSplit(4))
+    changed = replace(data(), test=replace(data().test, labels=1 - data().test.labels))
+    with pytest.raises(ValueError, match=r"good-s1\.npz has other items than the task a task; remove it and its piece"):
+        Predictions(tmp_path).compared("a task", changed, FixedSplit(4), ["good"], (1,))
 
 
 def test_a_task_is_read_as_by_the_command_line():

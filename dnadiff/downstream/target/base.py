@@ -107,6 +107,12 @@ class TaskTarget(ABC, Generic[S]):
         """The target with what it learns from the labels of the training items; ValueError if these cannot be learned from."""
         return self
 
+    def check_valid(self, labels: Tensor, source: str) -> None:
+        """ValueError if the labels of the validation items cannot tell models apart; by default any can."""
+
+    def check_test(self, labels: Tensor, source: str) -> None:
+        """ValueError if the primary metric is not defined for the labels of the test items; by default it always is."""
+
     def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """A number (S,) for each item, and its name: a random division keeps the fractions of each. One stratum of all by default."""
         return np.zeros(len(labels), np.int64), ["all"]

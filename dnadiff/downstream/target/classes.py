@@ -93,7 +93,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, labels, self._class_weights(outputs))
+        # Divided by the items, not by their weights: else a batch without the rare class trains on the frequent one at full weight.
+        return nn.functional.cross_entropy(outputs, labels, self._class_weights(outputs), reduction="sum") / len(labels)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         return None if self.class_weights is None else self.class_weights.to(like)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.downstream.metrics import title
 from dnadiff.downstream.target.base import SEPARATOR, Label, S, TaskTarget, ValidScore
 
 MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))
@@ -61,6 +62,23 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
                     "and training needs different ones; set task.label_column to another column"
                 )
         return self
+
+    @override
+    def check_valid(self, labels: Tensor, source: str) -> None:
+        if not bool(labels.isfinite().any()):
+            raise ValueError(
+                f"{source} has no value of {', '.join(map(repr, self.names))} in its {len(labels):,} validation items, which choose the epoch "
+                "and the settings; add some, or divide at random: task.redivide=true"
+            )
+
+    @override
+    def check_test(self, labels: Tensor, source: str) -> None:
+        for name, column in zip(self.names, labels.T):
+            if len(column[column.isfinite()].unique()) < 2:
+                raise ValueError(
+                    f"{source} has fewer than two different values in column {name!r} of its {len(labels):,} test items, for which "
+                    f"{title(self.primary)} is not defined; add some, divide at random (task.redivide=true), or leave the column out"
+                )
 
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -25,6 +25,7 @@ from dnadiff.downstream.target.transforms import TRANSFORMS
 
 MAX_POINTS = 2000  # of the picture of a model
 FEW = 2  # different values look like classes
+LARGEST = float(np.finfo(np.float32).max)  # labels are float32, where larger ones would become infinite and count as missing
 log = logging.getLogger("dnadiff")
 
 
@@ -88,9 +89,10 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
                 "of numbers, or task.kind to classification"
             ) from None
         lowest = max(self.transform.lower, self.loss_function.lowest)
-        if not math.isfinite(value) or value < lowest or value == self.transform.lower:
+        in_range = abs(value) <= LARGEST  # False for NaN
+        if not in_range or value < lowest or value == self.transform.lower:
             limit = f"above {self.transform.lower:g}" if self.transform.lower >= lowest else f"of at least {lowest:g}"
-            reason = "a finite number" if not math.isfinite(value) else f"a number {limit}"
+            reason = f"a number {limit}" if in_range else f"a finite number up to {LARGEST:.2g}"
             raise ValueError(
                 f"{where} has {cell} in column {column!r}, and task.transform={self.transform_name} with task.loss={self.loss_name} takes "
                 f"{reason}; correct it, leave it empty, or set another transform or loss"

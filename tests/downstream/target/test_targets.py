@@ -112,6 +112,7 @@ def test_the_log_odds_of_classes_are_compared_between_alleles():
         ("regression", {"transform": "log1p"}, ["1", "-1"], "task.transform=log1p with task.loss=mse takes a number above -1"),
         ("regression", {"loss": "poisson"}, ["1", "-2"], "task.loss=poisson takes a number of at least 0"),
         ("regression", {}, ["inf", "1"], "takes a finite number"),
+        ("regression", {}, ["-1e39", "1"], "takes a finite number up to 3.4e+38"),
         ("multilabel", {}, ["1", "2"], "has '2' in column 'a', and a label is 0 or 1"),
         ("classification", {}, ["a", "a"], "t.csv has one class, 'a', in column 'a'; classification needs two or more"),
         (
