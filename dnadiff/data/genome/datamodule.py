@@ -17,6 +17,7 @@ from dnadiff.data.cutter import Records
 from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
 from dnadiff.data.genome.regions import read_bed
+from dnadiff.data.genome.sources import SequencePath, Source, expand
 from dnadiff.data.labels import Labels
 from dnadiff.data.n_runs import NRuns
 from dnadiff.data.splits import Interval, Leak, Parts, subtract
@@ -134,8 +135,14 @@ class GenomeDataModule(DNADataModule):
 
     @override
     def open(self) -> Genome:
-        path = self.download.fetch() if self._fetches and self.download is not None else self.path
-        return Genome.open(path, self.keep, self.iupac)
+        return Genome.open(self._local_path(), self.keep, self.iupac)
+
+    @override
+    def source_files(self) -> list[Source]:
+        return expand(self._local_path())
+
+    def _local_path(self) -> SequencePath | None:
+        return self.download.fetch() if self._fetches and self.download is not None else self.path
 
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
