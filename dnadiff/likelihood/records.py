@@ -71,6 +71,7 @@ class WindowScores(Work):
         self.denoiser, self.process, self.source, self.known = denoiser, process, source, known
         self.window, self.batch_size, self.num_draws, self.seed = window, batch_size, num_draws, seed
         self.emitted = process.vocab.is_emitted()
+        self.counts = self.emitted.numpy()
         self.tokens = window * (1 if is_exact(denoiser) else num_draws)  # read for a window, at most
 
     @property
@@ -87,25 +88,33 @@ class WindowScores(Work):
         return list(accumulate(map(len, self._groups(0)), initial=0))
 
     @override
+    def prepare(self) -> Json:
+        """The first window of each unit, and how many before it have a countable base."""
+        windows = self.source.windows(pieces.iter_cut(self.source.lengths, self.window))
+        counts = [sum(map(self._is_counted, islice(windows, len(group)))) for group in self._groups(0)]
+        return list(zip(self.starts(), accumulate(counts, initial=0)))
+
+    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        first, (before, counted) = start + skip, self.known if self.known[0] <= start + skip else (0, 0)
+        first = start + skip
+        before, counted = max((number, count) for number, count in ((0, 0), self.known, *(self.prepared or ())) if number <= first)
         windows = self.source.windows(islice(pieces.iter_cut(self.source.lengths, self.window), before, None))
-        counted += sum(self._is_counted(torch.from_numpy(ids)) for ids in islice(windows, first - before))
+        counted += sum(map(self._is_counted, islice(windows, first - before)))
         for group in self._groups(first):
-            scores, more = self._scores([torch.from_numpy(next(windows)) for _ in group], counted)
+            scores, more = self._scores([next(windows) for _ in group], counted)
             counted += more
             yield Result(len(group), scores.astype("<f8").tobytes(), {"windows": more})
 
-    def _is_counted(self, ids: Tensor) -> bool:
-        return bool(self.emitted[ids.long()].any())
+    def _is_counted(self, ids: NDArray[np.uint8]) -> bool:
+        return bool(self.counts[ids].any())
 
-    def _scores(self, windows: Sequence[Tensor], before: int) -> tuple[NDArray[np.float64], int]:
+    def _scores(self, windows: Sequence[NDArray[np.uint8]], before: int) -> tuple[NDArray[np.float64], int]:
         """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a countable base."""
         counted = [i for i, ids in enumerate(windows) if self._is_counted(ids)]  # the others need no network call
         self.report(len(windows) - len(counted), 0)
         table = np.zeros((len(windows), 3))
         if counted:
-            table[counted] = self._window_scores([windows[i] for i in counted], before)
+            table[counted] = self._window_scores([torch.from_numpy(windows[i]) for i in counted], before)
         return table, len(counted)
 
     def _window_scores(self, windows: Sequence[Tensor], before: int) -> NDArray[np.float64]:

@@ -101,8 +101,8 @@ class OneShard(Assignment):
             print(f"shard {self.shard}: {streams[next(iter(streams))].done:,} items are in {folder.path}")
         else:
             print(f"shard {self.shard} is complete already in {folder.path}")
-        for name in tasks:
-            discard(folder.part(self.shard, name))
+        for path in (folder.manifest_path, *(folder.part(self.shard, name) for name in tasks)):
+            discard(path)  # what a killed process left
         return folder.path
 
     def _stream(self, folder: ShardFolder, manifest: Manifest, name: str, work: Work) -> ResumableOutput:

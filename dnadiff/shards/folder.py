@@ -41,12 +41,7 @@ class ShardFolder:
         """
         settings = {name: plain(task.settings) for name, task in tasks.items()}
         if not self.manifest_path.exists():
-            manifest = Manifest.of(command, shard, overrides, tasks)
-            try:
-                manifest.write(self.manifest_path)
-            except FileNotFoundError:  # another machine, whose locks are not seen here, has removed the temporary file
-                if not self.manifest_path.exists():
-                    raise
+            Manifest.of(command, shard, overrides, tasks).write(self.manifest_path)
         manifest = Manifest.read(self.manifest_path)
         manifest.check(self.path, command, shard.count, settings)
         return manifest

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from dnadiff.config import Json
-from dnadiff.data.files import atomic_write
+from dnadiff.data.disk import names_file
 from dnadiff.data.structured import read_json
 from dnadiff.data.work import Work
 from dnadiff.design.output import first_difference
@@ -88,10 +91,25 @@ class Manifest:
         return cls(content["command"], content["count"], content["overrides"], streams)
 
     def write(self, path: Path) -> None:
-        """Write it atomically."""
+        """Write it atomically, unless another process has written one: all shards read the same."""
         content = {"format": FORMAT, **plain(asdict(self))}
-        with atomic_write(path, overwrite=True) as file:
-            file.write((json.dumps(content | {"check": _check_of(content)}, indent=1) + "\n").encode())
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # a name that `discard` removes
+        try:
+            with names_file(path):
+                part.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("wb") as file:
+                    file.write((json.dumps(content | {"check": _check_of(content)}, indent=1) + "\n").encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.link(part, path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise
+            os.replace(part, path)  # a file system without links
+        finally:
+            part.unlink(missing_ok=True)
 
     @property
     def fingerprint(self) -> str:

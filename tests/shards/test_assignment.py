@@ -1,6 +1,7 @@
 """Shards of a work that counts: resuming, other configurations, missing and damaged parts."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,15 @@ def test_shards_in_any_order_give_all_results(compute, folder):
     assert merged(folder) == b"abcdefghij" and merged(folder, 4) == b"efghij"
     assert {r.about["prepared"] for r in Merging(folder).results("letters", Letters())} == {"tilt"}
     assert folder.read().overrides == ["x=1"]
+
+
+def test_the_first_manifest_stays(compute, folder, monkeypatch):
+    compute("1/2")
+    before = folder.manifest_path.read_text()
+    exists, answers = Path.exists, iter([False])
+    monkeypatch.setattr(Path, "exists", lambda self: next(answers, True) if self.name == "manifest.json" else exists(self))
+    assert compute("2/2", Letters(prepared="other")).prepared == "tilt"  # as if both had started at once
+    assert folder.manifest_path.read_text() == before and len(list(folder.path.iterdir())) == 5
 
 
 def test_only_the_rows_of_a_shard_are_checked(compute):

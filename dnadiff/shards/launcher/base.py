@@ -16,7 +16,7 @@ from dnadiff.data.files import check_output
 from dnadiff.design.output import temporary_path
 from dnadiff.progress import Progress
 from dnadiff.shards.folder import ShardFolder
-from dnadiff.shards.launcher.job import Job
+from dnadiff.shards.launcher.job import ShardJob
 from dnadiff.shards.shard import Shard
 
 _OWN = ("launcher", "shard")
@@ -35,7 +35,7 @@ class Launcher(ABC):
         self.shards, self.retries = int(shards), int(retries)
 
     @abstractmethod
-    def statuses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+    def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         """Run jobs, each up to `retries` times more if its process is killed; each with its exit status, negative if it was killed."""
 
     def launch(self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None) -> None:
@@ -59,7 +59,7 @@ class Launcher(ABC):
         folder, own = ShardFolder.of(output), [f"--config-dir={config_folder}"] * (config_folder is not None)
         given = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] not in _OWN]
         jobs = [
-            Job(
+            ShardJob(
                 shard,
                 command,
                 [*own, *given, f"shard={shard}", f"hydra.run.dir={quoted(str(folder.path / 'run'))}"],
@@ -88,7 +88,7 @@ class Launcher(ABC):
             numbers = missing or [1]
         return [Shard(number, self.shards) for number in numbers]
 
-    def _run(self, command: str, jobs: Sequence[Job]) -> None:
+    def _run(self, command: str, jobs: Sequence[ShardJob]) -> None:
         bar = Progress(len(jobs), f"{command}, shards")
         try:
             for job, status in self.statuses(jobs):
@@ -99,7 +99,7 @@ class Launcher(ABC):
             bar.close()
 
 
-def failure(job: Job, status: int) -> str:
+def failure(job: ShardJob, status: int) -> str:
     """Why a shard failed, in one line: the message of its command, if there is one."""
     lines = Path(job.log).read_text(encoding="utf-8", errors="replace").splitlines() if Path(job.log).exists() else []
     message = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dnadiff.shards.shard import Shard
 
 
-class Job(NamedTuple):
+class ShardJob(NamedTuple):
     """A shard of a command.
 
     Attributes:
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     log: str
 
 
-def run(job: Job) -> int:
+def run(job: ShardJob) -> int:
     """Run a job; its exit status."""
     os.chdir(job.folder)
     Path(job.log).parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +68,15 @@ def printed_to(path: str) -> Iterator[None]:
         os.close(file)
 
 
-def as_text(job: Job) -> str:
+def as_text(job: ShardJob) -> str:
     """A job as a line of JSON."""
     return json.dumps(job._replace(shard=tuple(vars(job.shard).values()))) + "\n"  # type: ignore[arg-type]
 
 
-def from_text(line: str) -> Job:
+def from_text(line: str) -> ShardJob:
     """The job of a line."""
     shard, *others = json.loads(line)
-    return Job(Shard(*shard), *others)
+    return ShardJob(Shard(*shard), *others)
 
 
 def main() -> None:

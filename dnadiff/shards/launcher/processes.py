@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dnadiff.checks import Natural, PositiveInt
 from dnadiff.shards.launcher.base import Launcher
-from dnadiff.shards.launcher.job import Job, as_text
+from dnadiff.shards.launcher.job import ShardJob, as_text
 
 
 class Processes(Launcher):
@@ -30,9 +30,9 @@ class Processes(Launcher):
         self.workers = int(workers)
 
     @override
-    def statuses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
-        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[Job, int]] = queue.SimpleQueue()
+    def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
+        waiting: queue.SimpleQueue[ShardJob] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[ShardJob, int]] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
         workers = [_Worker(min(self.workers, len(jobs))) for _ in range(min(self.workers, len(jobs)))]
@@ -45,7 +45,7 @@ class Processes(Launcher):
             for worker in workers:
                 worker.stop()
 
-    def _serve(self, worker: _Worker, waiting: queue.SimpleQueue[Job], done: queue.SimpleQueue[tuple[Job, int]]) -> None:
+    def _serve(self, worker: _Worker, waiting: queue.SimpleQueue[ShardJob], done: queue.SimpleQueue[tuple[ShardJob, int]]) -> None:
         while not worker.stopped:
             try:
                 job = waiting.get_nowait()
@@ -68,7 +68,7 @@ class _Worker:
         self.process: subprocess.Popen[str] | None = None
         self.stopped, self._lock = False, threading.Lock()
 
-    def run(self, job: Job) -> int:
+    def run(self, job: ShardJob) -> int:
         """The status of a job; negative if the process was killed."""
         with self._lock:
             if self.stopped:

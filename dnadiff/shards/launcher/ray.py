@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dnadiff.checks import Natural, NonNegative, PositiveInt
 from dnadiff.shards.launcher.base import Launcher
-from dnadiff.shards.launcher.job import Job, run
+from dnadiff.shards.launcher.job import ShardJob, run
 
 
 class Ray(Launcher):
@@ -42,12 +42,14 @@ class Ray(Launcher):
         library()
 
     @override
-    def statuses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+    def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         ray = library()
         local = {"num_cpus": self.workers * self.cpus, "include_dashboard": False} if self.address is None else {}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address=self.address or "local", log_to_driver=False, **local)
         try:
+            if self.address is None and (most := ray.cluster_resources().get("GPU", 0.0)) < self.gpus:
+                raise ValueError(f"launcher.gpus {self.gpus} is more than the {most:g} of this machine; set it to that or less")
             task = ray.remote(run).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)
             waiting = {task.remote(job): job for job in jobs}
             while waiting:
