@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import check_value, integer
-from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, check, choices, compose, config_dir, with_current_choices
+from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, build, check, choices, compose, config_dir, with_current_choices
 from dnadiff.progress import configure_logging, printable
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from dnadiff.checkpoint import Loaded
 
-# glibc returns large arrays to the system when they are freed and requests them again in the next step, page by page: 20,000 page
-# faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
+# glibc returns large freed arrays to the system and requests them again in the next step, page by page: 20,000 page faults per step of
+# Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1  # the first two: mallopt's names in malloc.h
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
@@ -42,6 +42,7 @@ COMMANDS = {
     "predict": "class probabilities of new sequences by a fine-tuned model, as a table and a track",
     "export": "a trained model as a folder to share, with a model card",
     "info": "what a model is, what it was trained on, and what it is for",
+    "merge": "the output of a command from its shards",
     "genome": "pack, verify and describe a genome, extract regions of it",
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
@@ -58,8 +59,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower. docs/results/performance.md has the numbers.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_freed_memory()
-    if argv is not None:
-        sys.argv = [f"dnadiff.{name}", *argv]
+    sys.argv = sys.argv if argv is None else [f"dnadiff.{name}", *argv]
     configure_logging()
     folder, rest = parse(with_current_choices(sys.argv[1:]))
     sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
@@ -123,7 +123,9 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     from dnadiff.downstream.saved import refuse_classifier
 
     refuse_classifier(plain, name)
-    if name not in ("genome", "copies", "judge", "export", "info", "compress", "decompress"):  # .dnd files store the number
+    if plain.get("launcher"):  # starts this command once for each shard
+        return build(plain["launcher"], trust=None).launch(name, plain, overrides, parse(sys.argv[1:])[0])
+    if name not in ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge"):  # .dnd files store the number
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()
@@ -212,8 +214,9 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
         hint = f" any more; it is now {new}" if (new := RENAMED_CHOICES.get(f"{group}={wanted}")) else _closest(wanted, known)
         return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
-        line = " ".join(text.split())[:160]
-        return f"cannot read the command line: {line} ; quote values with special characters, as in 'path=\"a b.fa\"'"
+        return (
+            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
+        )
     if merged := re.match(r"Error merging override (.*)", text):
         return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
     chosen = dict(o.partition("=")[::2] for o in group_choices(overrides))

@@ -42,6 +42,7 @@ SHARED: Keys = {
     "block_size": PositiveInt,
     "window": PositiveInt | None,
     "num_draws": PositiveInt,
+    "shard": object,  # `dnadiff.shards.shard.Shard.parse` checks it
 }
 
 # Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
@@ -128,7 +129,7 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    search = [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder.absolute()}')}]"]
+    search = [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
     outer = GlobalHydra.instance().hydra  # set inside a running command; Hydra refuses to compose a second time before it is cleared
     GlobalHydra.instance().clear()
     try:
@@ -175,7 +176,8 @@ def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = F
     return {str(key): value for key, value in content.items()}
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as a value on a command line of Hydra."""
     return "'" + text.replace("'", "\\'") + "'"
 
 

@@ -13,10 +13,11 @@ from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
-    from dnadiff.data.genome.inputs import SequenceInput
-    from dnadiff.downstream.embedding.features import Embedder
     from dnadiff.downstream.embedding.files import Vectors
+    from dnadiff.downstream.embedding.work import EmbeddingWork
+    from dnadiff.shards.assignment import Assignment
 
+VECTORS = "vectors"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -38,8 +39,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.downstream.embedding import files
     from dnadiff.downstream.embedding.features import Embedder
     from dnadiff.downstream.embedding.pooling import pool_of
+    from dnadiff.downstream.embedding.work import EmbeddingWork
     from dnadiff.likelihood.stored_curve import fingerprint
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
 
+    assignment = assignment_of(config, "embed", overrides)
     output = check_output(config["output"] or run_dir / "embeddings.npz", config["overwrite"])
     batch_size, pool = integer("batch_size", config["batch_size"]), pool_of(config["pool"])
     kind = files.format_of(output, pool.per_position)
@@ -56,24 +61,29 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     source = open_input(fasta, config["genome"], regions, config["feature"], key="input")
     embedder.check_lengths(source)
     settings = {key: config[key] for key in ("pool", "layer", "stranded", "dtype")} | {"model": fingerprint(model.denoiser)}
+    work = EmbeddingWork(embedder, source, batch_size)
+    depends = settings | {"input": source.digest, "batch_size": batch_size, "device": next(model.denoiser.parameters()).device.type}
+    if (folder := assignment.compute(output, {VECTORS: Task(work, depends)})) is not None:
+        return folder
+    assignment.settings(VECTORS, depends)  # refuses shards of others
     about = files.EmbeddingTable(source.names, source.regions, embedder.width, embedder.dtype, pool.per_position, settings)
     log.info(f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to {max(source.lengths):,} bases")
-    files.write(output, kind, about, counted(embedder, source, batch_size), config["overwrite"])
+    files.write(output, kind, about, counted(work, assignment), config["overwrite"])
     vector = f"{embedder.width} {embedder.dtype.name} per {'base' if pool.per_position else 'sequence'}"
     print(table([("sequences", f"{len(source.names):,}"), ("bases", f"{sum(source.lengths):,}"), ("numbers", vector)]))
     print(f"files are in {output}")
     return output
 
 
-def counted(embedder: Embedder, source: SequenceInput, batch_size: int) -> Iterator[Vectors]:
+def counted(work: EmbeddingWork, assignment: Assignment) -> Iterator[Vectors]:
     """The embeddings in groups, with a progress bar."""
-    bar, done = Progress(len(source.names), "embed"), 0
-    lengths = source.lengths
+    bar = Progress(len(work.source.names), "embed")
+    work.report = bar.update
     try:
-        for group in embedder.stream(source, batch_size):
-            bar.update(len(group), sum(lengths[done : done + len(group)]))
-            done += len(group)
-            yield group
+        done = 0
+        for result in assignment.results(VECTORS, work):
+            yield work.vectors(result, done)
+            done += result.items
     finally:
         bar.close()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.record_table import RecordInfo
     from dnadiff.data.genome.regions import Region
+    from dnadiff.shards.assignment import Assignment
 
+FILES = "files"  # name of the stream of shards
 _SHOWN = 40  # records in the table
 KEYS: Keys = {
     **SHARED,
@@ -29,27 +32,51 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Run the action of the configuration."""
+    from dnadiff.shards.assignment import assignment_of
+
     action = ACTIONS.get(config["action"])
     if action is None:
         raise ValueError(f"action {config['action']!r} is not known; choose {', '.join(ACTIONS)}")
+    if config["shard"] is not None and action is not pack:
+        raise ValueError(f"shard={config['shard']} is for action=pack; leave it out, or set action=pack")
+    assignment = assignment_of(config, "genome", overrides)
     for key in ("regions", "feature") if action is not extract else ():
         if config[key] is not None:
             raise ValueError(f"{key} belongs to action=extract; leave it out, or set action=extract")
     data = build(config["data"], trust=None)
     if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
-    return action(data, config)
+    return pack(data, config, assignment) if action is pack else action(data, config)
 
 
-def pack(data: SequenceDataModule, config: Config) -> list[str]:
-    """Pack the genome into the cache unless it is there already, and print its folders."""
-    start = time.monotonic()
-    genome = data.open()
+def pack(data: SequenceDataModule, config: Config, assignment: Assignment | None = None) -> list[str] | Path:
+    """Pack the genome into the cache unless it is there already, and print its folders, or a shard of its files.
+
+    With `output` the files are listed in a JSON file.
+    """
+    from dnadiff.data.files import check_output, resolve, write_json
+    from dnadiff.data.genome.work import PackWork
+    from dnadiff.shards.assignment import Assignment
+    from dnadiff.shards.manifest import Task
+
+    assignment, start = assignment or Assignment(), time.monotonic()
+    output = None if config["output"] is None else check_output(config["output"], config["overwrite"])
+    if output is not None:
+        work = PackWork(data.source_files())
+        settings = {"files": [[source.path, resolve(source.path).stat().st_size] for source in work.sources]}
+        if (folder := assignment.compute(output, {FILES: Task(work, settings)})) is not None:
+            return folder
+        assignment.settings(FILES, settings)  # refuses shards of others
+    genome = data.open()  # packs in several processes, and finds what shards have packed
+    rows = [] if output is None else [json.loads(result.content) for result in assignment.results(FILES, work)]
     folders = list(dict.fromkeys(str(file.folder) for _, file in genome.files))
     print(table([("records", f"{len(genome.names):,}"), ("bases", f"{genome.total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
     print("\n".join(f"packed in {folder}" for folder in folders[:_SHOWN]))
     if len(folders) > _SHOWN:
         print(f"({len(folders) - _SHOWN:,} more folders in {Path(folders[0]).parent})")
+    if output is not None:
+        write_json(output, {"files": rows})
+        print(f"files are in {output}")
     return folders
 
 
@@ -160,7 +187,12 @@ def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
         yield Record(name, " ".join(region.name.split()), bytes(letters))
 
 
-ACTIONS = {"describe": describe, "pack": pack, "verify": verify, "extract": extract}
+ACTIONS: dict[str, Callable[[SequenceDataModule, Config], Json]] = {
+    "describe": describe,
+    "pack": pack,
+    "verify": verify,
+    "extract": extract,
+}
 
 
 def main() -> None:

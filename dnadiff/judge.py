@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.metrics.sample_quality import SampleQuality
 
+METRICS = "metrics"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -32,15 +34,19 @@ KEYS: Keys = {
 }
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
-    """Compare samples with real windows, and return the content of the JSON file."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
+    """Compare samples with real windows, and return the content of the JSON file, or the folder of a shard."""
     from dnadiff.data.files import check_output, write_json
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
+    from dnadiff.metrics.work import QualityWork, part_of
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
 
+    assignment = assignment_of(config, "judge", overrides)
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
     order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
     seed = checks.integer("seed", config["seed"], 0)
@@ -53,19 +59,28 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         real, source = cut(read_bases(config["real"]), length), str(config["real"])
     else:
         real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
-    training = memorization.indexed(searched) if searched is not None and memorization.fits_in_memory(searched) else None
+    training = None
+    if searched is not None and memorization.fits_in_memory(searched):
+        training = memorization.LaterIndex(partial(memorization.indexed, searched))
     if searched is not None and training is None:
         number = memorization.num_training_bases(searched)
         log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
     stranded = of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])
-    quality = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)()
+    evaluator = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)
+    work, options = QualityWork(evaluator), {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed}
+    inputs = {"samples": array_digest(evaluator.samples), "real": array_digest(evaluator.real)}
+    depends = options | inputs | {"searched": None if training is None or searched is None else searched.digest}
+    if (folder := assignment.compute(output, {METRICS: Task(work, depends)})) is not None:
+        return folder
+    assignment.settings(METRICS, depends)  # refuses shards of others
+    quality = evaluator.joined(map(part_of, assignment.results(METRICS, work)))
     about = {
         "samples": {"path": str(config["samples"]), "number": len(samples)},
         "real": {"source": source, "number": len(real), **({} if data is None else {"data": data.describe()})},
         "searched": None if training is None or searched is None else searched.describe(),
-        "settings": {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
+        "settings": options,
     }
     content = about | quality.content()
     overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
@@ -97,6 +112,11 @@ def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModu
     if given or config["real"] is None:
         data = memorization.dna_data(model, config["trust"], given)
     return data, memorization.searched_data(model, data, config["trust"])
+
+
+def array_digest(windows: np.ndarray) -> str:
+    """SHA-256 of bases."""
+    return hashlib.sha256(windows.tobytes()).hexdigest()
 
 
 def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from dnadiff.downstream.prediction_table import PredictionTable
     from dnadiff.downstream.sequences import SequenceFile
     from dnadiff.downstream.target.base import TaskTarget
+    from dnadiff.downstream.work import PredictionWork
+    from dnadiff.shards.assignment import Assignment
 
+ROWS = "rows"  # name of the stream of shards
 PARQUET = ".parquet"
 TABLES = (".tsv", ".tsv.gz", PARQUET)
 TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
@@ -47,28 +51,37 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.downstream import saved
     from dnadiff.downstream.prediction_table import PredictionTable
+    from dnadiff.downstream.work import PredictionWork
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
 
+    assignment = assignment_of(config, "predict", overrides)
     output = check_options(config, run_dir)
     resolve(config["input"])  # refuses a missing file before the networks are read
     model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
     check_class(config, model)
     source = queries_of(config, model)
+    labels = config["label_column"] is not None
+    predictions = PredictionTable(model.target, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
+    check = partial(check_queries, source, config["track"] is not None)
+    work, settings = PredictionWork(model, source, predictions, config["batch_size"], check), settings_of(config, model)
+    if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
+        return folder
     resumed = config["resume"] and temporary_path(output, "journal").is_file()
     if config["track"]:
         check_output(config["track"], config["overwrite"] or resumed)
     check_output(output, config["overwrite"] or resumed)
-    count, longest = check_queries(source, config["track"] is not None)  # every error of the input comes before the networks run
+    count, longest = check()  # every error of the input comes before the networks run
     if longest > 4 * model.longest and config["window"] is None:
         log.warning(
             f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; window={model.longest} cuts it into windows"
         )
-    labels = config["label_column"] is not None
-    predictions = PredictionTable(model.target, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
     if config["resume"] and not resumed:
         log.info(f"{output}: nothing to resume; starting a new file")
-    stream = ResumableOutput(output, settings_of(config, model), config["resume"], config["overwrite"])
+    settings = assignment.settings(ROWS, settings)
+    stream = ResumableOutput(output, settings, config["resume"], config["overwrite"], assignment.interval)
     check_output(summary_path(output), config["overwrite"] or resumed)
-    classify(model, source, stream, predictions, config["batch_size"], count)
+    classify(work, stream, count, assignment)
     if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
     discard(output)
@@ -117,8 +130,11 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     return SequenceFile(config["input"], model.encode, model.target, columns, **cut)
 
 
-def check_queries(source: SequenceFile, has_track: bool) -> tuple[int, int]:
+def check_queries(source: SequenceFile, has_track: bool, first: int = 0, last: int | None = None) -> tuple[int, int]:
     """Read everything that will be classified once; the number of predictions, and the bases of the longest.
+
+    Args:
+        first, last: only these queries; the last one is left out, None is all.
 
     Raises:
         ValueError: for input that cannot be classified, or, with a track, for records of one name, whose intervals would overlap.
@@ -126,7 +142,7 @@ def check_queries(source: SequenceFile, has_track: bool) -> tuple[int, int]:
     from dnadiff.downstream.prediction_table import chrom_of
 
     count, longest, names = 0, 0, set()
-    for query in source:
+    for query in islice(source, first, last):
         count, longest = count + 1, max(longest, len(query.ids))
         if has_track and query.start == 0:
             if (chrom := chrom_of(query.name)) in names:
@@ -158,28 +174,20 @@ def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:
     }
 
 
-def classify(
-    model: ClassifierEnsemble,
-    source: SequenceFile,
-    stream: ResumableOutput,
-    predictions: PredictionTable,
-    batch_size: int | None,
-    count: int,
-) -> None:
+def classify(work: PredictionWork, stream: ResumableOutput, count: int, assignment: Assignment) -> None:
     """Write the remaining rows, chunk by chunk."""
-    from dnadiff.downstream.sequences import chunks
-
+    model = work.model
     log.info(f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions")
     if stream.done:
         log.info(f"resuming after {stream.done:,} predictions")
-    bar = Progress(count * len(model.seeds), "predict", stream.done * len(model.seeds))
+    bar = Progress(count, "predict", stream.done)
+    work.report = bar.update
     predicted: Counter[str] = Counter(stream.notes.get("predicted"))  # sums may be of numbers that are not counts
     try:
-        for chunk in chunks(source, stream.done) if stream.done < count else ():
-            found = model.classify(chunk, batch_size, functools.partial(bar.update, len(chunk)))
-            predicted.update(found.tally())  # type: ignore[arg-type]
-            header = b"" if stream.done else predictions.header()
-            stream.append(header + predictions.rows(chunk, found), len(chunk), predicted=dict(predicted))
+        for result in assignment.results(ROWS, work, stream.done) if stream.done < count else ():
+            predicted.update(result.about["predicted"])
+            header = b"" if stream.done else work.table.header()
+            stream.append(header + result.content, result.items, predicted=dict(predicted))
     finally:
         bar.close()
         stream.close()

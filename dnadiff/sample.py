@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,13 +19,15 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
+    from dnadiff.design.work import SampleWork
     from dnadiff.metrics.memorization import TrainingIndex
     from dnadiff.model import Model
     from dnadiff.sampler.base import Sampler
+    from dnadiff.shards.assignment import Assignment
 
+SAMPLES = "samples"  # name of the stream of shards
 TOTALS: dict[str, Json] = {"nfe": 0, "rows": 0, "tokens": 0, "gc": [0, 0], "seconds": 0.0, "tilt": None, "sessions": 0}
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
@@ -57,11 +59,15 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff import checkpoint
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete
+    from dnadiff.design.work import SampleWork
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
     from dnadiff.report.designs import open_page
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
 
     check_options(config)
+    assignment = assignment_of(config, "sample", overrides)
     reward_options.check(config)
     options.check_settings(config["sampler"])
     device = commands.pick_device(config["accelerator"])
@@ -87,10 +93,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if reward_options.is_design(config):
         search = None if index is None else lambda bases: index().longest_match(bases)
         generator, design = reward_options.make_designer(config, generator, request, search)
-    page = open_page(config, generator, request, model.loaded)
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
     kept = options.output_settings(config, model, request, settings) | design
+    work = SampleWork(generator, request, config["seed"], config["batch_size"], header, writer_of(output), weighted, config["gc"])
+    if (folder := assignment.compute(output, {SAMPLES: Task(work, kept)})) is not None:
+        return folder
+    page = open_page(config, generator, request, model.loaded)
+    kept = assignment.settings(SAMPLES, kept)
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that was stopped while it removed them
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
@@ -100,8 +110,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         return output
     if config["resume"] and not temporary_path(output, "journal").is_file():
         log.info(f"{output}: nothing to resume; starting a new file")
-    stream = ResumableOutput(output, kept, config["resume"], config["overwrite"])
-    generate(config, model, request, generator, stream, header, weighted)
+    stream = ResumableOutput(output, kept, config["resume"], config["overwrite"], assignment.interval)
+    generate(config, model, work, stream, assignment)
     finish(config, model, request, generator.sampler, stream, index)
     if page is not None:
         page.write(output, overrides)
@@ -134,66 +144,51 @@ def check_options(config: Config) -> None:
         raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
 
 
-def generate(
-    config: Config,
-    model: Model,
-    request: Request,
-    generator: ConditionalSampler,
-    stream: ResumableOutput,
-    header: Mapping[str, object],
-    weighted: bool,
-) -> None:
+def generate(config: Config, model: Model, work: SampleWork, stream: ResumableOutput, assignment: Assignment) -> None:
     """Generate and write the remaining batches."""
+    request, sampler = work.request, work.generator.sampler
     low, high = request.lengths
     span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
-    calls = "" if reward_options.is_design(config) else f", at most {generator.sampler.num_steps_for(high)} network calls per batch"
-    if weighted and model.denoiser.block_size is not None:
+    calls = "" if reward_options.is_design(config) else f", at most {sampler.num_steps_for(high)} network calls per batch"
+    if work.weighted and model.denoiser.block_size is not None:
         calls += ", and one for each token that is fixed in a later block"
-    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {header['sampler']}{calls}")
+    log.info(f"model: {model.path}; {len(request)} sequences of {span} by {work.header['sampler']}{calls}")
     totals = TOTALS | (reward_options.TOTALS if reward_options.is_design(config) else {}) | stream.notes
     totals["sessions"] += 1
-    start, before = time.monotonic(), totals["seconds"]
     if stream.done:
         log.info(f"resuming after {stream.done:,} sequences")
     if config["gc"] is not None and not stream.complete:
-        generator = with_calibrated_tilt(config, request, generator, totals)
-    bar = Progress(len(request), "sample", stream.done)
-    write = writer_of(stream.output)
+        calibrate(work, totals, assignment)
+    start, bar = time.monotonic(), Progress(len(request), "sample", stream.done)
+    work.report = bar.update
     try:
-        for batch in generator.batches(request, config["seed"], config["batch_size"], stream.done):
-            tokens = sum(len(x) for x in batch.tokens)
-            for key, number in (("nfe", batch.nfe), ("rows", batch.rows), ("tokens", tokens)):
-                totals[key] += number
+        for result in assignment.results(SAMPLES, work, stream.done):
+            for key in ("nfe", "rows", "tokens", "seconds"):
+                totals[key] += result.about[key]
             if config["gc"] is not None:
-                totals["gc"] = [a + b for a, b in zip(totals["gc"], generator.gc(batch))]
-            if batch.rewards is not None:
-                reward_options.add_totals(totals, batch)
-            content, numbers = b"", range(stream.done, stream.done + len(batch.targets))
-            found = generator.about(batch, numbers, config["seed"])
-            totals["seconds"] = before + time.monotonic() - start
-            for i, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
-                about = {**header, "calls": batch.nfe, **target.about, **found[i]}
-                if weighted and batch.log_weight is not None:
-                    about["log_weight"] = f"{batch.log_weight[i]:.6f}"
-                content += write(target.name, generator.text(target, sequence), about)
-            stream.append(content, len(batch.targets), **totals)
+                totals["gc"] = [a + b for a, b in zip(totals["gc"], result.about["gc"])]
+            if reward_options.is_design(config):
+                reward_options.add_totals(totals, result.about)
+            stream.append(result.content, result.items, **totals)
             rate = (stream.done - bar.initial) / max(time.monotonic() - start, 1e-9)
-            bar.update(len(batch.targets), tokens, **{"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"})
+            bar.update(0, 0, **{"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"})
     finally:
         bar.close()
         stream.close()
 
 
-def with_calibrated_tilt(config: Config, request: Request, generator: ConditionalSampler, totals: Json) -> ConditionalSampler:
-    """The generator with the tilt for the target GC, calibrated now or, for a resumed file, when it was started."""
-    from dnadiff.design import gc_tilt
-
+def calibrate(work: SampleWork, totals: Json, assignment: Assignment) -> None:
+    """Set the tilt for the target GC, calibrated now or, for a resumed file or shards, when they were started."""
     if totals["tilt"] is None:
-        found = gc_tilt.fit(generator, request, config["gc"], config["seed"], config["batch_size"])
-        totals["tilt"] = {"log_odds": found.tilt, "pilot": found.reached, "pilot_calls": found.nfe}
-        totals["nfe"], totals["rows"] = totals["nfe"] + found.nfe, totals["rows"] + found.rows
-        log.info(f"gc: the pilot reaches {found.reached:.4f} with log-odds {found.tilt:+.4f} for G and C ({found.nfe} network calls)")
-    return generator.with_tilt(totals["tilt"]["log_odds"])
+        start = time.monotonic()
+        found = assignment.prepared(SAMPLES, work)
+        totals["tilt"] = {"log_odds": found["log_odds"], "pilot": found["pilot"], "pilot_calls": found["calls"]}
+        for key, value in (("nfe", found["calls"]), ("rows", found["rows"]), ("seconds", time.monotonic() - start)):
+            totals[key] += value
+        log.info(
+            f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f} for G and C ({found['calls']} network calls)"
+        )
+    work.prepared = totals["tilt"]
 
 
 def finish(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.inputs import SequenceInput
     from dnadiff.design.output import ResumableOutput
-    from dnadiff.likelihood.records import RecordScore
+    from dnadiff.likelihood.records import RecordScore, WindowScores
+    from dnadiff.shards.assignment import Assignment
     from dnadiff.tracks.files import TrackFormat
+    from dnadiff.tracks.work import TrackWork
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
+TABLE, TRACK = "table", "per_base"  # names of the streams of shards
 TOTALS: dict[str, Json] = {"nats": 0.0, "variance": 0.0, "counted": 0.0}
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
@@ -43,9 +46,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.information import check_denoiser
     from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
-    from dnadiff.likelihood.stored_curve import fingerprint
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
     from dnadiff.tracks.files import format_of
 
+    assignment = assignment_of(config, "score", overrides)
     output = check_output(config["output"] or run_dir / "scores.tsv", config["overwrite"] or config["resume"])
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
@@ -57,30 +62,59 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     model = checkpoint.load(config["checkpoint"], config["trust"])
     if not is_exact(model.denoiser):
         check_num_draws(config["num_draws"])
-    device = commands.pick_device(config["accelerator"])
-    model.denoiser.to(device)
+    model.denoiser.to(commands.pick_device(config["accelerator"]))
     config["window"] = commands.check_window(config["window"], model)
     if track is not None:
         check_denoiser(model.denoiser)
     source = open_input(config["input"], config["genome"], config["regions"], config["feature"])
-    settings = {"model": fingerprint(model.denoiser), "input": source.digest, "device": device}
-    settings |= {key: config[key] for key in ("window", "batch_size")}
-    of_table = settings | {key: config[key] for key in ("num_draws", "seed")}
-    stream = resumable(output, output, of_table, config)
+    scores, track_work = work_of_table(config, model, source), None if track is None else work_of_track(config, model, source, track)
+    tasks = {TABLE: Task(scores, settings_of(config, model, source, ("num_draws", "seed")))}
+    if track_work is not None:
+        tasks[TRACK] = Task(track_work, settings_of(config, model, source, ("spacing", "stranded")))
+    if (folder := assignment.compute(output, tasks)) is not None:
+        return folder
+    stream = resumable(output, output, assignment.settings(TABLE, tasks[TABLE].settings), assignment.interval, config)
     of_track = None
     if track is not None:  # checked before anything is computed
-        path, of_sites = expand_user(config["per_base"]), settings | {key: config[key] for key in ("spacing", "stranded")}
-        of_track = resumable(path, track.collected_in(path), of_sites, config)
+        path, settings = expand_user(config["per_base"]), assignment.settings(TRACK, tasks[TRACK].settings)
+        of_track = resumable(path, track.collected_in(path), settings, assignment.interval, config)
     if stream is not None:
-        write_table(config, model, source, stream)
+        write_table(config, model, source, stream, scores, assignment)
         print(f"files are in {output}")
-    if track is not None and of_track is not None:
-        write_track(config, model, source, of_track, track)
+    if track_work is not None and of_track is not None:
+        write_track(config, of_track, track_work, assignment)
         print(f"the track is in {config['per_base']}")
     return output
 
 
-def resumable(output: Path, collected: Path, settings: Json, config: Config) -> ResumableOutput | None:
+def work_of_table(config: Config, model: Loaded, source: SequenceInput) -> WindowScores:
+    """The likelihoods of all windows."""
+    from dnadiff.likelihood.records import WindowScores
+
+    return WindowScores(model.denoiser, model.process, source, config["window"], config["batch_size"], config["num_draws"], config["seed"])
+
+
+def work_of_track(config: Config, model: Loaded, source: SequenceInput, track: type[TrackFormat]) -> TrackWork:
+    """The information content of all bases."""
+    from dnadiff.likelihood.information import Information
+    from dnadiff.tracks.work import TrackWork
+
+    source, sites = source.sites()
+    stranded = config["stranded"] or model.denoiser.backbone.reads_both_strands  # which predicts the same for both
+    information = Information(model.denoiser, model.process, config["window"], config["spacing"], stranded, config["batch_size"])
+    return TrackWork(information, source, sites, track([(region.chrom, region.end) for region in source.regions]))
+
+
+def settings_of(config: Config, model: Loaded, source: SequenceInput, keys: Sequence[str]) -> dict[str, Json]:
+    """Everything that an output depends on, with `keys` of the configuration that only this one does."""
+    from dnadiff.likelihood.stored_curve import fingerprint
+
+    device = next(model.denoiser.parameters()).device.type
+    found = {"model": fingerprint(model.denoiser), "input": source.digest, "device": device}
+    return found | {key: config[key] for key in ("window", "batch_size", *keys)}
+
+
+def resumable(output: Path, collected: Path, settings: Mapping[str, Json], interval: float, config: Config) -> ResumableOutput | None:
     """The output `collected`, from which the file `output` is made; None if resuming finds that nothing is left to do."""
     from dnadiff.data.files import check_output
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
@@ -95,35 +129,32 @@ def resumable(output: Path, collected: Path, settings: Json, config: Config) -> 
     if config["resume"] and not has_journal:
         log.info(f"{output}: nothing to resume; starting a new file")
     check_output(output, config["overwrite"] or has_journal)
-    return ResumableOutput(collected, settings, config["resume"], config["overwrite"])
+    return ResumableOutput(collected, settings, config["resume"], config["overwrite"], interval)
 
 
-def write_table(config: Config, model: Loaded, source: SequenceInput, stream: ResumableOutput) -> None:
+def write_table(
+    config: Config, model: Loaded, source: SequenceInput, stream: ResumableOutput, work: WindowScores, assignment: Assignment
+) -> None:
     """Score the remaining records, and print the totals."""
     from dnadiff.design.output import discard
-    from dnadiff.likelihood.monte_carlo import is_exact
-    from dnadiff.likelihood.records import RecordScores
+    from dnadiff.likelihood.records import RecordSums
 
-    window, batch_size, num_draws, seed = (config[key] for key in ("window", "batch_size", "num_draws", "seed"))
-
-    def progress(windows: int) -> None:
-        bar.update(windows, windows * window * (1 if is_exact(model.denoiser) else num_draws))
-
-    scores = RecordScores(model.denoiser, model.process, source, window, batch_size, num_draws, seed, progress)
     totals, lengths = stream.notes.get("totals", TOTALS), source.lengths
+    sums = RecordSums(source, config["window"], stream.notes.get("state"))
+    work.known = sums.pieces, sums.windows
     if stream.notes:
-        scores.restore(stream.notes["state"])
         log.info(f"resuming after {stream.done:,} records")
-    log.info(f"model: {model.path}; {len(source.names):,} records in {scores.num_windows:,} windows of at most {window} bases")
-    bar = Progress(scores.num_windows, "score", scores.pieces_done)
+    log.info(f"model: {model.path}; {len(source.names):,} records in {work.num_windows:,} windows of at most {config['window']} bases")
+    bar = Progress(work.num_windows, "score", sums.pieces)
+    work.report = bar.update
     header = "\t".join(COLUMNS) + "\n"
     try:
-        for completed in scores:
-            text = "" if stream.bytes else header
+        for result in assignment.results(TABLE, work, sums.pieces):
+            text, completed = "" if stream.bytes else header, sums.add(result)
             for number, found in enumerate(completed, stream.done):
                 text += row(source.names[number], lengths[number], found)
                 totals = {key: value + getattr(found, key) for key, value in totals.items()}
-            stream.append(text.encode(), len(completed), state=scores.state(), totals=totals)
+            stream.append(text.encode(), len(completed), state=sums.state(), totals=totals)
     finally:
         bar.close()
         stream.close()
@@ -147,31 +178,23 @@ def row(name: str, length: int, score: RecordScore) -> str:
     return "\t".join([name, str(length), f"{score.counted:.0f}", *(f"{x:.6f}" for x in numbers)]) + "\n"
 
 
-def write_track(config: Config, model: Loaded, source: SequenceInput, stream: ResumableOutput, kind: type[TrackFormat]) -> None:
+def write_track(config: Config, stream: ResumableOutput, work: TrackWork, assignment: Assignment) -> None:
     """Write the remaining information content of each base."""
-    from dnadiff.likelihood.information import Information
-
-    source, sites = source.sites()
-    track = kind([(region.chrom, region.end) for region in source.regions])
-    stranded = config["stranded"] or model.denoiser.backbone.reads_both_strands  # which predicts the same for both
-    information = Information(model.denoiser, model.process, config["window"], config["spacing"], stranded, config["batch_size"])
-    total = sum(piece.end - piece.start for piece in sites)
-    done = stream.notes.get("bases", 0)
-    log.info(f"per_base: {total:,} bases, {config['spacing']} network calls per window{'' if stranded else ' and strand'}")
-    bar = Progress(total, "per_base", done)
+    total, done = sum(piece.end - piece.start for piece in work.sites), stream.notes.get("bases", 0)
+    strands = "" if work.information.stranded else " and strand"
+    log.info(f"per_base: {total:,} bases, {config['spacing']} network calls per window{strands}")
+    bar = Progress(work.information.num_tiles(work.source, work.sites), "per_base", stream.done)
+    work.report = bar.update
     try:
         if not stream.bytes and not stream.complete:
             stream.append(b"", 0)  # a track without a known base is an empty file
-        for group in information.along(source, sites, stream.done):
-            content = b"".join(track.pieces(tile.window.record, tile.low, values) for tile, values in group)
-            bases = sum(tile.high - tile.low for tile, _ in group)
-            done += bases
-            stream.append(content, len(group), bases=done)
-            bar.update(bases, bases * 2 * config["spacing"] * (1 if stranded else 2))
+        for result in assignment.results(TRACK, work, stream.done):
+            done += result.about["bases"]
+            stream.append(result.content, result.items, bases=done)
     finally:
         bar.close()
         stream.close()
-    track.finish(stream, expand_user(config["per_base"]))
+    work.track.finish(stream, expand_user(config["per_base"]))
 
 
 def main() -> None:

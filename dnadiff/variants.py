@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,11 +13,13 @@ from dnadiff import commands
 from dnadiff.checks import PositiveInt, expand_user
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import Progress, table
+from dnadiff.variant_effect import options
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.regions import Region
     from dnadiff.design.output import ResumableOutput
+    from dnadiff.shards.assignment import Assignment
     from dnadiff.variant_effect.base import VariantMethod
     from dnadiff.variant_effect.effects import RowScorer
     from dnadiff.variant_effect.extra_outputs import ExtraOutputs
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from dnadiff.variant_effect.summary import InputSummary
     from dnadiff.variant_effect.training_part import TrainingPart
     from dnadiff.variant_effect.variant import Reference
+    from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import Writer
 
+ROWS = "rows"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -51,22 +55,23 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.design.bgzip import BgzipOutput
-    from dnadiff.design.output import ResumableOutput, discard, is_compressed
-    from dnadiff.design.provenance import is_complete
     from dnadiff.downstream import saved
     from dnadiff.report.heat_map import draw_regions
+    from dnadiff.shards.assignment import assignment_of
+    from dnadiff.shards.manifest import Task
     from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import COLUMNS, Scorer
-    from dnadiff.variant_effect.summary import FLAG, ON_MISMATCH, SKIP, summarize
+    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
     from dnadiff.variant_effect.training_part import training_part
     from dnadiff.variant_effect.variant import Alleles
+    from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import writer_of
 
-    check_options(config)
+    options.check(config)
+    assignment = assignment_of(config, "variants", overrides)
     output = expand_user(config["output"] or run_dir / "variants.tsv")
     if saved.is_fine_tuned(config["checkpoint"]):
-        return compare_predictions(config, output)
+        return compare_predictions(config, output, assignment)
     if config["target"] is not None:
         raise ValueError(
             f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is a pretrained one; leave it out"
@@ -80,36 +85,35 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     source.check(network.reference)
     training = training_part(model, network.reference, config["trust"])
     alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
-    summary = summarize(source, alleles, method, training, config["on_mismatch"] == ON_MISMATCH[0])
+    summarized = partial(summarize, alleles=alleles, method=method, training=training, mismatch_is_error=options.mismatch_is_error(config))
+    work = VariantWork(Scorer(network, method, alleles, config["L2"]), source, writer, summarized)
+    settings = output_settings(config, model, network, method, source, regions)
+    if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
+        return folder
+    summary, settings = summarized(source), assignment.settings(ROWS, settings)
     if writer.has_index and not summary.is_sorted:
         log.warning(f"{source.name} is not sorted by position, and so is {output.name}, which cannot be indexed; bcftools sort sorts it")
     extras = extra_outputs(config, run_dir, network, summary)
     extras.check(output, config["overwrite"] or config["resume"])
-    settings = output_settings(config, model, network, method, source, regions)
     about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
     draw = partial(draw_regions, regions=regions, read=lambda: writer.read(output), about=about)
-    if config["resume"] and is_complete(output, settings):
-        discard(output)
-        print(f"{output} is complete already")
+    if (stream := open_output(config, writer, output, settings, assignment.interval)) is None:
         if config["report"] is not None or not regions:  # a page in the folder of an earlier run is not drawn again
             extras.missing().write(draw)
         return output
-    kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
-    stream = kind(output, settings, config["resume"], config["overwrite"])
-    return score(Scorer(network, method, alleles, config["L2"]), source, writer, stream, summary, training, lambda: extras.write(draw))
+    return score(work, stream, summary, training, assignment, lambda: extras.write(draw))
 
 
-def compare_predictions(config: Config, output: Path) -> Path:
+def compare_predictions(config: Config, output: Path, assignment: Assignment) -> Path:
     """Score the variants by the predictions of a fine-tuned run; the file written."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.design.bgzip import BgzipOutput
-    from dnadiff.design.output import ResumableOutput, discard, is_compressed
-    from dnadiff.design.provenance import is_complete
     from dnadiff.downstream import saved
+    from dnadiff.shards.manifest import Task
     from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
-    from dnadiff.variant_effect.summary import FLAG, ON_MISMATCH, SKIP, summarize
+    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
     from dnadiff.variant_effect.training_part import TrainingPart
     from dnadiff.variant_effect.variant import Alleles
+    from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import writer_of
 
     for key in ("L2", "dependency", "report"):
@@ -122,61 +126,56 @@ def compare_predictions(config: Config, output: Path) -> Path:
     source, regions = open_variants(config, reference)
     source.check(reference)
     alleles, training = Alleles(reference, window, config["on_mismatch"] == SKIP), TrainingPart({}, {}, "not known of a fine-tuned run")
-    summary = summarize(source, alleles, None, training, config["on_mismatch"] == ON_MISMATCH[0])
+    summarized = partial(summarize, alleles=alleles, method=None, training=training, mismatch_is_error=options.mismatch_is_error(config))
+    work = VariantWork(PredictedScorer(predict, GenomeWindows(window, reference), alleles), source, writer, summarized)
     settings = {
         "networks": [member.sha256 for member in model.members],
         "device": model.device.type,
         **input_settings(config, reference, window, regions),
         **{key: config[key] for key in ("deletions", "on_mismatch", "target")},
     }
+    if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
+        return folder
+    summary, settings = summarized(source), assignment.settings(ROWS, settings)
+    stream = open_output(config, writer, output, settings, assignment.interval)
+    return output if stream is None else score(work, stream, summary, training, assignment)
+
+
+def open_output(config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float) -> ResumableOutput | None:
+    """The output; None if resuming finds that it is complete."""
+    from dnadiff.design.bgzip import BgzipOutput
+    from dnadiff.design.output import ResumableOutput, discard, is_compressed
+    from dnadiff.design.provenance import is_complete
+
     if config["resume"] and is_complete(output, settings):
         discard(output)
         print(f"{output} is complete already")
-        return output
+        return None
     kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
-    stream = kind(output, settings, config["resume"], config["overwrite"])
-    return score(PredictedScorer(predict, GenomeWindows(window, reference), alleles), source, writer, stream, summary, training)
+    return kind(output, settings, config["resume"], config["overwrite"], interval)
 
 
 def score(
-    scorer: RowScorer,
-    source: VariantSource,
-    writer: Writer,
+    work: VariantWork,
     stream: ResumableOutput,
     summary: InputSummary,
     training: TrainingPart,
+    assignment: Assignment,
     write_extras: Callable[[], None] = lambda: None,
 ) -> Path:
     """Score the remaining rows, write everything, and print the closing table; the file written."""
     from dnadiff.variant_effect.closing_table import closing_rows
 
     start = time.monotonic()
-    generate(scorer, source, writer, stream, summary)
+    generate(work, stream, summary, assignment)
     seconds = time.monotonic() - start
-    if not writer.convert(stream.part, stream.output):
+    if not work.writer.convert(stream.part, stream.output):
         stream.finish()
     write_extras()
-    write_about(scorer, stream, summary, training)
-    print(table(closing_rows(summary, training, scorer, seconds)))
+    write_about(work.scorer, stream, summary, training)
+    print(table(closing_rows(summary, training, work.scorer, seconds)))
     print(f"files are in {stream.output}")
     return stream.output
-
-
-def check_options(config: Config) -> None:
-    """Check the options that need no model; raises ValueError naming the key."""
-    if (config["vcf"] is None) == (config["saturate"] is None):
-        raise ValueError("give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose variants are all scored)")
-    if config["saturate"] is None:
-        for key, value in (("deletions", config["deletions"]), ("report", config["report"] is not None)):
-            if value:
-                raise ValueError(f"{key} belongs to saturate=regions.bed; leave it out, or give regions")
-    for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
-        if config[key] is not None and not config[key].lower().endswith(suffix):
-            raise ValueError(f"{key} {config[key]} has another format; its name must end in {suffix}")
-    if config["num_orders"] < 2:
-        raise ValueError(f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error")
-    if config["resume"] and config["output"] is None:
-        raise ValueError("resume=true needs output=, the file to resume")
 
 
 def open_network(config: Config, model: Loaded) -> Network:
@@ -193,7 +192,8 @@ def open_network(config: Config, model: Loaded) -> Network:
 def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
     from dnadiff.data.genome.regions import read_regions
-    from dnadiff.variant_effect.sources import Saturation, open_source
+    from dnadiff.variant_effect.saturation import Saturation
+    from dnadiff.variant_effect.sources import open_source
 
     if config["saturate"] is None:
         return open_source(config["vcf"]), []
@@ -235,26 +235,28 @@ def input_settings(config: Config, reference: Reference, window: int, regions: S
     return {"variants": variants, "genome": reference.digest, "window": window}
 
 
-def generate(scorer: RowScorer, source: VariantSource, writer: Writer, stream: ResumableOutput, summary: InputSummary) -> None:
+def generate(work: VariantWork, stream: ResumableOutput, summary: InputSummary, assignment: Assignment) -> None:
     """Score and write the remaining rows."""
     from dnadiff.variant_effect.effects import Audit
 
-    network = scorer.network
-    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {network.window} bases, method {scorer.method_name}")
+    scorer, writer = work.scorer, work.writer
+    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} bases, method {scorer.method_name}")
     if stream.done:
         log.info(f"resuming after {stream.done:,} rows")
     bar = Progress(summary.rows, "variants", stream.done)
-    scorer.audit, scorer.num_missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
-    content = b"" if stream.done else writer.header(source, network.reference)
+    audit, missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
+    work.report, scorer.audited = bar.update, audit.sites
+    content = b"" if stream.done else writer.header(work.source, scorer.network.reference)
     try:
-        for chunk in scorer.chunks(source, stream.done):
-            notes = {"audit": list(vars(scorer.audit).values()), "missing": scorer.num_missing}
-            stream.append(content + writer.rows(chunk), len(chunk), **notes)
+        for result in assignment.results(ROWS, work, stream.done):
+            audit.include(Audit(*result.about["audit"]))
+            missing += result.about["missing"]
+            stream.append(content + result.content, result.items, audit=audit.values, missing=missing)
             content = b""
-            bar.update(len(chunk))
     finally:
         bar.close()
         stream.close()
+    scorer.audit, scorer.num_missing = audit, missing
 
 
 def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:

@@ -147,6 +147,7 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, tra
         "genome",
         "embed",
         "variants",
+        "merge",
     ],
 )
 def test_help_is_for_newcomers(cli, command):
@@ -259,10 +260,10 @@ def test_help_lists_the_choices_of_ones_own(cli, own_folder):
 GROUPS = {
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler noise objective objective/masking optimizer "
     "tokenizer trainer",
-    "sample": "method reward sampler sampler/cache sampler/remasking",
+    "sample": "launcher method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",
-    "genome": "data data/split tokenizer",
-    "variants": "variant_method",
+    "genome": "data data/split launcher tokenizer",
+    "variants": "launcher variant_method",
 }
 
 

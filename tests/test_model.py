@@ -13,7 +13,7 @@ from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.genome.inputs import ArrayInput
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.likelihood.records import RecordScores
+from dnadiff.likelihood.records import RecordSums, WindowScores
 from dnadiff.model import Model
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -68,7 +68,9 @@ def test_nll_of_an_autoregressive_model_is_the_chain_rule_and_what_score_compute
     found = model.nll(sequences)
     assert np.isnan(found[2]) and np.array_equal(found, model.nll(sequences, num_draws=2, seed=9), equal_nan=True)
     ids = [model.tokenizer.encode(s) for s in sequences]
-    scores = [one for group in RecordScores(model.denoiser, model.process, ArrayInput(ids), 2000, 2, 8, 1) for one in group]
+    source = ArrayInput(ids)
+    sums = RecordSums(source, 2000)
+    scores = [one for found in WindowScores(model.denoiser, model.process, source, 2000, 2, 8, 1).results() for one in sums.add(found)]
     for i in (0, 1, 3):
         total, tokens = by_the_chain_rule(model, ids[i])
         assert found[i] == pytest.approx(total / tokens, rel=1e-5) == scores[i].nats / scores[i].counted and scores[i].variance == 0

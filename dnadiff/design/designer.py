@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,16 +75,21 @@ class Designer(ConditionalSampler):
         self.method.check_length(self, high)
 
     @override
+    def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
+        """As in the base class; a batch has one template."""
+        while first < len(request):
+            yield first
+            first = min(first + batch_size, (first // request.each + 1) * request.each)
+
+    @override
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
-        """The designs from number `first` on; a batch has one template. Design i depends on (seed, i), and with `SMC` on its batch."""
+        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` on its batch."""
         self.check_request(request)
-        done = first
-        while done < len(request):
-            end = min(done + batch_size, (done // request.each + 1) * request.each)
+        for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
             before = self.reward_calls
-            batch = self.method.run(self, self.goal, [request[i] for i in range(done, end)], range(done, end), hash64(seed, "design"))
+            targets = [request[i] for i in range(start, end)]
+            batch = self.method.run(self, self.goal, targets, range(start, end), hash64(seed, "design"))
             yield batch._replace(reward_calls=self.reward_calls - before)
-            done = end
 
     @override
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:

@@ -118,10 +118,14 @@ class ConditionalSampler:
         other.tilt = tilt
         return other
 
+    def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
+        """The number of the first sample of each batch, from a batch that begins with number `first` on."""
+        yield from range(first, len(request), batch_size)
+
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
         """Generate the samples from number `first` on, one batch at a time; sample i depends on (seed, i)."""
         weighted = self.has_weights(request) is not None  # for all samples of a request or for none, also where some are shorter
-        for start in range(first, len(request), batch_size):
+        for start in self.batch_starts(request, batch_size, first):
             batch = self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
             yield batch if weighted else batch._replace(log_weight=None)
 

@@ -11,8 +11,10 @@ import fcntl
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,6 +61,8 @@ class ResumableOutput:
         settings: everything that the contents depend on; only a file with the same settings can be resumed.
         resume: resume an unfinished file, if there is one.
         overwrite: replace a finished or unfinished file.
+        interval: seconds between two times at which it is made safe against interruptions: where items are cheap, waiting for the disk after
+            each `append` would take most of the time. A killed process loses what it appended since the last time.
 
     Attributes:
         done: finished items.
@@ -69,8 +73,10 @@ class ResumableOutput:
         ValueError: if the unfinished file has other settings, or another process is writing it.
     """
 
-    def __init__(self, output: Path, settings: Mapping[str, Json], resume: bool = False, overwrite: bool = False) -> None:
-        self.output, self.settings = output, json.loads(json.dumps(settings))
+    def __init__(
+        self, output: Path, settings: Mapping[str, Json], resume: bool = False, overwrite: bool = False, interval: float = 0.0
+    ) -> None:
+        self.output, self.settings, self.interval, self._saved = output, json.loads(json.dumps(settings)), interval, -math.inf
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
         self.notes: dict[str, Json] = {}
@@ -85,20 +91,20 @@ class ResumableOutput:
             check_output(output, overwrite)
 
     def _resume(self, found: Mapping[str, Json]) -> None:
-        was, now = with_current_names(found["settings"]), self.settings
-        for key in dict.fromkeys([*was, *now]):
-            if was.get(key) != now.get(key):
-                raise ValueError(
-                    f"{self.output} was started with {key}={_short(was.get(key))}, not {_short(now.get(key))}; "
-                    "resume with the same, or start over: overwrite=true, without resume"
-                )
+        if (differs := first_difference(with_current_names(found["settings"]), self.settings)) is not None:
+            key, was, now = differs
+            raise ValueError(
+                f"{self.output} was started with {key}={was}, not {now}; resume with the same, or start over: overwrite=true, without resume"
+            )
         self.complete = found["complete"]
         if not (self.complete and self.output.exists()) and (not self.part.is_file() or self.part.stat().st_size < found["bytes"]):
             raise ValueError(f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume")
         if self.part.is_file():
-            self.crc = _crc(self.part, found["bytes"])
+            self.crc = crc_of(self.part, found["bytes"])
             if self.crc != found.get("crc", self.crc):
                 raise ValueError(f"{self.part} is damaged (its checksum differs); start over: overwrite=true, without resume")
+        else:
+            self.crc = found.get("crc", 0)
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
 
     def append(self, content: bytes, count: int, **notes: Json) -> None:
@@ -111,13 +117,17 @@ class ResumableOutput:
 
     def append_packed(self, content: bytes, count: int, notes: dict[str, Json]) -> None:
         """`append` of bytes as they are written."""
+        due = time.monotonic() - self._saved >= self.interval
         with names_file(self.part, len(content)):
             file = self._file = self._file or self._open()
             write_all(file, content)
-            os.fsync(file.fileno())
+            if due:
+                os.fsync(file.fileno())
         self.done, self.bytes, self.notes = self.done + count, file.tell(), notes
         self.crc = zlib.crc32(content, self.crc)
-        self._write_journal()
+        if due:
+            self._write_journal()
+            self._saved = time.monotonic()
 
     def _open(self) -> FileIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +164,11 @@ class ResumableOutput:
     def close(self) -> None:
         """Close the file; it can be resumed."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with file:
+                if self.interval:
+                    os.fsync(file.fileno())
+                    self._write_journal()
 
 
 def read_journal(output: Path) -> dict[str, Json]:
@@ -173,7 +186,7 @@ def _check_of(content: Mapping[str, Json]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _crc(path: Path, size: int) -> int:
+def crc_of(path: Path, size: int) -> int:
     """CRC-32 of the first bytes of a file."""
     value = 0
     with path.open("rb") as file:
@@ -193,6 +206,14 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_difference(was: Mapping[str, Json], now: Mapping[str, Json]) -> tuple[str, str, str] | None:
+    """The first key whose values differ in two mappings, and both values, shortened; None if the mappings are equal."""
+    for key in dict.fromkeys([*was, *now]):
+        if was.get(key) != now.get(key):
+            return key, _short(was.get(key)), _short(now.get(key))
+    return None
 
 
 def _short(value: Json) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.design.designer import Designer, LongestMatch
-    from dnadiff.design.generate import ConditionalSampler, SampleBatch
+    from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.request import Request
     from dnadiff.design.template import Pattern
@@ -102,13 +102,12 @@ def start_request(config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple
     return starting_from(tokenizer, given, config["num_samples"], None if patterns is None else [pattern for _, pattern in patterns])
 
 
-def add_totals(totals: Json, batch: SampleBatch) -> None:
+def add_totals(totals: Json, about: Mapping[str, Json]) -> None:
     """Add the rewards of a batch to the totals of a run."""
-    assert batch.rewards is not None
-    best = float(batch.rewards.max())
-    totals["reward_sum"] += float(batch.rewards.sum())
-    totals["reward_best"] = best if totals["reward_best"] is None else max(best, totals["reward_best"])
-    totals["reward_calls"] += batch.reward_calls
+    best = totals["reward_best"]
+    totals["reward_sum"] += about["reward_sum"]
+    totals["reward_best"] = about["reward_best"] if best is None else max(about["reward_best"], best)
+    totals["reward_calls"] += about["reward_calls"]
 
 
 def summary(config: Config, totals: Mapping[str, Json], generated: int, output: Path) -> dict[str, Json]:

@@ -70,10 +70,18 @@ class Information:
         """
         first, second = (islice(tiles(sites, source.lengths, self.window), skip, None) for _ in range(2))
         windows = source.windows(tile.window for tile in second)
-        size = max(1, min(_TILES, _TOKENS // self.window))
-        while waiting := list(islice(first, size)):
+        while waiting := list(islice(first, self.together)):
             read = [torch.from_numpy(next(windows).astype(np.int64)) for _ in waiting]
             yield list(zip(waiting, self.values(read, [(t.low - t.window.start, t.high - t.window.start) for t in waiting])))
+
+    @property
+    def together(self) -> int:
+        """Tiles in a list of `along`."""
+        return max(1, min(_TILES, _TOKENS // self.window))
+
+    def num_tiles(self, source: SequenceInput, sites: Sequence[Piece]) -> int:
+        """All tiles of `along`."""
+        return sum(1 for _ in tiles(sites, source.lengths, self.window))
 
     @torch.no_grad()
     def values(self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from dnadiff.config import Config, Json
 from dnadiff.data.genome.fasta import iter_fasta
@@ -100,6 +102,21 @@ class TrainingIndex:
                 return length
             offset, place, length = offset[extends], place[extends], length + 1
         return max((_match(padded[i:], self._text[j:], length) for i, j in zip(offset.tolist(), place.tolist())), default=0)
+
+
+class LaterIndex(TrainingIndex):
+    """An index that is built when it is searched first."""
+
+    def __init__(self, build: Callable[[], TrainingIndex], k: int = 24) -> None:
+        self.k, self._built = k, cache(build)
+
+    @override
+    def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        return self._built().seen(windows)
+
+    @override
+    def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        return self._built().longest_match(windows)
 
 
 def _count(bases: np.ndarray, k: int) -> int:

@@ -8,8 +8,10 @@ closer to a set of real windows than other real windows vary too little, or copy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,6 +125,13 @@ class SampleQuality:
         return sizes | {"findings": rows, "mutual_information": curve, "warnings": self.warnings()}
 
 
+class QualityPart(NamedTuple):
+    """Metrics that are computed together; `information` as in `SampleQuality`, of one part alone."""
+
+    metrics: Sequence[QualityMetric]
+    information: tuple[np.ndarray, np.ndarray] | None = None
+
+
 class SampleQualityEvaluator:
     """Compares a set of samples with real windows.
 
@@ -166,21 +175,20 @@ class SampleQualityEvaluator:
 
     def __call__(self) -> SampleQuality:
         """Compute all metrics."""
-        reach = min(MAX_DISTANCE, self.length - 1)
-        pairs = [pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)]
-        curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
-        information = mutual_information(pairs[0][self.sample_sets[0]]), np.quantile(curves, [0.025, 0.975], axis=0)
-        metrics = tuple(metric for part in self._parts(pairs) for metric in part)
-        return SampleQuality(metrics, self.number, self.length, information)
+        return self.joined(part() for part in self.parts())
 
-    def _parts(self, pairs: list[np.ndarray]) -> Iterator[Iterator[QualityMetric]]:
-        yield self._kmers()
-        yield self._gc()
-        yield self._mutual_information(pairs)
-        yield self._coding()
-        if self.training is not None:
-            yield self._memorization(self.training)
-        yield self._trained_models()
+    def parts(self) -> list[Callable[[], QualityPart]]:
+        """Functions that compute the metrics, which do not depend on each other."""
+        found: list[Callable[[], QualityPart]] = [partial(self._kmers, k) for k in KMER_LENGTHS]
+        found += [self._gc, self._mutual_information, self._coding]
+        found += [] if self.training is None else [self._memorization]
+        return [*found, self._discriminator, self._train_on_samples]
+
+    def joined(self, parts: Iterable[QualityPart]) -> SampleQuality:
+        """All metrics, given the results of all `parts` in their order."""
+        done = list(parts)
+        information = next(part.information for part in done if part.information is not None)
+        return SampleQuality(tuple(metric for part in done for metric in part.metrics), self.number, self.length, information)
 
     def _metric(
         self, key: str, name: str, unit: str, statistic: Statistic, data: Sequence[np.ndarray], is_distance: bool = True, slow: bool = False
@@ -209,44 +217,55 @@ class SampleQualityEvaluator:
         low, high = (found.baseline + wider * (limit - found.baseline) for limit in (found.low, found.high))
         return replace(found, low=low, high=high)
 
-    def _kmers(self) -> Iterator[QualityMetric]:
-        for k in KMER_LENGTHS:
-            counts = [kmer_counts(list(windows), k, self.both_strands).astype(np.float32) for windows in (self.samples, self.real)]
-            yield self._metric(f"js_{k}", f"{k}-mers, Jensen-Shannon divergence", "bits", jensen_shannon, counts)
+    def _kmers(self, k: int) -> QualityPart:
+        counts = [kmer_counts(list(windows), k, self.both_strands).astype(np.float32) for windows in (self.samples, self.real)]
+        return QualityPart([self._metric(f"js_{k}", f"{k}-mers, Jensen-Shannon divergence", "bits", jensen_shannon, counts)])
 
-    def _gc(self) -> Iterator[QualityMetric]:
+    def _gc(self) -> QualityPart:
         gc = [100 * gc_content(list(windows), name) for windows, name in ((self.samples, "samples"), (self.real, "real"))]
-        yield self._value("gc_variance", "GC content, variance between windows", "points^2", lambda a: a.var(ddof=1), gc)
+        return QualityPart([self._value("gc_variance", "GC content, variance between windows", "points^2", lambda a: a.var(ddof=1), gc)])
 
-    def _mutual_information(self, pairs: list[np.ndarray]) -> Iterator[QualityMetric]:
+    def _mutual_information(self) -> QualityPart:
+        reach = min(MAX_DISTANCE, self.length - 1)
+        pairs = [pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)]
+        curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
+        information = mutual_information(pairs[0][self.sample_sets[0]]), np.quantile(curves, [0.025, 0.975], axis=0)
+
         def gap(a: np.ndarray, b: np.ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
-        name = f"mutual information, mean up to {pairs[0].shape[1]} bases"
-        yield self._value("mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs)
-        yield self._metric("mutual_information_gap", "mutual information, mean difference of curves", "bits", gap, pairs)
+        name = f"mutual information, mean up to {reach} bases"
+        mean = self._value("mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs)
+        curve = self._metric("mutual_information_gap", "mutual information, mean difference of curves", "bits", gap, pairs)
+        return QualityPart([mean, curve], information)
 
-    def _coding(self) -> Iterator[QualityMetric]:
+    def _coding(self) -> QualityPart:
         periods = [period_three(windows) for windows in (self.samples, self.real)]
         frames = [longest_orf(windows) for windows in (self.samples, self.real)]
-        yield self._value("period_three", "three-base period, power", "x shuffled", np.mean, periods)
-        yield self._value("longest_frame", "longest open reading frame, mean", "bases", np.mean, frames)
-        yield self._metric("longest_frame_gap", "longest open reading frame, Wasserstein-1", "bases", wasserstein, frames)
+        period = self._value("period_three", "three-base period, power", "x shuffled", np.mean, periods)
+        frame = self._value("longest_frame", "longest open reading frame, mean", "bases", np.mean, frames)
+        gap = self._metric("longest_frame_gap", "longest open reading frame, Wasserstein-1", "bases", wasserstein, frames)
+        return QualityPart([period, frame, gap])
 
-    def _memorization(self, training: TrainingIndex) -> Iterator[QualityMetric]:
+    def _memorization(self) -> QualityPart:
+        training = self.training
+        assert training is not None
         seen = [training.seen(windows) for windows in (self.samples, self.real)]
         match = [training.longest_match(windows) for windows in (self.samples, self.real)]
 
         def percent(a: np.ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
 
-        yield self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen)
-        yield self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, match)
+        metrics = [
+            self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen),
+            self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, match),
+        ]
         # A maximum has no useful standard error.
         longest = distance(lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets)
-        yield QualityMetric("longest_match", "longest match with training, maximum", "bases", False, self._of_an_independent_set(longest))
+        name = "longest match with training, maximum"
+        return QualityPart([*metrics, QualityMetric("longest_match", name, "bases", False, self._of_an_independent_set(longest))])
 
-    def _trained_models(self) -> Iterator[QualityMetric]:
+    def _discriminator(self) -> QualityPart:
         counts = [kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands) for windows in (self.samples, self.real)]
         found = distance(discriminator_auroc, counts[0], counts[1], self.sample_sets[:_NUM_SLOW], self.real_sets[:_NUM_SLOW])
         scores, labels = cross_validated_scores(counts[0][self.sample_sets[0]], counts[1][self.real_sets[0][1]])
@@ -255,10 +274,12 @@ class SampleQualityEvaluator:
         areas = [auroc(np.concatenate([scores[a], scores[self.number + b]]), labels) for a, b in replicates]
         half = 1.96 * float(np.std(areas, ddof=1))
         found = replace(found, interval=(max(found.samples - half, 0.0), min(found.samples + half, 1.0)))
-        yield QualityMetric("discriminator_auroc", f"discriminator on {_DISCRIMINATOR_K}-mers", "AUROC", True, found)
+        return QualityPart([QualityMetric("discriminator_auroc", f"discriminator on {_DISCRIMINATOR_K}-mers", "AUROC", True, found)])
 
+    def _train_on_samples(self) -> QualityPart:
         def bits(a: np.ndarray, b: np.ndarray) -> float:
             return train_on_samples_bits(a, b, self.order)
 
         name = f"real windows, order-{self.order} Markov model of samples"
-        yield self._metric("train_on_samples_bits", name, "bits per base", bits, (self.samples, self.real), slow=True)
+        data = self.samples, self.real
+        return QualityPart([self._metric("train_on_samples_bits", name, "bits per base", bits, data, slow=True)])

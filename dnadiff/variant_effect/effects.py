@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from itertools import tee
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from typing_extensions import override
 
+from dnadiff.variant_effect.audit import AUDITED, Audit
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.site_windows import Site, SitePredictions
@@ -19,7 +20,6 @@ from dnadiff.variant_effect.variant import Alleles, Edit, Reference, Row, Skippe
 CHUNK = 1024  # alleles that are scored together; results may depend on it in the last bits, never on batch_size alone
 LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18  # alleles whose sites can share windows: per base of a window, and at most
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
-AUDITED = 64  # sites that share a window and are also predicted alone
 NO_VALUE = "N at the end of a window"  # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NAN = math.nan
 
@@ -70,39 +70,6 @@ class Scored(NamedTuple):
         return [None if isinstance(each, Skipped) else each for each in self.results]
 
 
-@dataclass
-class Audit:
-    """The error of several sites per window against one: the root of the mean squared difference of log-probability ratios, in nats.
-
-    Attributes:
-        squared, count: sum of the squared differences, and their number.
-        shared: sites that were predicted in a window with others.
-    """
-
-    squared: float = 0.0
-    count: int = 0
-    shared: int = 0
-
-    @property
-    def rms(self) -> float:
-        """Root mean square."""
-        return math.sqrt(self.squared / max(self.count, 1))
-
-    @property
-    def sites(self) -> int:
-        """Sites that were compared."""
-        return self.count // NUM_BASES
-
-    def add(self, several: Floats, single: Floats) -> Self:
-        """Compare predictions (K, S, 4): differences to each site's mean over the bases."""
-        both = [each - each.mean(-1, keepdims=True) for each in (several, single)]
-        difference = (both[0] - both[1]).mean(0)
-        known = np.isfinite(difference)
-        self.squared += float((difference[known] ** 2).sum())
-        self.count += int(known.sum())
-        return self
-
-
 class GenomeReader(Protocol):
     """What is read around a variant."""
 
@@ -125,16 +92,23 @@ class RowScorer(ABC):
     Attributes:
         network: what is read around a variant.
         method_name: how effects are computed.
-        audit: of `sites_per_window`.
+        audit: of `sites_per_window`, since the counts were taken.
         num_scored: alleles scored.
-        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
+        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were taken.
+        audited: sites that were compared before.
     """
 
     network: GenomeReader
     method_name: str
 
     def __init__(self) -> None:
-        self.audit, self.num_scored, self.num_missing = Audit(), 0, 0
+        self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
+
+    def take_counts(self) -> tuple[Audit, int]:
+        """The audit and the alleles without a ratio since the last call; both begin again."""
+        taken, self.audited = (self.audit, self.num_missing), self.audited + self.audit.sites
+        self.audit, self.num_missing = Audit(), 0
+        return taken
 
     @abstractmethod
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
@@ -143,6 +117,11 @@ class RowScorer(ABC):
         Args:
             done: rows at the beginning that have been scored.
         """
+
+    @property
+    def alleles_together(self) -> int:
+        """Alleles of a block: rows that are scored without reading others."""
+        return CHUNK
 
 
 class Scorer(RowScorer):
@@ -169,11 +148,16 @@ class Scorer(RowScorer):
         With several sites per window, sites of many chunks share windows. Which ones depends on all rows from the first on, so that a
         resumed run makes the network calls of one that was not stopped.
         """
-        several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
-        for block in divided(rows, max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK):
+        for block in divided(rows, self.alleles_together):
             if done < len(block):
                 yield from self._chunks_of(block, done)
             done = max(done - len(block), 0)
+
+    @property
+    @override
+    def alleles_together(self) -> int:
+        several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
+        return max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK
 
     def _chunks_of(self, block: Sequence[Row], done: int) -> Iterator[list[Scored]]:
         edits = [self.alleles.edits(row)[0] for row in block]
@@ -192,8 +176,8 @@ class Scorer(RowScorer):
     def _compare(self, predictions: SitePredictions) -> None:
         """Predict some of the sites that share a window alone."""
         self.audit.shared += len(predictions.shared)
-        if predictions.shared and (number := AUDITED - self.audit.sites) > 0:
-            places = np.unique(np.linspace(0, len(predictions.shared) - 1, number).round().astype(int))
+        if predictions.shared and self.audited + self.audit.sites < AUDITED:
+            places = np.unique(np.linspace(0, len(predictions.shared) - 1, AUDITED).round().astype(int))
             sites = [predictions.shared[i] for i in places]
             self.audit.add(predictions.at(sites), self.network.at_sites(sites, 1))
 
@@ -237,15 +221,37 @@ def site_of(edit: Edit) -> Site:
 def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
     """The rows in parts that end with the row that reaches a number of alleles, or of characters."""
     part: list[Row] = []
-    number = size = 0
-    for row in rows:
+    counted, rows = tee(rows)
+    for row, is_last in zip(rows, _ends(((len(row.alts), len(row.text)) for row in counted), alleles)):
         part.append(row)
-        number, size = number + len(row.alts), size + len(row.text)
-        if number >= alleles or size >= LARGEST_TEXT:
+        if is_last:
             yield part
-            part, number, size = [], 0, 0
+            part = []
     if part:
         yield part
+
+
+def first_rows(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[int]:
+    """The number of the first row of each part of `divided`, and the number of all rows; `sizes` are alleles and characters of each row."""
+    start = number = 0
+    for number, is_last in enumerate(_ends(sizes, alleles), 1):
+        if is_last:
+            yield start
+            start = number
+    if start < number:
+        yield start
+    yield number
+
+
+def _ends(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[bool]:
+    """Whether a part ends with each row."""
+    number = size = 0
+    for of_row, characters in sizes:
+        number, size = number + of_row, size + characters
+        is_last = number >= alleles or size >= LARGEST_TEXT
+        yield is_last
+        if is_last:
+            number = size = 0
 
 
 def entropies(at_sites: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Where variants come from: VCF and BCF files, tables, regions for saturation mutagenesis, rows in memory.
+"""Where variants come from: VCF and BCF files, tables, rows in memory; `saturation` has all variants of regions.
 
 Each source is read as a stream, as often as needed, and checks its rows by itself; `variant` compares them with a genome. VCF files are read
 without another package; BCF needs pysam.
@@ -10,20 +10,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 
 from typing_extensions import override
 
 from dnadiff.data.files import is_gzip, open_binary, open_text, resolve
-from dnadiff.data.genome.regions import Region
-from dnadiff.variant_effect.variant import TOKENIZER, Reference, Row, other_names
+from dnadiff.variant_effect.variant import Reference, Row, other_names
 
 _CONTIG = re.compile(r"##contig=<(?:.*,)?ID=([^,>]+)(?:.*?,length=(\d+))?")
 _POSITION = re.compile(r"[0-9]{1,10}")
 _FIXED = ("#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO")
 _COLUMNS = ("chrom", "pos", "ref", "alt")
-_BASES = "ACGT"
 _MAX_BLANK = 1_000_000
 
 
@@ -44,6 +42,14 @@ class VariantSource(ABC):
 
     def check(self, reference: Reference) -> None:
         """Raise ValueError if the source says that it belongs to another assembly."""
+
+    def between(self, first: int, last: int | None = None) -> Iterator[Row]:
+        """The rows from number `first` on, up to `last`, which is left out; None is all."""
+        return islice(iter(self), first, last)
+
+    def num_alleles(self) -> Iterator[tuple[int, int]]:
+        """For each row, in order, its alternative alleles and the characters of its text."""
+        return ((len(row.alts), len(row.text)) for row in self)
 
 
 class VcfSource(VariantSource):
@@ -97,10 +103,22 @@ class VcfSource(VariantSource):
 
     @override
     def __iter__(self) -> Iterator[Row]:
+        return self.between(0)
+
+    @override
+    def between(self, first: int, last: int | None = None) -> Iterator[Row]:
         columns = self.header[-1].count("\t") + 1
-        for number, line in _filled(self.name, self._lines()):
-            if not line.startswith("#"):
-                yield self._row(line.rstrip("\n"), f"{self.name}: line {number}", columns)
+        for number, line in islice(self._numbered(), first, last):
+            yield self._row(line.rstrip("\n"), f"{self.name}: line {number}", columns)
+
+    def _numbered(self) -> Iterator[tuple[int, str]]:
+        return ((number, line) for number, line in _filled(self.name, self._lines()) if not line.startswith("#"))
+
+    @override
+    def num_alleles(self) -> Iterator[tuple[int, int]]:
+        for _, line in self._numbered():  # lines are not checked here
+            cells, text = line.split("\t", 5), line.rstrip("\n")
+            yield cells[4].count(",") + 1 if len(cells) > 4 else 1, len(text)
 
     def _row(self, line: str, where: str, columns: int) -> Row:
         cells = line.split("\t")
@@ -162,39 +180,15 @@ class TableSource(VariantSource):
                 yield Row(where, values["chrom"], position_of(values["pos"], where), values.get("id") or ".", values["ref"], alts)
 
 
-class Saturation(VariantSource):
-    """Every SNV of some regions, and every deletion of one base if requested; positions with N are left out.
+class SomeRows(VariantSource):
+    """The rows `first` to `last` (left out) of another source."""
 
-    A deletion is written with the base before it, as in VCF, or at the first position with the base after it. Overlapping regions give
-    their variants repeatedly.
-    """
-
-    def __init__(self, regions: Sequence[Region], reference: Reference, deletions: bool = False) -> None:
-        self.name, self.regions, self.reference, self.deletions = "saturate", list(regions), reference, deletions
+    def __init__(self, source: VariantSource, first: int, last: int) -> None:
+        self.name, self.header, self.source, self.place = source.name, source.header, source, (first, last)
 
     @override
     def __iter__(self) -> Iterator[Row]:
-        return chain.from_iterable(map(self._rows, self.regions))
-
-    def _rows(self, region: Region) -> Iterator[Row]:
-        step, length = 1 << 16, self.reference.lengths[region.chrom]
-        for first in range(region.start, region.end, step):
-            low, high = max(first - 1, 0), min(first + step + 1, region.end + 1, length)
-            letters = TOKENIZER.decode(self.reference.window(region.chrom, low, high))
-            for place in range(first, min(first + step, region.end)):
-                base = letters[place - low]
-                if base not in _BASES:
-                    continue
-                where = f"saturate: {region.chrom}:{place + 1}"
-                if self.deletions and length > 1:  # first: its POS is that of the base before, and VCF must be sorted
-                    yield self._deletion(region.chrom, place, letters, low, where)
-                yield Row(where, region.chrom, place + 1, ".", base, tuple(b for b in _BASES if b != base))
-
-    def _deletion(self, chrom: str, place: int, letters: str, low: int, where: str) -> Row:
-        at = place - low
-        if place:
-            return Row(where, chrom, place, ".", letters[at - 1 : at + 1], (letters[at - 1],))
-        return Row(where, chrom, 1, ".", letters[:2], (letters[1],))
+        return self.source.between(*self.place)
 
 
 class Rows(VariantSource):

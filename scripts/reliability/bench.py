@@ -99,8 +99,9 @@ class Bench:
         decide: Decision = lambda call: PASS,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
+        timeout: float = 120.0,
     ) -> Outcome:
-        """Run the command of a case; `before` and `after` are called in the child process."""
+        """Run the command of a case, for so many seconds at most; `before` and `after` are called in the child process."""
 
         def work() -> int:
             before()
@@ -108,7 +109,7 @@ class Bench:
             after()
             return status
 
-        return supervise(work, (self.out, self.cache), decide)
+        return supervise(work, (self.out, self.cache), decide, timeout)
 
     def call(self, case: Case, out: Path, resumed: bool = False) -> int:
         """Run the command of a case in this process; returns its exit status."""

@@ -55,7 +55,9 @@ class Case:
     def reads_runs(self) -> bool:
         """Whether it needs the trained runs of the world."""
         return any(
-            f"{{world}}/{name}" in argument for name in ("dna", "text", "ar", "samples.dnd", "classifier") for argument in self.arguments
+            f"{{world}}/{name}" in argument
+            for name in ("dna", "text", "ar", "samples.dnd", "classifier", "shards")
+            for argument in self.arguments
         )
 
     def command_line(self, world: Path, out: Path, resumed: bool = False) -> list[str]:
@@ -72,6 +74,7 @@ FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
 TRAINING = (*TIMES, "resume", "sha256")  # config.yaml and checkpoints record how the run was started last, and hashes depend on that
 SESSIONS = ("seconds", "sessions")
+SHARDED = ("num_samples=6", "batch_size=2", "length=16", "sampler.num_groups=4", "accelerator=cpu")
 CASES = (
     Case("train", (*FASTA, *SMALL_RUN, *SMALL_NETWORK), ("resume=true",), ("genome.fa.gz",), ignored=TRAINING),
     Case(
@@ -166,6 +169,8 @@ CASES = (
         ignored=SESSIONS,
         label="text",
     ),
+    Case("sample", (DNA, *SHARDED, "output={out}/samples.fa", "shard=1/2"), inputs=("dna",), label="shard"),
+    Case("merge", ("output={out}/samples.fa", "shards={world}/shards", "keep=true"), inputs=("shards",)),
     Case("judge", ("samples={world}/samples.fa", DNA, "num_splits=20", "order=2"), inputs=("samples.fa", "dna")),
     Case("judge_text", ("samples={world}/samples.jsonl", AR, "accelerator=cpu"), inputs=("samples.jsonl", "ar")),
     Case("copies", ("input={world}/samples.fa", DNA), inputs=("samples.fa", "dna")),
@@ -247,6 +252,10 @@ def _train(folder: Path) -> None:
     start("train", ["data=fasta", f"data.path={folder}/genome.fa.gz", *SMALL_RUN, *SMALL_NETWORK, *run, f"hydra.run.dir={folder}/dna"])
     start("train", [*text, *SMALL_RUN, *SMALL_NETWORK, *run, f"hydra.run.dir={folder}/text"])
     start("train", [*text, *SMALL_RUN, *SMALL_AR, *run, f"hydra.run.dir={folder}/ar"])
+    for number in (1, 2):
+        sample = (f"checkpoint={folder}/dna", *SHARDED, f"output={folder}/sharded.fa", f"shard={number}/2")
+        start("sample", [*sample, f"hydra.run.dir={folder}/sample"])
+    (folder / "sharded.fa.shards").rename(folder / "shards")
     compress = (f"checkpoint={folder}/dna", f"input={folder}/samples.fa", "num_groups=4", "threads=1", f"output={folder}/samples.dnd")
     start("compress", [*compress, f"hydra.run.dir={folder}/compress"])
     task = (

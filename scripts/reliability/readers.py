@@ -14,7 +14,7 @@ import random
 import re
 import shutil
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from formats import Anything, InvalidError
 
 if TYPE_CHECKING:
     from dnadiff.data.text.hub import Hub
+    from dnadiff.data.work import Work
 
 RUNS, CACHE = Path("runs"), "cache"
 Make = Callable[[Path], None]
@@ -1146,6 +1147,42 @@ def _unfinished_samples(folder: Path) -> None:
         output.close()
 
 
+def _shards(folder: Path) -> None:
+    """Two shards of a work that computes nothing."""
+    from dnadiff.shards.assignment import OneShard
+    from dnadiff.shards.manifest import Task
+    from dnadiff.shards.shard import Shard
+
+    for number in (1, 2):
+        OneShard("sample", Shard(number, 2), ["seed=1"]).compute(folder / "s.fa", {"samples": Task(_letters(), SETTINGS)})
+
+
+def _letters() -> Work:
+    from dnadiff.data.work import Result, Work
+
+    class Letters(Work):
+        unit = "letters"
+
+        def starts(self) -> list[int]:
+            return list(range(9))
+
+        def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+            for number in range(start + skip, 8):
+                yield Result(1, b">s%d\nACGT\n" % number * 9, {"nfe": number})
+
+    return Letters()
+
+
+def _merge(folder: Path) -> object:
+    from dnadiff.shards.assignment import Merging
+    from dnadiff.shards.folder import ShardFolder
+
+    merging = Merging(ShardFolder.of(folder / "s.fa"))
+    merging.folder.environments(merging.manifest)
+    found = [(result.items, result.content, dict(result.about)) for result in merging.results("samples", _letters())]
+    return found, merging.settings("samples", SETTINGS), merging.manifest.overrides
+
+
 def _resume_samples(folder: Path) -> object:
     from dnadiff.design.output import ResumableOutput
 
@@ -1326,6 +1363,15 @@ STORED = (
         4,
         ("sample", "predict", "score"),
         (".s.fa.part", ".s.fa.gz.part", ".s.fa.journal", ".s.fa.gz.journal"),
+    ),
+    Reader(
+        "shards",
+        _shards,
+        {"s.fa.shards/manifest.json": m.JSON, "s.fa.shards/*.json": m.JSON, "s.fa.shards/*.part": m.BYTES},
+        _merge,
+        nothing,
+        4,
+        ("shards",),
     ),
     Reader("predictions", _results, {"m-s1-0123456789a1.npz": m.ARRAYS}, _prediction, nothing, 3, ("finetune",)),
     Reader("results.csv", _results, {"results.csv": m.TABLE}, _result_rows, _of_result_rows, 3, ("finetune",)),

@@ -102,12 +102,17 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "the model's own is used",
     ),
     ("train", "backbone.num_labels", ("zero",), "no labels"),
+    ("*", "launcher.cpus launcher.gpus", ("zero", "fraction"), "any number from 0"),
+    ("*", "launcher.retries", ("zero",), "none"),
     ("train", "objective.masked objective.replaced objective.masking.low", ("zero",), "a fraction from 0 to 1"),
     ("train", "objective.next_token_weight", ("zero", "fraction"), "any number from 0"),
     ("train", "objective.masking.alpha objective.masking.beta", ("fraction",), "any number above 0"),
 )
 # Valid values that take minutes.
-SLOW = (("*", "*.compile", ("boolean",), "compiles the network"),)
+SLOW = (
+    ("*", "*.compile", ("boolean",), "compiles the network"),
+    ("*", "launcher.address", ("word", "missing file"), "looks for a cluster"),
+)
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,7 @@ PARTS = "data.path={train: '{world}/book.txt', valid: '{world}/book.txt', test: 
 TABLE = "task.path={world}/labels.csv"
 # By command and choice; the first that matches. A `~` leaves out an argument of the case.
 NEEDS = {
+    "* launcher=*": ("launcher.shards=1", "~resume"),
     "train backbone=dit": (*NETWORK, "backbone.n_heads=2"),
     "train backbone=transformer": (*NETWORK, "backbone.n_heads=2", "objective=ar"),
     "train backbone=mamba": (*NETWORK, "objective=ar"),

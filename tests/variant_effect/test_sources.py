@@ -4,7 +4,8 @@ import pytest
 
 from dnadiff.data.genome.regions import Region
 from dnadiff.design.bgzip import _END, compressed
-from dnadiff.variant_effect.sources import BcfSource, Rows, Saturation, TableSource, VcfSource, open_source
+from dnadiff.variant_effect.saturation import Saturation
+from dnadiff.variant_effect.sources import BcfSource, Rows, TableSource, VcfSource, open_source
 from dnadiff.variant_effect.variant import Sequences
 
 HEADER = ["##fileformat=VCFv4.2", "##contig=<ID=chr1,length=10>", "##contig=<ID=chr2>", "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"]

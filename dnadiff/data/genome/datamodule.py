@@ -16,6 +16,7 @@ from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.cutter import Records
 from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
+from dnadiff.data.genome.paths import SequencePath, Source, expand
 from dnadiff.data.genome.regions import read_bed
 from dnadiff.data.intervals import Interval
 from dnadiff.data.labels import Labels
@@ -136,8 +137,14 @@ class GenomeDataModule(DNADataModule):
 
     @override
     def open(self) -> Genome:
-        path = self.download.fetch() if self._fetches and self.download is not None else self.path
-        return Genome.open(path, self.keep, self.iupac, self.num_workers)
+        return Genome.open(self._local_path(), self.keep, self.iupac, self.num_workers)
+
+    @override
+    def source_files(self) -> list[Source]:
+        return expand(self._local_path())
+
+    def _local_path(self) -> SequencePath | None:
+        return self.download.fetch() if self._fetches and self.download is not None else self.path
 
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:

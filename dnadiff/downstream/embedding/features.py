@@ -91,11 +91,15 @@ class Embedder:
             if longest is not None and length > longest:
                 raise ValueError(f"input: {name} has {length:,} bases and this network takes at most {longest:,}; cut it, or leave it out")
 
-    def stream(self, source: SequenceInput, batch_size: int) -> Iterator[list[NDArray[np.floating]]]:
-        """The embeddings of the sequences of an input, in order, in lists of a size that bounds the memory."""
-        whole = [pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths)]
-        windows = source.windows(whole)
-        for group in pieces.grouped(whole, batch_size * (1 if self.pool.per_position else _BATCHES), _BASES):
+    def groups(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[list[pieces.Piece]]:
+        """The sequences from number `first` on, in lists that are computed together, of a size that bounds the memory."""
+        whole = (pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths))
+        return pieces.grouped(islice(whole, first, None), batch_size * (1 if self.pool.per_position else _BATCHES), _BASES)
+
+    def stream(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[list[NDArray[np.floating]]]:
+        """The embeddings of the sequences of an input from number `first` on, in order, in the lists of `groups`."""
+        windows = source.windows(piece for group in self.groups(source, batch_size, first) for piece in group)
+        for group in self.groups(source, batch_size, first):
             yield self(list(islice(windows, len(group))), batch_size)
 
 

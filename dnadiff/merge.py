@@ -1,0 +1,112 @@
+"""`python -m dnadiff.merge`: the output of a command from its shards, byte for byte as without shards."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dnadiff import commands
+from dnadiff.checks import boolean, expand_user
+from dnadiff.config import PACKAGE, SHARED, Config, Json, Keys, config_dir, locate
+
+if TYPE_CHECKING:
+    from dnadiff.shards.folder import ShardFolder
+    from dnadiff.shards.manifest import Manifest
+
+SHARDED = ("score", "variants", "embed", "sample", "predict", "genome", "judge")  # commands with the key `shard`
+log = logging.getLogger("dnadiff")
+KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
+
+
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Merge and return the output."""
+    from dnadiff.data.files import check_output
+    from dnadiff.design.output import temporary_path
+    from dnadiff.shards.folder import ShardFolder
+
+    for key in ("keep", "overwrite"):
+        boolean(key, config[key])
+    output = expand_user(config["output"])
+    folder = ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
+    # While it exists, an output without unfinished files next to it is that of these shards.
+    marker = temporary_path(output, "merging")
+    if marker.exists() and not folder.path.exists():  # stopped while it removed them
+        return finish(output, marker, folder)
+    if config["shards"] is None and not folder.path.exists() and output.exists():
+        raise FileExistsError(f"{output} is complete already, and {folder.path} with its shards does not exist")
+    manifest = folder.check_complete()
+    if len(different := folder.environments(manifest)) > 1:
+        log.warning(f"shards were computed in different environments, and numbers may differ in their last digits: {'; '.join(different)}")
+    settings = command_config(config, manifest, folder)
+    resume = marker.exists() and not config["overwrite"] and (output.exists() or temporary_path(output, "journal").exists())
+    check_output(output, config["overwrite"] or resume)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    settings |= {"output": str(output), "overwrite": config["overwrite"]} | ({"resume": resume} if "resume" in settings else {})
+    try:
+        importlib.import_module(f"dnadiff.{manifest.command}").run(settings, run_dir, list(manifest.overrides))
+    except FileExistsError:
+        if not resume:
+            marker.unlink()
+            raise  # otherwise of a command without `resume`, which writes its output last
+    return finish(output, marker, None if config["keep"] else folder)
+
+
+def finish(output: Path, marker: Path, folder: ShardFolder | None) -> Path:
+    """Remove the shards and the marker; what is left when this is interrupted, the next start removes."""
+    if folder is not None:
+        unwanted = folder.path.with_name(f".{folder.path.name}.removed")
+        if folder.path.exists():
+            folder.path.rename(unwanted)
+        shutil.rmtree(unwanted, ignore_errors=True)
+    marker.unlink()
+    print(f"{output} is complete")
+    return output
+
+
+def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> Config:
+    """The configuration of the command that made the shards, for merging them: no network runs, so it needs no GPU.
+
+    Raises:
+        ValueError: if the manifest is of no command with shards, or names classes that are neither in a YAML file nor trusted.
+    """
+    if manifest.command not in SHARDED:
+        raise ValueError(f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its folder and start over")
+    settings = commands.recompose(manifest.command, manifest.overrides)
+    known = {target for root in filter(None, (config_dir(), commands.parse(sys.argv[1:])[0])) for target in targets_in(root)}
+    for target in targets_of(settings):
+        if target not in known:
+            locate(target, (PACKAGE, *config["trust"]))
+    given = {"shard": folder, "trust": config["trust"], "accelerator": "cpu"}
+    return settings | {key: value for key, value in given.items() if key in settings}
+
+
+def targets_of(config: Json) -> Iterator[str]:
+    """Every `_target_` in a configuration."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if key == "_target_":
+            yield value
+    for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
+        yield from targets_of(value)
+
+
+def targets_in(folder: Path) -> Iterator[str]:
+    """Every `_target_` in the YAML files of a folder."""
+    import yaml
+
+    for path in folder.rglob("*.yaml"):
+        yield from targets_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    """The command line."""
+    commands.run("merge", run, KEYS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Running all shards of a command, and merging them."""

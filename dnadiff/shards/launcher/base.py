@@ -1,0 +1,109 @@
+"""What launchers share: which shards are left, what a shard's command line is, errors, merging."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dnadiff.checks import Natural, PositiveInt, expand_user
+from dnadiff.config import Config, quoted
+from dnadiff.data.files import check_output
+from dnadiff.design.output import temporary_path
+from dnadiff.progress import Progress
+from dnadiff.shards.folder import ShardFolder
+from dnadiff.shards.launcher.job import ShardJob
+from dnadiff.shards.shard import Shard
+
+_OWN = ("launcher", "shard")
+log = logging.getLogger("dnadiff")
+
+
+class Launcher(ABC):
+    """Runs all shards of a command that are not complete, then merges them.
+
+    Args:
+        shards: how many.
+        retries: of a shard whose process was killed. A command that refuses its input is not tried again.
+    """
+
+    def __init__(self, shards: PositiveInt, retries: Natural = 2) -> None:
+        self.shards, self.retries = int(shards), int(retries)
+
+    @abstractmethod
+    def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
+        """Run jobs, each up to `retries` times more if its process is killed; each with its exit status, negative if it was killed."""
+
+    def launch(self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None) -> None:
+        """Run a command.
+
+        Args:
+            overrides: arguments of its command line.
+            config_folder: the user's own folder of YAML files.
+
+        Raises:
+            ValueError: if a shard fails, with its message.
+            SystemExit: if merging fails, which prints why.
+        """
+        if config["shard"] is not None:
+            raise ValueError(f"shard={config['shard']} and launcher= exclude each other: a launcher runs all shards; leave one out")
+        if config["output"] is None:
+            raise ValueError("launcher= needs output=, the file to write")
+        output = expand_user(config["output"])
+        is_merging = temporary_path(output, "merging").exists()
+        check_output(output, config["overwrite"] or is_merging)
+        folder, own = ShardFolder.of(output), [f"--config-dir={config_folder}"] * (config_folder is not None)
+        given = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] not in _OWN]
+        jobs = [
+            ShardJob(
+                shard,
+                command,
+                [*own, *given, f"shard={shard}", f"hydra.run.dir={quoted(str(folder.path / 'run'))}"],
+                os.getcwd(),
+                str(folder.log(shard).absolute()),
+            )
+            for shard in self._unfinished(folder)
+        ]
+        if is_merging and not folder.path.exists():  # all that is left is to remove files
+            jobs = []
+        if jobs:
+            self._run(command, jobs)
+        merging = [f"output={quoted(str(output))}", f"overwrite={str(config['overwrite']).lower()}"]
+        merging += [o for o in given if o.startswith("trust=")]
+        status = subprocess.run([sys.executable, "-m", "dnadiff.merge", *own, *merging], check=False).returncode
+        if status:
+            raise SystemExit(status)
+
+    def _unfinished(self, folder: ShardFolder) -> list[Shard]:
+        """The shards to run; the first one of complete ones, which refuses another configuration than that of the shards."""
+        numbers = list(range(1, self.shards + 1))
+        if folder.manifest_path.exists() and (manifest := folder.read()).count == self.shards:
+            missing = folder.missing(manifest)
+            if len(missing) < self.shards:
+                log.info(f"{self.shards - len(missing):,} of {self.shards:,} shards are complete already")
+            numbers = missing or [1]
+        return [Shard(number, self.shards) for number in numbers]
+
+    def _run(self, command: str, jobs: Sequence[ShardJob]) -> None:
+        bar = Progress(len(jobs), f"{command}, shards")
+        try:
+            for job, status in self.statuses(jobs):
+                if status:
+                    raise ValueError(failure(job, status))
+                bar.update()
+        finally:
+            bar.close()
+
+
+def failure(job: ShardJob, status: int) -> str:
+    """Why a shard failed, in one line: the message of its command, if there is one."""
+    lines = Path(job.log).read_text(encoding="utf-8", errors="replace").splitlines() if Path(job.log).exists() else []
+    message = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+    if status > 0 and message:
+        return f"{message} (shard {job.shard}; {job.log} has what it printed)"
+    how = f"was killed by signal {-status} in all its starts" if status < 0 else f"ended with status {status}"
+    return f"shard {job.shard} {how}; {job.log} has what it printed"

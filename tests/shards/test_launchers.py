@@ -1,0 +1,106 @@
+"""Launchers run all shards, start killed ones again, and merge."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from dnadiff.shards.launcher import base, job
+from dnadiff.shards.launcher.base import failure
+from dnadiff.shards.launcher.job import ShardJob, as_text, from_text
+from dnadiff.shards.launcher.processes import Processes
+from dnadiff.shards.shard import Shard
+
+SAMPLE = ("num_samples=8", "batch_size=2", "length=20", "sampler.num_groups=4", "accelerator=cpu", "output=s.fa")
+
+
+def jobs(tmp_path, count, command="toy"):
+    return [ShardJob(Shard(i, count), command, [f"shard={i}"], str(tmp_path), str(tmp_path / f"{i}.log")) for i in range(1, count + 1)]
+
+
+def test_a_job_is_written_and_read(tmp_path):
+    (one,) = jobs(tmp_path, 1)
+    assert from_text(as_text(one)) == one
+
+
+def test_a_job_prints_to_its_log_and_returns_its_status(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [])
+    for status, code in ((0, "print('done')"), (3, "raise SystemExit(3)"), (1, "raise SystemExit('error: no')"), (1, "1 / 0")):
+        module = type("module", (), {"main": staticmethod(lambda code=code: exec(code))})
+        monkeypatch.setattr(job.importlib, "import_module", lambda name, module=module: module)
+        (one,) = jobs(tmp_path, 1)
+        with capfd.disabled():
+            assert job.run(one) == status
+    text = (tmp_path / "1.log").read_text()
+    assert text.count(f"process {os.getpid()}") == 4 and "done" in text and "ZeroDivisionError" in text
+
+
+@pytest.mark.parametrize(("retries", "status"), [(2, 0), (1, -9)])
+def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(tmp_path, monkeypatch, retries, status):
+    left, lock = {1: 2}, threading.Lock()
+
+    def run(worker, one):
+        with lock:
+            left[one.shard.number] = left.get(one.shard.number, 0) - 1
+            return -9 if left[one.shard.number] >= 0 else 0
+
+    monkeypatch.setattr("dnadiff.shards.launcher.processes._Worker.run", run)
+    found = {one.shard.number: status for one, status in Processes(4, 2, retries).statuses(jobs(tmp_path, 4))}
+    assert found == {1: status, 2: 0, 3: 0, 4: 0}
+
+
+def test_the_message_of_a_failed_shard_is_that_of_its_command(tmp_path):
+    (one,) = jobs(tmp_path, 1)
+    assert failure(one, -9).startswith("shard 1/1 was killed by signal 9 in all its starts")
+    (tmp_path / "1.log").write_text("process 1\nerror: input: x.fa does not exist\n")
+    assert failure(one, 1).startswith("input: x.fa does not exist (shard 1/1; ")
+    assert failure(one, -9).startswith("shard 1/1 was killed")
+
+
+def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_checks_the_configuration(
+    cli, trained, tmp_path, monkeypatch, capfd
+):
+    ran, merged = [], []
+
+    class Here(Processes):
+        def statuses(self, waiting):
+            for one in waiting:
+                ran.append(one.shard.number)
+                with capfd.disabled():
+                    yield one, job.run(one)
+
+    monkeypatch.setattr(base.subprocess, "run", lambda command, check: merged.append(command) or type("done", (), {"returncode": 0}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [])
+    config = {"shard": None, "output": "s.fa", "overwrite": False}
+    overrides = [f"checkpoint={trained}", *SAMPLE, "launcher=processes", "launcher.shards=3"]
+    assert cli("sample", *overrides[:-2], "shard=2/3")[0] == 0
+    for expected in ([1, 3], [1]):
+        ran.clear()
+        Here(3).launch("sample", config, overrides, None)
+        assert ran == expected and merged[-1][-2:] == ["output='s.fa'", "overwrite=false"]
+    with pytest.raises(ValueError, match=r"holds shards with seed=1, not 2; .*\(shard 1/3; "):
+        Here(3).launch("sample", config, [*overrides, "seed=2"], None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["processes", "ray"])
+def test_a_killed_worker_does_not_change_a_byte(launcher, python, cli, trained, tmp_path):
+    if launcher == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: pip install dnadiff[ray]")
+    assert cli("sample", f"checkpoint={trained}", *SAMPLE[:-1], "num_samples=24", "output=whole.fa")[0] == 0
+    arguments = [f"checkpoint={trained}", *SAMPLE, "num_samples=24", f"launcher={launcher}", "launcher.shards=6", "launcher.workers=2"]
+    process = python("-m", "dnadiff.sample", *arguments, cwd=tmp_path)
+    log, killed = tmp_path / "s.fa.shards" / "0002.log", 0
+    while process.poll() is None and not killed:
+        time.sleep(0.02)
+        if log.exists() and (found := re.search(r"process (\d+)", log.read_text())):
+            os.kill(int(found[1]), signal.SIGKILL)
+            killed = int(found[1])
+    assert process.wait() == 0, process.errors
+    assert killed and (tmp_path / "s.fa").read_bytes() == (tmp_path / "whole.fa").read_bytes()
+    assert not (tmp_path / "s.fa.shards").exists()

@@ -1,0 +1,182 @@
+"""`python -m dnadiff.merge` in wrong use and after interruptions, and what the commands say about `shard=`."""
+
+import contextlib
+import json
+import shutil
+
+import pytest
+
+from dnadiff import merge
+from dnadiff import sample as sample_command
+from dnadiff.design.output import ResumableOutput
+
+SAMPLE = ("num_samples=6", "batch_size=2", "length=20", "sampler.num_groups=4", "accelerator=cpu", "output=s.fa")
+
+
+@pytest.fixture
+def sample(cli, trained):
+    """sample("shard=1/2") -> (exit status, output, errors)."""
+    return lambda *more: cli("sample", f"checkpoint={trained}", *SAMPLE, *more)
+
+
+@pytest.fixture(scope="module")
+def made(trained, tmp_path_factory):
+    """A folder with an output without shards, and two complete shards of another one."""
+    folder = tmp_path_factory.mktemp("shards")
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+        for more in (["output=whole.fa"], ["shard=2/2"], ["shard=1/2"]):
+            patch.setattr("sys.argv", ["dnadiff.sample", f"checkpoint={trained}", *SAMPLE, *more])
+            sample_command.main()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["shard=5/4"], "shard 5/4: the first number must be from 1 to the second one"),
+        (["shard=0/4"], "shard 0/4: the first number must be from 1 to the second one"),
+        (["shard=x"], "shard 'x' must be i/n, as in shard=3/200"),
+        (["shard=2"], "shard 2 must be i/n"),
+        (["shard=1/4"], "shard 1/4: more shards than units of work, 3 (batches); use at most 3"),
+        (["shard=1/2", "output=null"], "shard=1/2 needs output=, the same for all shards"),
+        (["shard=1/2", "output=old.fa"], "old.fa exists; set overwrite=true"),
+        (["shard=1/2", "launcher=processes", "launcher.shards=2"], "shard=1/2 and launcher= exclude each other"),
+        (["launcher=processes", "launcher.shards=2", "output=null"], "launcher= needs output="),
+        (["launcher=processes"], "launcher.shards is missing"),
+        (["launcher=processes", "launcher.shards=0"], "launcher.shards 0 must be an integer of at least 1"),
+        (["launcher=processes", "launcher.shards=2", "output=old.fa"], "old.fa exists; set overwrite=true"),
+    ],
+)
+def test_wrong_use_of_shards_gets_one_line(sample, tmp_path, args, message):
+    (tmp_path / "old.fa").write_text("kept")
+    status, _, err = sample(*args)
+    assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["old.fa"] and (tmp_path / "old.fa").read_text() == "kept"
+
+
+def test_shards_of_another_action_of_genome_are_refused(cli):
+    assert "shard=1/2 is for action=pack" in cli("genome", "data=ecoli", "shard=1/2", "output=x.json")[2]
+
+
+def test_merging_names_what_is_missing(sample, cli, tmp_path):
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "s.fa.shards does not exist or has no shards; compute them first: shard=1/N" in err
+    assert sample("shard=2/3")[0] == 0
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "s.fa.shards lacks 2 of 3 shards: 1, 3; compute them" in err
+    status, _, err = sample("shard=1/3", "seed=2")
+    assert status == 1 and "holds shards with seed=1, not 2" in err.strip().splitlines()[-1]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def expected(made):
+    """The bytes without shards."""
+    return (made / "whole.fa").read_bytes()
+
+
+@pytest.fixture
+def shards(made, tmp_path):
+    """Two complete shards."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+
+
+def test_merging_writes_the_output_and_removes_the_shards(shards, cli, expected, tmp_path):
+    status, out, err = cli("merge", "output=s.fa")
+    assert status == 0 and "s.fa is complete" in out, err
+    assert (tmp_path / "s.fa").read_bytes() == expected and not (tmp_path / "s.fa.shards").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "s.fa is complete already" in err
+
+
+def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, expected, tmp_path):
+    (tmp_path / "s.fa").write_text("old")
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "s.fa exists; set overwrite=true" in err and (tmp_path / "s.fa").read_text() == "old"
+    assert cli("merge", "output=s.fa", "overwrite=true", "keep=true")[0] == 0
+    assert (tmp_path / "s.fa").read_bytes() == expected and (tmp_path / "s.fa.shards").is_dir()
+    assert cli("merge", "output=t.fa", "shards=s.fa.shards")[0] == 0
+    assert (tmp_path / "t.fa").read_bytes() == expected and not (tmp_path / "s.fa.shards").exists()
+
+
+@pytest.mark.parametrize("where", ["second append", "finish", "shutil.rmtree", "pathlib.Path.unlink of the marker"])
+def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch, where):
+    append, calls = ResumableOutput.append, []
+
+    def stop(*args, **more):
+        raise KeyboardInterrupt
+
+    def append_once(self, *args, **notes):
+        calls.append(1)
+        append(self, *args, **notes) if len(calls) < 2 else stop()
+
+    with monkeypatch.context() as patch:
+        if where == "second append":
+            patch.setattr(ResumableOutput, "append", append_once)
+        elif where == "finish":
+            patch.setattr(ResumableOutput, "finish", stop)
+        elif where == "shutil.rmtree":
+            patch.setattr(merge.shutil, "rmtree", stop)
+        else:
+            patch.setattr(merge, "finish", stop)
+        assert cli("merge", "output=s.fa")[0] == 130
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 0, err
+    assert (tmp_path / "s.fa").read_bytes() == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
+
+
+def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
+    manifest = tmp_path / "s.fa.shards" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["streams"]["samples"]["settings"]["model"] = "other"
+    rewrite(manifest, content)
+    for number in (1, 2):
+        entry = tmp_path / "s.fa.shards" / f"000{number}.json"
+        about = json.loads(entry.read_text())
+        from dnadiff.shards.manifest import Manifest
+
+        about["fingerprint"] = Manifest.read(manifest).fingerprint
+        rewrite(entry, about)
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and 'holds shards with model="other", and it is' in err.strip().splitlines()[-1]
+
+
+def rewrite(path, content):
+    """Write a JSON file with its checksum."""
+    from dnadiff.shards import folder, manifest
+
+    content.pop("check")
+    check = (manifest if path.name == "manifest.json" else folder)._check_of(content)
+    path.write_text(json.dumps(content | {"check": check}))
+
+
+@pytest.mark.parametrize("override", ["+sampler.x={_target_: os.system, command: touch hacked}", "sampler._target_=os.system"])
+def test_a_manifest_runs_no_code(shards, cli, tmp_path, override):
+    manifest = tmp_path / "s.fa.shards" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["overrides"].append(override)
+    rewrite(manifest, content)
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "refused to build 'os.system'" in err and not (tmp_path / "hacked").exists()
+
+
+def test_a_manifest_of_a_command_without_shards_is_refused(shards, cli, tmp_path):
+    manifest = tmp_path / "s.fa.shards" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["command"] = "train"
+    rewrite(manifest, content)
+    for entry in (tmp_path / "s.fa.shards").glob("000*.json"):
+        entry.unlink()
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and ("lacks 2 of 2 shards" in err)
+
+
+def test_shards_of_different_environments_get_a_warning(shards, cli, tmp_path):
+    entry = tmp_path / "s.fa.shards" / "0001.json"
+    about = json.loads(entry.read_text())
+    about["environment"]["threads"] = 7
+    rewrite(entry, about)
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 0 and "computed in different environments" in err and "threads 7" in err
