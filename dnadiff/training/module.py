@@ -62,7 +62,7 @@ class DiffusionModule(lightning.LightningModule):
         Its rows are spread evenly over the global batch, so that every device and every accumulation step sees all strata of time.
         """
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        rows = (torch.arange(batch_size, device=self.device) * accumulated + micro) * world + rank
+        rows = (torch.arange(batch_size, device=self.device) * world + rank) * accumulated + micro
         return Draws(hash64(self.seed, purpose), rows, batch_size * accumulated * world, step)
 
     @override
