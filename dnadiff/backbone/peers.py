@@ -39,7 +39,8 @@ class ProcessGroupPeers:
         x = x.detach().contiguous()
         found = x.new_empty(self.size, *x.shape)
         if x.numel():
-            dist.all_gather_into_tensor(found.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8), group=self.group)
+            received = found.view(self.size, -1).view(torch.uint8).unbind(0)
+            dist.all_gather(list(received), x.view(-1).view(torch.uint8), group=self.group)
         return found
 
     def __deepcopy__(self, memo: object) -> Self:

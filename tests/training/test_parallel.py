@@ -7,6 +7,7 @@ import socket
 import pytest
 import torch
 
+from dnadiff import checkpoint
 from dnadiff.checkpoint import read
 
 CALLBACKS = """
@@ -32,7 +33,7 @@ class Recorder(Callback):
 """
 STEPS = 20
 RUN = [
-    *("backbone.d_model=16", "backbone.n_layers=2", "data.length=48", "data.epoch_size=104", "data.max_valid_windows=2"),
+    *("backbone.d_model=16", "backbone.n_layers=2", "data.length=24", "data.epoch_size=104", "data.max_valid_windows=2"),
     *(f"trainer.max_steps={STEPS}", "trainer.val_check_interval=1000", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"),
     "+callbacks.recorder._target_=recorder.Recorder",
 ]
@@ -59,7 +60,7 @@ def start(python, folder, name, processes, *options, windows=8, pieces=1):
 def train(python, folder, name, processes, *options, status=0, **more):
     """The content of the last checkpoint of a finished run."""
     started = start(python, folder, name, processes, *options, **more)
-    found = [process.wait(240) for process in started]
+    found = [process.wait(600) for process in started]
     assert found == [status] * processes, "\n".join(process.errors for process in started)
     return read(folder / name / "checkpoints" / "last.ckpt")
 
@@ -123,3 +124,85 @@ def test_several_processes_agree_with_one_in_float32(way, alone, python, tmp_pat
     assert (losses(tmp_path, "run") - losses(folder, "float32")).abs().max() < 1e-3
     for name in ("state_dict", "current_model_state"):  # the average and the live weights
         assert {key: value.shape for key, value in found[name].items()} == {key: value.shape for key, value in expected[name].items()}
+
+
+@pytest.mark.slow
+def test_a_run_continues_in_other_numbers_of_processes(alone, python, tmp_path):
+    """Two, one and four processes, in shards and not: the windows and the weights are those of one run of one process."""
+    constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1", *DOUBLE]
+    expected = train(python, tmp_path, "whole", 1, *constant)
+    train(python, tmp_path, "run", 2, *constant, "trainer.strategy=fsdp2", "trainer.max_steps=6")
+    shards = tmp_path / "run" / "checkpoints" / "last.shards"
+    assert len(list(shards.iterdir())) == 2
+    train(python, tmp_path, "run", 1, *constant, "trainer.max_steps=13", "resume=true")
+    assert not shards.exists()
+    found = train(python, tmp_path, "run", 4, *constant, "trainer.strategy=fsdp2", "resume=true")
+    assert found["global_step"] == STEPS and found["tokens_seen"] == expected["tokens_seen"]
+    for name, weight in expected["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], weight, rtol=0, atol=1e-10, msg=name)
+    windows = seen(tmp_path, "run", 4)
+    assert windows == seen(tmp_path, "whole", 1)
+    first = [window for step in range(13) for window in windows[step]]
+    assert sorted(first) == list(range(104))  # the first epoch: each window once
+
+
+FEATURES = {
+    "bf16, accumulation, recomputation": [
+        *("trainer.precision=bf16-mixed", "trainer.accumulate_grad_batches=2", "backbone.activation_checkpointing=true"),
+    ],
+    "compiled": ["backbone.compile=true"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_settings_of_training_work_with_every_strategy(options, python, tmp_path):
+    short = [*options, "trainer.max_steps=3"]
+    train(python, tmp_path, "alone", 1, *short)
+    for way in ("ddp", "fsdp2", "context"):
+        processes, pieces, strategy = WAYS[way]
+        train(python, tmp_path, way, processes, *short, *strategy, pieces=pieces)
+        assert (losses(tmp_path, way) - losses(tmp_path, "alone")).abs().max() < 2e-3, way
+        assert seen(tmp_path, way, processes if pieces == 1 else 1) == seen(tmp_path, "alone", 1)
+
+
+@pytest.mark.slow
+def test_sharded_checkpoints_are_exported_and_sampled(python, tmp_path):
+    content = train(python, tmp_path, "run", 2, "trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    assert (tmp_path / "run" / "checkpoints" / "best.shards").is_dir()
+    loaded = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    name, weight = next(iter(loaded.denoiser.state_dict().items()))
+    assert torch.equal(weight, content["state_dict"][f"denoiser.{name}"])
+    process = python("-m", "dnadiff.export", "checkpoint=run", "output=shared", "license=cc0-1.0", cwd=tmp_path)
+    assert process.wait() == 0, process.errors
+    assert sorted(p.suffix for p in (tmp_path / "shared").iterdir()).count(".safetensors") == 1
+    exported = checkpoint.load(tmp_path / "shared").denoiser.state_dict()
+    best = checkpoint.load(tmp_path / "run").denoiser.state_dict()
+    assert all(torch.equal(exported[key], value) for key, value in best.items())
+    train(python, tmp_path, "tuned", 1, "init_from=run", "trainer.max_steps=1")
+
+
+DEATHS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -9, "error: another process of this run ended at step 2"),
+    "an error": ("raise ValueError('no more data')", 1, "error: another process of this run ended at step 2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "context"])
+def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tmp_path):
+    code, status, message = DEATHS[death]
+    processes, pieces, options = WAYS[way]
+    (tmp_path / "dying.py").write_text(
+        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass Dying(Callback):\n"
+        f"    def on_train_batch_start(self, trainer, *_):\n        if trainer.global_step == 2 and trainer.global_rank: {code}\n"
+    )
+    dying = ["+callbacks.dying._target_=dying.Dying", "callbacks.checkpoints.every_n_steps=1"]
+    first, second = start(python, tmp_path, "run", processes, *options, *dying, pieces=pieces)
+    assert (second.wait(600), first.wait(600)) == (status, 1), first.errors
+    lines = [line for line in first.errors.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and lines[0].startswith(message) and "resume=true hydra.run.dir=run" in lines[0]
+    if status == 1:
+        assert "error: no more data" in second.errors
+    assert read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 2
