@@ -133,7 +133,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     from dnadiff.training.callbacks import Checkpoints
     from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
-    from dnadiff.training.parallel import check_processes, cluster, strategy_for
+    from dnadiff.training.parallel import check_processes, cluster, strategies
 
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
@@ -166,7 +166,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
             callback.folder = run_dir / "checkpoints"
     trainer = build(
         {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
-        strategy=strategy_for(config["trainer"].get("strategy", "auto")),
+        **strategies(config["trainer"].get("strategy", "auto")),
         callbacks=callbacks,
         logger=False,
         plugins=[AtomicCheckpoints(), *cluster()],

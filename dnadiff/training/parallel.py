@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ _LOST = re.compile(r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|Timed ou
 
 def check_strategy(word: Json) -> None:
     """Raise ValueError, with the reason, if `trainer.strategy` is not supported."""
-    if isinstance(word, Mapping):
+    if isinstance(word, Mapping):  # a class of Lightning or of the user
         return
     for refused, reason in _REFUSED.items():
         if str(word) == refused or (str(word).startswith(f"{refused}_") and refused != "ddp"):
@@ -41,13 +42,13 @@ def check_strategy(word: Json) -> None:
         raise ValueError(f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2")
 
 
-def strategy_for(word: Json) -> Strategy | Json:
-    """What the Trainer takes as the strategy of that name."""
+def strategies(word: Json) -> dict[str, Strategy]:
+    """The argument of the Trainer for a strategy of this package; empty for one that Lightning knows by its name."""
     if word != "fsdp2":
-        return word
+        return {}
     from dnadiff.training.sharded import ShardedStrategy
 
-    return ShardedStrategy()
+    return {"strategy": ShardedStrategy()}
 
 
 def cluster() -> list[SLURMEnvironment]:
@@ -58,7 +59,21 @@ def cluster() -> list[SLURMEnvironment]:
 
 
 def check_processes(trainer: Trainer, per_window: int) -> None:
-    """Raise ValueError if the processes of a run cannot be divided into groups of `per_window`."""
+    """Raise ValueError if the processes of a run cannot be divided into groups of `per_window`, or nothing starts those of other machines."""
+    from lightning.pytorch.strategies import ParallelStrategy
+
+    strategy = trainer.strategy
+    if (
+        trainer.num_nodes > 1
+        and "NODE_RANK" not in os.environ
+        and isinstance(strategy, ParallelStrategy)
+        and strategy.cluster_environment is not None
+        and not strategy.cluster_environment.creates_processes_externally
+    ):
+        raise ValueError(
+            f"trainer.num_nodes {trainer.num_nodes}, but this process was not started by torchrun or srun, which start those of the other "
+            "machines; see docs/scaling.md, or set trainer.num_nodes=1"
+        )
     if trainer.world_size % per_window:
         raise ValueError(
             f"context_parallel {per_window} does not divide the {trainer.world_size} processes of this run (trainer.devices times "

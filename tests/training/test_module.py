@@ -30,7 +30,9 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
     size = 4 * world * accumulated
     alone = SimpleNamespace(trainer=SimpleNamespace(world_size=1, global_rank=0), device=torch.device("cpu"), seed=2, context_parallel=1)
     if accumulated == 1:  # row i of rank r is row i world + r of one process
-        assert rows == [row for rank in range(world) for row in DiffusionModule.draws(alone, "train", size, step).rows.tolist()[rank::world]]
+        assert rows == [
+            row for rank in range(world) for row in DiffusionModule.draws(alone, "train", size, step).rows.tolist()[rank::world]
+        ]
     assert sorted(rows) == list(range(size))
     places = [int(t * size) for t in times] if isinstance(masking, Bernoulli) else [int((t * 0.999 - 1e-4) * size) for t in times]
     assert sorted(places) == list(range(size))
@@ -47,7 +49,9 @@ def test_processes_that_share_windows_have_the_same_noise():
         assert torch.equal(ours.rows, theirs.rows) and ours.num_rows == theirs.num_rows == 8
 
 
-@pytest.mark.parametrize(("world", "pieces", "total", "expected"), [(1, 1, None, 1.0), (2, 2, None, 1.0), (4, 1, 40.0, 1.2), (4, 2, 48.0, 1.0)])
+@pytest.mark.parametrize(
+    ("world", "pieces", "total", "expected"), [(1, 1, None, 1.0), (2, 2, None, 1.0), (4, 1, 40.0, 1.2), (4, 2, 48.0, 1.0)]
+)
 def test_a_loss_is_weighted_by_its_tokens_on_all_devices(world, pieces, total, expected):
     strategy = SimpleNamespace(reduce=lambda tokens, reduce_op: torch.tensor(total))
     module = SimpleNamespace(trainer=SimpleNamespace(world_size=world, strategy=strategy), context_parallel=pieces)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from dnadiff import checkpoint
 from dnadiff.checkpoint import read
+from dnadiff.config import with_current_choices
+from dnadiff.training.sharded import with_shards
 
 CALLBACKS = """
 import json
@@ -206,3 +209,51 @@ def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tm
     if status == 1:
         assert "error: no more data" in second.errors
     assert read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 2
+
+
+NETWORK = ["backbone.d_model=8", "backbone.n_layers=1"]
+DIT = ["backbone=dit", "backbone.d_model=8", "backbone.n_layers=1", "backbone.n_heads=2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["trainer.strategy=fsdp"], "trainer.strategy fsdp is not supported: FSDP1 does not run on a CPU.*set trainer.strategy=fsdp2"),
+        (["trainer.strategy=deepspeed_stage_2"], "deepspeed_stage_2 is not supported: it replaces the optimizer"),
+        (["trainer.strategy=banana"], "trainer.strategy banana is not known; choose auto"),
+        (["trainer.strategy={banana: 1}"], "trainer.strategy {'banana': 1} must be a string or a Strategy"),
+        (["context_parallel=2", *DIT], "context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers"),
+        (["context_parallel=2", "objective=block_mdlm"], "context_parallel 2 does not fit objective block_mdlm"),
+        (["context_parallel=3", "data.length=32"], "data.length 32 is not a multiple of context_parallel 3.*data.length=33"),
+        (["context_parallel=2", "data.length=32"], "context_parallel 2 does not divide the 1 processes"),
+        (["context_parallel=0"], "context_parallel 0 .*1"),
+        (["trainer.num_nodes=2", "trainer.strategy=ddp"], "trainer.num_nodes 2, but this process was not started by torchrun or srun"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(options, message, cli, tmp_path):
+    command = [*NETWORK, "data.length=32", *options, "trainer.accelerator=cpu", "hydra.run.dir=run"]
+    status, _, err = cli("train", *command)
+    lines = [line for line in err.splitlines() if line.startswith("error")]
+    assert status == 1 and len(lines) == 1 and re.search(message, lines[0]), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_keeps_the_number_of_windows_in_a_batch(cli, train_args):
+    assert cli("train", *train_args("caduceus", 2))[0] == 0
+    status, _, err = cli("train", *train_args("caduceus", 4), "data.batch_size=3", "resume=true")
+    assert status == 1 and re.search(
+        r"batches of 3 windows, and run/checkpoints/last.ckpt was trained with \d+; set data.batch_size=\d+", err
+    )
+
+
+def test_a_strategy_may_be_added_as_in_earlier_versions():
+    assert with_current_choices(["+trainer.strategy=ddp", "+trainer.profiler=simple"]) == [
+        "trainer.strategy=ddp",
+        "+trainer.profiler=simple",
+    ]
+
+
+def test_tensors_are_cut_as_parameters_are():
+    content = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0, 1]}]}
+    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))]
+    assert with_shards(content, torch.optim.SGD(parameters, lr=1)) == content  # not distributed: as they are
