@@ -258,7 +258,8 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     if valid:
         shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{min(valid):.4f}")]
     if done:
-        metrics["sha256"] = {path.name: hash_file(path) for path in sorted((run_dir / "checkpoints").glob("*.ckpt"))}
+        folder = run_dir / "checkpoints"
+        metrics["sha256"] = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*.ckpt"))}
         write_json(run_dir / "metrics.json", metrics)
     print(table(shown))
     if not done:

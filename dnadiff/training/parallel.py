@@ -53,9 +53,10 @@ def strategies(word: Json) -> dict[str, Strategy]:
 
 def cluster() -> list[SLURMEnvironment]:
     """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its signal, and the job is requeued by its script."""
-    from lightning.pytorch.plugins.environments import SLURMEnvironment
+    from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    started_by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun also works inside a job
+    return [SLURMEnvironment(auto_requeue=False)] if started_by_srun else []
 
 
 def check_processes(trainer: Trainer, per_window: int) -> None:

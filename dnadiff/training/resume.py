@@ -124,8 +124,11 @@ def clear(run_dir: Path) -> None:
 
     Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
     """
+    from dnadiff.checkpoint import shards
+
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)
+        shards.remove(path)
     for name in ("evaluate.json", "metrics.csv", "metrics.json"):
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
