@@ -72,6 +72,8 @@ RENAMED_CHOICES = {
     "sampler=drawn_token": "sampler=low_confidence",
 }
 
+DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
+
 
 def is_remote(path: object) -> bool:
     """Whether a value is the address of a file on another machine, also one that went through `Path`, which drops a slash."""
@@ -89,6 +91,8 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
     current = []
     for override in overrides:
         choice = override.lstrip("+")
+        if choice.partition("=")[0] in DECLARED:
+            override = choice
         group, _, name = choice.partition("=")
         if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
             logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")

@@ -128,4 +128,5 @@ def configure_logging() -> None:
         # Lightning sets the level of its own root logger when it is imported, but not of this child.
         logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning.*")
-    warnings.filterwarnings("ignore", message=r".*(lr_scheduler\.step|isinstance\(treespec|num_workers).*")
+    harmless = r"lr_scheduler\.step|isinstance\(treespec|num_workers|Grad strides do not match|FSDP2-wrapped module .* returned a view"
+    warnings.filterwarnings("ignore", message=rf".*({harmless}).*")

@@ -36,7 +36,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """
     from dnadiff import checkpoint
     from dnadiff.checkpoint.sources import load_silently
+    from dnadiff.training.fitting import fit
     from dnadiff.training.loggers import begin, build_loggers
+    from dnadiff.training.parallel import check_strategy
 
     config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = data_with_absolute_paths(config["data"])
@@ -53,6 +55,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         )
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
+    check_strategy(config["trainer"].get("strategy", "auto"))
     check_compatible(config)
     data: SequenceDataModule = build(config["data"], trust=None)
     if initial is not None and initial.known_tokenizer is not None:
@@ -64,7 +67,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     trainer, module = assemble(config, run_dir, data)
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
-    step = resume_step(start_from, config, data) if start_from is not None else 0
+    groups = trainer.world_size // module.context_parallel
+    step = resume_step(start_from, config, data, groups) if start_from is not None else 0
     sanity_check(module, data)
     trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)
     if trainer.is_global_zero:  # of several processes one writes the run folder and prints
@@ -76,34 +80,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         if start_from is not None:
             log.info(f"resuming {start_from}")
         begin(trainer, config, module, step)
-    status = fit(trainer, module, data, start_from)
+    with frozen_objects():
+        status = fit(trainer, module, data, start_from)
     result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
     if status:  # what follows with && must not run on half a training
         raise SystemExit(status)
     return result
-
-
-def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, start_from: Path | None) -> int:
-    """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
-
-    ValueError if a process that loads data was killed.
-    """
-    from dnadiff.data.loader import worker_loss
-    from dnadiff.training.stopping import Stopped
-
-    try:
-        with frozen_objects():
-            trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
-    except Stopped as stopped:
-        return stopped.status
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        if (reason := worker_loss(error, data.num_workers)) is None:
-            raise
-        raise ValueError(
-            f"a process that loads data ended at step {trainer.global_step}: {reason}; often memory was short: set data.num_workers lower "
-            f"and add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
-        ) from error
-    return 0
 
 
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
@@ -136,7 +118,10 @@ def check_compatible(config: Config) -> None:
 
     with torch.device("meta"):  # a stand-in vocabulary, and no memory for weights
         denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
-    denoiser.check_window(config["data"].get("length"))
+    length, pieces = config["data"].get("length"), config.get("context_parallel", 1)
+    denoiser.check_window(length)
+    if pieces > 1:
+        denoiser.check_pieces(pieces, length)
     check_search(config["callbacks"], build_objective(config, process, trust=None))
 
 
@@ -148,6 +133,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     from dnadiff.training.callbacks import Checkpoints
     from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
+    from dnadiff.training.parallel import check_processes, cluster, strategies
 
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
@@ -171,16 +157,19 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
             "digest": data.digest,
             "labels": list(about.get("labels", ())),
         },
+        per_window := config.get("context_parallel", 1),
     )
+    data.processes_per_window = per_window
     callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
     trainer = build(
         {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
+        **strategies(config["trainer"].get("strategy", "auto")),
         callbacks=callbacks,
         logger=False,
-        plugins=[AtomicCheckpoints()],
+        plugins=[AtomicCheckpoints(), *cluster()],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -190,6 +179,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
         default_root_dir=str(run_dir),
         trust=None,
     )
+    check_processes(trainer, per_window)
     return trainer, module
 
 
@@ -268,7 +258,8 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     if valid:
         shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{min(valid):.4f}")]
     if done:
-        metrics["sha256"] = {path.name: hash_file(path) for path in sorted((run_dir / "checkpoints").glob("*.ckpt"))}
+        folder = run_dir / "checkpoints"
+        metrics["sha256"] = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*.ckpt"))}
         write_json(run_dir / "metrics.json", metrics)
     print(table(shown))
     if not done:

@@ -215,3 +215,8 @@ def exported(trained, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("exported")
     return export.run(compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, [])
+
+
+@pytest.fixture(scope="session")
+def peers() -> ModuleType:
+    return neighbor("peers")

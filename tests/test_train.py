@@ -282,3 +282,14 @@ def test_a_run_that_was_resumed_after_a_validation_logs_the_right_steps(cli, tra
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
     assert [row["step"] for row in rows if row["train_loss"]] == ["1", "2", "3", "4", "5"]
     assert [row["step"] for row in rows if row["valid_nll"]] == ["2", "5"]
+
+
+def test_a_finished_run_that_ended_with_an_epoch_continues_with_the_next_one(cli, train_args, tmp_path, monkeypatch):
+    seen, batch = [], RandomWindows.batch
+    monkeypatch.setattr(
+        RandomWindows, "batch", lambda self, epoch, first, *more: seen.append((epoch, first)) or batch(self, epoch, first, *more)
+    )
+    args = [*train_args("caduceus", 3), "data.batch_size=2", "data.epoch_size=6"]
+    assert cli("train", *args)[0] == 0
+    assert cli("train", *args, "trainer.max_steps=7", "resume=true")[0] == 0
+    assert seen == [(epoch, first) for epoch in range(3) for first in (0, 2, 4)][:7]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff import checks
+from dnadiff.backbone.context import WHOLE, Context
+from dnadiff.backbone.peers import Peers
 from dnadiff.vocab import Vocab
 
 
@@ -41,6 +43,7 @@ class Backbone(nn.Module, ABC):
         vocab: the vocabulary it was built for.
         d_model: width D of `features`; a network that reads both strands has twice the width of one.
         max_length: longest sequence it accepts, None for any.
+        context: whether it reads whole sequences, or one piece of each (`spread`).
         reads_both_strands: whether features hold the channels of both strands, as `rc.join` arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
@@ -51,6 +54,7 @@ class Backbone(nn.Module, ABC):
 
     max_length: int | None = None
     reads_both_strands: bool = False
+    context: Context = WHOLE
 
     def __init__(self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0) -> None:
         super().__init__()
@@ -63,6 +67,20 @@ class Backbone(nn.Module, ABC):
     def trunk(self) -> nn.ModuleList | None:
         """The layers in the order in which they run, shared by reference; None for a network that is not a list of layers."""
         return None
+
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths) cannot be spread over processes."""
+        raise ValueError(
+            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only a network of Mamba layers passes a state from "
+            "one piece of a sequence to the next; set backbone=caduceus, caduceus_ps or mamba, or context_parallel=1"
+        )
+
+    def spread(self, peers: Peers) -> None:
+        """From now on read one piece of every sequence, as `SequencePiece` describes; its peers read the others (see `check_pieces`).
+
+        `features` takes the tokens of this piece and returns theirs, and the gradients of the parameters are the part of this piece.
+        """
+        raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
 
     @abstractmethod
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:

@@ -14,10 +14,12 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.backbone.base import Backbone, State
 from dnadiff.backbone.conditioning import Condition, Modulation, modulate
+from dnadiff.backbone.context import WHOLE, Context, SequencePiece
 from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
 from dnadiff.backbone.mixer import BiMamba, UniMamba
+from dnadiff.backbone.peers import Peers
 from dnadiff.checks import Natural, PositiveInt
-from dnadiff.kernels import check_scan
+from dnadiff.kernels import check_scan, check_states
 from dnadiff.vocab import Vocab
 
 
@@ -52,11 +54,11 @@ class MambaBlock(nn.Module):
         self.norm, self.mixer, self.adaLN_modulation = norm, mixer, modulation
 
     def forward(
-        self, stream: Tensor, branch: Tensor | None, condition: Tensor | None, valid: Tensor | None, scan: str
+        self, stream: Tensor, branch: Tensor | None, condition: Tensor | None, valid: Tensor | None, scan: str, context: Context = WHOLE
     ) -> tuple[Tensor, Tensor]:
         """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's branch, which the next layer adds."""
         stream, hidden, gate = self.enter(stream, branch, condition)
-        mixed = self.mixer(hidden, valid, scan)
+        mixed = context.mix(self.mixer, hidden, valid, scan)
         return stream, mixed if gate is None else gate * mixed
 
     def enter(self, stream: Tensor, branch: Tensor | None, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -136,6 +138,8 @@ class MambaBackbone(Backbone):
             for name, parameter in self.layers.named_parameters():
                 if ".mixer.out_proj" in name:
                     parameter.div_(math.sqrt(n_layers))
+        self.d_conv = d_conv
+        self.context: Context = WHOLE
         self.compiled = compile
         for layer in self.layers if compile else ():
             layer.compile()
@@ -144,6 +148,28 @@ class MambaBackbone(Backbone):
     @override
     def trunk(self) -> nn.ModuleList:
         return self.layers
+
+    @override
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        check_states(self.scan)
+        if length is None:
+            raise ValueError(
+                f"context_parallel {num_pieces} needs windows of one length, and these data have sequences of many; set context_parallel=1"
+            )
+        if length % num_pieces:
+            nearest = max(1, round(length / num_pieces)) * num_pieces
+            raise ValueError(
+                f"data.length {length} is not a multiple of context_parallel {num_pieces}, the pieces of a sequence; set data.length={nearest}"
+            )
+        if length // num_pieces < self.d_conv - 1:
+            raise ValueError(
+                f"context_parallel {num_pieces} cuts data.length {length} into pieces of {length // num_pieces} tokens, shorter than the "
+                f"{self.d_conv - 1} that a convolution reads across their border; set data.length={num_pieces * (self.d_conv - 1)} or more"
+            )
+
+    @override
+    def spread(self, peers: Peers) -> None:
+        self.context = SequencePiece(peers, self.reads_both_strands)
 
     @override
     def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
@@ -187,8 +213,8 @@ class MambaBackbone(Backbone):
 
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, *inputs, self.scan, use_reentrant=False, preserve_rng_state=False)
-        return layer(*inputs, self.scan)
+            return checkpoint(layer, *inputs, self.scan, self.context, use_reentrant=False, preserve_rng_state=False)
+        return layer(*inputs, self.scan, self.context)
 
     @override
     def head(self, features: Tensor) -> Tensor:

@@ -6,12 +6,15 @@ The scan, convolution and gate are in `dnadiff.kernels`; here are the projection
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from dnadiff.backbone.context import SequencePiece
 from dnadiff.backbone.layers import Projection, at_least_float32
 from dnadiff.kernels import (
     MixerWay,
@@ -71,9 +74,9 @@ class Direction(nn.Module):
         taps = self.conv_weight, self.conv_bias
         return MixerWay(*taps, self.x_proj.weight, self.dt_weight, self.dt_bias, self.A_log, self.D)
 
-    def conv(self, x: Tensor, scan: str) -> Tensor:
-        """(B, L, E) -> (B, L, E)."""
-        return short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, scan=scan)
+    def conv(self, x: Tensor, scan: str, initial: Tensor | None = None) -> Tensor:
+        """(B, L, E) -> (B, L, E); `initial` (B, K - 1, E) are the inputs before it, in reverse after it, zero if None."""
+        return short_conv(x, self.conv_weight, self.conv_bias, reverse=self.reverse, initial=initial, scan=scan)
 
     def scan_inputs(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
         """The inputs of the scan, from the output of the convolution (B, L, E)."""
@@ -107,12 +110,16 @@ class Direction(nn.Module):
         return y.to(x.dtype), window[:, 1:], h
 
 
-class ForwardMixer(nn.Module):
+class ForwardMixer(nn.Module, ABC):
     """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after others."""
 
     in_proj: Projection
     out_proj: Projection
     fwd: Direction
+
+    @abstractmethod
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str) -> Tensor:
+        """`forward` of one piece (B, n, D) of sequences whose other pieces are in other processes."""
 
     def carry(self, piece: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from those before it (None at the first)."""
@@ -153,6 +160,13 @@ class UniMamba(ForwardMixer):
         x, z = _split(self.in_proj, hidden, valid, scan)
         inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
         return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
+
+    @override
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str) -> Tensor:
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        before, _ = others.edges(x, x, self.fwd.conv_weight.shape[1])
+        (y,) = others.scans([self.fwd.scan_inputs(self.fwd.conv(x, scan, before), valid, scan)], scan)
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan)
 
     def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One position: hidden (B, D) -> (B, D), and the new state of `Direction.step`."""
@@ -205,6 +219,14 @@ class BiMamba(ForwardMixer):
             x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
             x, x_rev = self.fwd.conv(x, scan), self.rev.conv(x_rev, scan)
         y, y_rev = selective_scans(self.fwd.scan_inputs(x, valid, scan), self.rev.scan_inputs(x_rev, valid, scan), scan=scan)
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    @override
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str) -> Tensor:
+        (x, z), (x_rev, z_rev) = self._inputs(hidden, valid, scan)
+        before, after = others.edges(x, x_rev, self.fwd.conv_weight.shape[1])
+        convolved = (self.fwd, self.fwd.conv(x, scan, before)), (self.rev, self.rev.conv(x_rev, scan, after))
+        y, y_rev = others.scans([way.scan_inputs(u, valid, scan) for way, u in convolved], scan)
         return self._combined(y, y_rev, z, z_rev, scan)
 
     def _combined(self, y: Tensor, y_rev: Tensor, z: Tensor, z_rev: Tensor, scan: str) -> Tensor:

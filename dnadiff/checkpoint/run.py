@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dnadiff.checkpoint import shards
 from dnadiff.checkpoint.loaded import Loaded, build_denoiser, built_tokenizer, check_weights, label_names, names_file
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
@@ -55,7 +56,7 @@ def read(path: Path) -> dict[str, Json]:
     Raises:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
     """
-    content = tensors.read(path)
+    content = shards.read(path)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
     described = described if isinstance(described, dict) else {}
     if not described or not all(

@@ -64,6 +64,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
+    processes_per_window = 1  # that hold a piece each of the same windows (context parallelism)
     stranded = False  # whether the sequences have a direction, so that the strands are not interchangeable
 
     path: SequencePath | None
@@ -257,7 +258,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         def progress() -> tuple[int, float]:
             return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
 
-        return trainer.global_rank, trainer.world_size, progress
+        return trainer.global_rank // self.processes_per_window, trainer.world_size // self.processes_per_window, progress
 
     @override
     def state_dict(self) -> dict[str, LoaderState]:

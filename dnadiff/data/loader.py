@@ -25,15 +25,15 @@ class BatchSource(Protocol):
 
     size: int
 
-    def batch(self, epoch: int, first: int, count: int) -> Batch:
-        """Windows `first` to `first + count` of an epoch, collated."""
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
+        """The `count` windows `first`, `first + step`, ... of an epoch, collated."""
 
 
 class TrainLoader:
     """Windows in full batches; each iteration is one epoch, and the next iteration is the next epoch.
 
-    Row r of batch b is window (b * world_size + rank) * batch_size + r: ranks share an epoch, and no window occurs twice.
-    An epoch has `len(self)` batches, enough for all windows of the dataset; the last batch is filled up.
+    Row r of batch b is window (b * batch_size + r) * world_size + rank: ranks share an epoch, no window occurs twice, and batch b of all
+    ranks together has the windows that one process with the same global batch has in it. An epoch has `len(self)` batches, enough for all windows of the dataset; the last batch is filled up.
 
     Args:
         windows: the dataset; its size is rounded up to full batches.
@@ -88,8 +88,9 @@ class TrainLoader:
             yield batch
 
     def _batches(self, first: int) -> Iterator[Batch]:
-        keys = [(self.epoch, (batch * self.world_size + self.rank) * self.batch_size) for batch in range(first, self.num_batches)]
-        reader = _Reader(self.windows, self.batch_size)
+        together = self.batch_size * self.world_size
+        keys = [(self.epoch, batch * together + self.rank) for batch in range(first, self.num_batches)]
+        reader = _Reader(self.windows, self.batch_size, self.world_size)
         if self.num_workers == 0:
             return map(reader.__getitem__, keys)
         # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
@@ -111,12 +112,12 @@ def own_process_group(worker: int) -> None:
 class _Reader(Dataset[Batch]):
     """Complete batches by (epoch, first window); this object is sent to the workers."""
 
-    def __init__(self, windows: BatchSource, batch_size: int) -> None:
-        self.windows, self.batch_size = windows, batch_size
+    def __init__(self, windows: BatchSource, batch_size: int, step: int) -> None:
+        self.windows, self.batch_size, self.step = windows, batch_size, step
 
     @override
     def __getitem__(self, key: tuple[int, int]) -> Batch:
-        return self.windows.batch(*key, self.batch_size)
+        return self.windows.batch(*key, self.batch_size, self.step)
 
 
 def worker_loss(error: Exception, num_workers: int) -> str | None:

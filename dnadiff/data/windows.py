@@ -109,26 +109,25 @@ class RandomWindows(Dataset[Window]):
         reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1
         return record, start, reverse if self.augment_rc else np.zeros(len(index), dtype=bool)
 
-    def batch(self, epoch: int, first: int, count: int) -> Batch:
-        """Windows `first` to `first + count` of an epoch, collated."""
-        index = np.arange(first, first + count)
-        record, start, reverse = self._looked_up(epoch, first, count)
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
+        """The `count` windows `first`, `first + step`, ... of an epoch, collated."""
+        index = np.arange(first, first + count * step, step)
+        record, start, reverse = self._looked_up(epoch, index)
         ids, weight = self._cut(record, start, reverse if self.augment_rc else None)
         batch = {"ids": torch.from_numpy(ids), "weight": torch.from_numpy(weight), "index": torch.from_numpy(index)}
         if self.labels is not None:
             batch["cond"] = torch.from_numpy(self.labels.with_dropout(hash64(self.seed, "label", epoch), record, index))
         return batch
 
-    def _looked_up(self, epoch: int, first: int, count: int) -> Places:
-        """`places` of consecutive windows; thousands are computed at once, because the cost per call equals that of many windows."""
-        begin = first - first % _AHEAD
-        if first + count > begin + _AHEAD:
-            return self.places(epoch, np.arange(first, first + count))
+    def _looked_up(self, epoch: int, index: NDArray[np.int64]) -> Places:
+        """`places` of increasing indices; thousands are computed at once, because the cost per call equals that of many windows."""
+        begin = int(index[0] - index[0] % _AHEAD)
+        if index[-1] >= begin + _AHEAD:
+            return self.places(epoch, index)
         if self._ahead is None or self._ahead[0] != (epoch, begin):
             self._ahead = (epoch, begin), self.places(epoch, np.arange(begin, begin + _AHEAD))
-        part = slice(first - begin, first - begin + count)
         record, start, reverse = self._ahead[1]
-        return record[part], start[part], reverse[part]
+        return record[index - begin], start[index - begin], reverse[index - begin]
 
     def __len__(self) -> int:
         return self.size

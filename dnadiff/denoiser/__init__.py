@@ -11,6 +11,7 @@ from dnadiff.denoiser.base import BaseDenoiser, NetworkDenoiser, OptTensor
 from dnadiff.denoiser.block import BlockDenoiser
 from dnadiff.denoiser.causal import CausalDenoiser
 from dnadiff.denoiser.masked import Denoiser
+from dnadiff.denoiser.pieces import PiecewiseDenoiser
 from dnadiff.denoiser.wrapper import DenoiserWrapper, InBlock, InContext
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "InContext",
     "NetworkDenoiser",
     "OptTensor",
+    "PiecewiseDenoiser",
     "State",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, CausalBackbone, State
+from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone, State
 from dnadiff.kernels import linear_log_sum
 from dnadiff.parameterization import emitted_log_probs
 from dnadiff.vocab import Vocab
@@ -75,6 +75,15 @@ class BaseDenoiser(nn.Module):
 
     def check_window(self, length: int | None) -> None:
         """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have no fixed length)."""
+
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        """Raise ValueError or RuntimeError if windows of `length` tokens cannot be spread over so many processes (context parallelism)."""
+        if self.reads is BlockBackbone:
+            raise ValueError(
+                f"context_parallel {num_pieces} does not fit objective block_mdlm, expected 1: its two streams restart at every block; set "
+                "context_parallel=1, or another objective"
+            )
+        self.backbone.check_pieces(num_pieces, length)
 
     def require_any_order(self, what: str) -> None:
         """Raise a ValueError that begins with `what` if it goes from left to right."""

@@ -23,10 +23,9 @@ class CausalDenoiser(NetworkDenoiser):
 
     @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
-        start = torch.full_like(xt[:, :1], self.vocab.mask_id)
-        if valid is not None:
-            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1)
-        return at(self.backbone.features(torch.cat([start, xt[:, :-1]], 1).long(), None, cond, valid), positions)  # row l predicts token l
+        context = self.backbone.context
+        before, valid = context.shifted(xt, self.vocab.mask_id), None if valid is None else context.shifted(valid, True)
+        return at(self.backbone.features(before.long(), None, cond, valid), positions)  # row l predicts token l
 
     @override
     def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:

@@ -27,11 +27,13 @@ class Loss(NamedTuple):
         loss: what is differentiated, nats per token.
         nll: the objective's estimate of the bound on -log p, nats per token, detached.
         num_tokens: total weight of the tokens behind both; averages over batches are weighted by it.
+        num_averaged: total weight of the tokens that `loss` is a mean over, if that is another number.
     """
 
     loss: Tensor
     nll: Tensor
     num_tokens: Tensor
+    num_averaged: Tensor | None = None
 
 
 class Objective(ABC):
@@ -164,7 +166,8 @@ class MaskedObjective(Objective):
         """The loss from the cost of each masked token (M,)."""
         nll, factor = nll * weight[positions], masked.weight.to(nll)
         factor = factor[positions.nonzero()[:, 0]] if factor.ndim == 1 else factor[positions]
-        return self.reduce(mean_over(nll * factor, weight.sum()), mean_over(nll, weight[positions].sum()), weight.sum())
+        num_tokens, num_masked = weight.sum(), weight[positions].sum()
+        return self.reduce(mean_over(nll * factor, num_tokens), mean_over(nll, num_masked), num_tokens, num_masked)
 
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
         """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""
@@ -174,8 +177,8 @@ class MaskedObjective(Objective):
         """`x0 (B, L)` masked where `maskable (B, L)` bool."""
         return self.masking(self.process, x0, maskable, draws)
 
-    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
-        """What to differentiate: the bound by default, or the plain mean over masked tokens."""
+    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
+        """What to differentiate: the bound, a mean over all tokens, by default; or the plain mean over masked tokens."""
         return Loss(bound, bound.detach(), num_tokens)
 
 

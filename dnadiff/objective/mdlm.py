@@ -53,8 +53,10 @@ class MDLM(MaskedObjective):
         return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions, valid)
 
     @override
-    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor) -> Loss:
-        return Loss(bound if self.bound else mean, bound.detach(), num_tokens)
+    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
+        if self.bound:
+            return super().reduce(bound, mean, num_tokens, num_masked)
+        return Loss(mean, bound.detach(), num_tokens, num_masked)
 
     @override
     def evaluation(self) -> MDLM:

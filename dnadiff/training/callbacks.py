@@ -18,6 +18,7 @@ from dnadiff.config import Config
 from dnadiff.progress import Progress
 from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule
+from dnadiff.training.sharded import ShardedStrategy, local_parts, shard
 from dnadiff.training.stopping import Stopped, StopSignals
 
 log = logging.getLogger("dnadiff")
@@ -42,7 +43,14 @@ class EMA(WeightAveraging):
     def average(self, averaged: list[Tensor], current: list[Tensor], num_averaged: Tensor) -> None:
         """Move the average towards the current parameters, in place."""
         n = int(num_averaged)
-        torch._foreach_lerp_(averaged, current, 1 - min(self.decay, (1 + n) / (10 + n)))
+        torch._foreach_lerp_(local_parts(averaged), local_parts(current), 1 - min(self.decay, (1 + n) / (10 + n)))
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(trainer.strategy, ShardedStrategy) and self._average_model is not None:
+            average = self._average_model.module
+            assert isinstance(average, LightningModule)
+            shard(_diffusion(average).denoiser, trainer.strategy.mesh)
 
     @override
     def on_validation_batch_end(
@@ -93,7 +101,7 @@ class Checkpoints(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = self._step = trainer.global_step
-        for incomplete in self.folder.glob(".*.ckpt.*"):  # of a killed process
+        for incomplete in self.folder.rglob(".*.ckpt.*"):  # of a killed process
             incomplete.unlink(missing_ok=True)
         self.signals.install()
         if self._max_steps is not None:

@@ -11,9 +11,9 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from typing_extensions import override
 
+from dnadiff.checkpoint import shards
 from dnadiff.config import Config
 from dnadiff.data.files import atomic_write
-from dnadiff.published import tensors
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -26,12 +26,13 @@ class AtomicCheckpoints(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None) -> None:
         with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
             torch.save(checkpoint, file)
+        shards.remove(Path(path))  # of a run with another strategy
 
     @override
     def load_checkpoint(  # type: ignore[override]  # tensors arrive on the CPU, and no code in the file runs, whatever is asked
         self, path: str | os.PathLike[str], map_location: object = None, weights_only: bool | None = None
     ) -> Config:
-        return tensors.read(Path(path))
+        return shards.read(Path(path))
 
 
 def _size(checkpoint: Config) -> int:

@@ -10,6 +10,7 @@ from dnadiff.config import SHARED, Keys
 KEYS: Keys = {
     **SHARED,
     "init_from": str | None,
+    "context_parallel": checks.PositiveInt,
     "time_conditioning": bool | None,
     "weight_decay": checks.NonNegative,
     "matmul_precision": Literal["highest", "high", "medium"],
@@ -20,6 +21,8 @@ KEYS: Keys = {
     "optimizer.eps": checks.NonNegative,
     "trainer.max_steps": checks.PositiveInt,
     "trainer.devices": checks.PositiveInt | list[checks.Natural] | str,
+    "trainer.num_nodes": checks.PositiveInt,
+    "trainer.strategy": str | dict,
     "trainer.gradient_clip_val": checks.NonNegative | None,
     "trainer.log_every_n_steps": checks.PositiveInt,
 }

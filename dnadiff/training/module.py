@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import lightning
 import torch
@@ -13,13 +12,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
+from dnadiff.backbone.peers import Peers
 from dnadiff.config import Config
+from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective
 from dnadiff.training.optim import parameter_groups
-
-if TYPE_CHECKING:
-    from dnadiff.denoiser import BaseDenoiser
+from dnadiff.training.parallel import spread
+from dnadiff.training.sharded import reshard
 
 Batch = dict[str, Tensor]  # ids (B, L) and weight (B, L) as bytes; optionally cond (B, C) and valid (B, L)
 
@@ -27,13 +27,14 @@ Batch = dict[str, Tensor]  # ids (B, L) and weight (B, L) as bytes; optionally c
 class DiffusionModule(lightning.LightningModule):
     """One denoiser trained with one objective.
 
-    The loss of a micro-batch is its mean over tokens, and Lightning averages these equally over accumulation steps and devices. If
+    The loss of a micro-batch is its mean over the tokens of all devices, and Lightning averages these equally over accumulation steps. If
     micro-batches hold different numbers of tokens (N, padding), a token of a shorter one weighs more. The mean over all tokens of the
-    step would need their number on all devices before the first backward pass. Validation weights batches by their tokens.
+    step would need their number before the first backward pass. Validation weights batches by their tokens.
 
     Args:
         lr_scheduler: called with (optimizer, number of steps); stepped after every optimizer step.
         weight_decay: for matrices, see `parameter_groups`.
+        context_parallel: processes that hold a piece each of the same windows.
         seed: masks and times depend only on (seed, step, position in the global batch), dropout on (seed, step).
         hyper_parameters: plain dicts for the checkpoint: `config` and `tokenizer`.
     """
@@ -47,6 +48,7 @@ class DiffusionModule(lightning.LightningModule):
         weight_decay: float = 0.0,
         seed: int = 0,
         hyper_parameters: Config | None = None,
+        context_parallel: int = 1,
     ) -> None:
         super().__init__()
         self.denoiser = denoiser
@@ -55,14 +57,21 @@ class DiffusionModule(lightning.LightningModule):
         self.seed = seed
         self.save_hyperparameters(hyper_parameters or {}, logger=False)  # train.py gives loggers the configuration
         self.tokens_seen = 0
+        self.context_parallel = context_parallel
+        self.peers: Peers | None = None
+
+    @override
+    def setup(self, stage: str) -> None:
+        if self.context_parallel > 1:
+            self.peers = spread(self.denoiser, self.context_parallel)
 
     def draws(self, purpose: str, batch_size: int, step: int, micro: int = 0, accumulated: int = 1) -> Draws:
         """The noise of one micro-batch.
 
         Its rows are spread evenly over the global batch, so that every device and every accumulation step sees all strata of time.
         """
-        world, rank = self.trainer.world_size, self.trainer.global_rank
-        rows = (torch.arange(batch_size, device=self.device) * accumulated + micro) * world + rank
+        world, rank = self.trainer.world_size // self.context_parallel, self.trainer.global_rank // self.context_parallel
+        rows = (torch.arange(batch_size, device=self.device) * world + rank) * accumulated + micro
         return Draws(hash64(self.seed, purpose), rows, batch_size * accumulated * world, step)
 
     @override
@@ -72,22 +81,37 @@ class DiffusionModule(lightning.LightningModule):
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63)
         result = self.loss(batch, self.objective, self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated))
         tokens = int(result.num_tokens)
-        self.tokens_seen += int((batch["weight"] > 0).sum()) * self.trainer.world_size  # read, not predicted: mlm predicts 15 %
+        groups = self.trainer.world_size // self.context_parallel
+        self.tokens_seen += int((batch["weight"] > 0).sum()) * groups  # read, not predicted: mlm predicts 15 %
         if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
             raise ValueError(
                 f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; lower optimizer.lr, or set trainer.gradient_clip_val"
             )
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log_dict({"train/loss": result.loss.detach(), "train/nll": result.nll, "lr": rate}, batch_size=max(tokens, 1), on_step=True)
-        return result.loss
+        share = self.share(result)
+        losses = {"train/loss": share * result.loss.detach(), "train/nll": result.nll}
+        self.log_dict(losses, batch_size=max(tokens, 1), on_step=True, sync_dist=True)  # their means over all processes
+        self.log("lr", rate, on_step=True)
+        return result.loss * (share * self.context_parallel)  # strategies average over all processes, and gradients of pieces add up
+
+    def share(self, result: Loss) -> float:
+        """By what the mean over the tokens of this process is multiplied, so that the average over processes is the mean over all tokens."""
+        if self.trainer.world_size == self.context_parallel:
+            return 1.0
+        tokens = result.num_tokens if result.num_averaged is None else result.num_averaged
+        total = float(self.trainer.strategy.reduce(tokens.detach().double(), reduce_op="sum"))
+        return float(tokens) * self.trainer.world_size / total if total else 1.0
 
     def loss(self, batch: Batch, objective: Objective, draws: Draws) -> Loss:
         """The loss of a batch under an objective."""
-        return objective(self.denoiser, batch["ids"].long(), batch["weight"].float(), draws, batch.get("cond"), batch.get("valid"))
+        denoiser = self.denoiser if self.peers is None else PiecewiseDenoiser(self.denoiser, self.peers)
+        return objective(denoiser, batch["ids"].long(), batch["weight"].float(), draws, batch.get("cond"), batch.get("valid"))
 
     def valid_loss(self, batch: Batch, batch_idx: int) -> Loss:
         """The low-variance form of the objective, with the same masks at every validation."""
-        return self.loss(batch, self.valid_objective, self.draws("valid", len(batch["ids"]), batch_idx))
+        result = self.loss(batch, self.valid_objective, self.draws("valid", len(batch["ids"]), batch_idx))
+        reshard(self)  # the weights may be exchanged before the next pass
+        return result
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -104,7 +128,12 @@ class DiffusionModule(lightning.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: Config) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen  # for the progress display of a resumed run
+        checkpoint["groups"] = self.trainer.world_size // self.context_parallel  # that have different windows
 
     @override
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
+        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        if batches["is_last_batch"]:
+            # The loader continues with the next epoch. Lightning would end it after one batch if a validation followed the last one.
+            batches |= {"is_last_batch": False, "current": dict.fromkeys(batches["current"], 0)}

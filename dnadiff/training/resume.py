@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 START = ("resume", "overwrite", "trust", "logger")
 # Keys of a backbone about how it is computed, not which network it is.
 COMPUTED = ("scan", "activation_checkpointing", "compile")
+# Keys about the processes of a run, which together have the same windows in a batch.
+PROCESSES = ("context_parallel", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy")
 # Keys that a resumed run may change: its length, how often it reports, and the hardware it uses.
 MAY_CHANGE = (
-    *("trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.accelerator"),
+    *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps"),
     *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
@@ -48,7 +50,9 @@ def resumable(config: Config, run_dir: Path) -> Path | None:
         folder = path.parent.parent
         if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
             continue
-        if not differences(config, read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"), START):
+        if not differences(
+            config, read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"), (*START, *PROCESSES)
+        ):
             return path
     log.info("resume=true: found no unfinished run of the same configuration; starting a new one")
     return None
@@ -61,11 +65,11 @@ def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[s
     return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in ignored)]
 
 
-def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> int:
-    """The step of the checkpoint to resume.
+def resume_step(start_from: Path, config: Config, data: SequenceDataModule, groups: int = 1) -> int:
+    """The step of the checkpoint to resume in processes of which `groups` have different windows.
 
     Raises:
-        ValueError: if it has another network, data or training configuration, or the run is complete.
+        ValueError: if it has another network, data, number of windows in a batch or training configuration, or the run is complete.
     """
     from dnadiff.checkpoint import read
 
@@ -76,6 +80,7 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> i
             f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a resumed run keeps them: leave them out, "
             "or start a new run with init_from="
         )
+    check_batch(start_from, content, config, groups)
     if saved["tokenizer"] != data.tokenizer.config():
         raise ValueError(f"{start_from} was trained on another alphabet than {data.name} has now; has the file changed?")
     if saved.get("split_hash") != data.describe()["split_hash"]:
@@ -92,6 +97,20 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule) -> i
     return step
 
 
+def check_batch(start_from: Path, content: Config, config: Config, groups: int) -> None:
+    """Raise ValueError if a batch of all processes has another number of windows than in the run that is resumed."""
+    saved = content["hyper_parameters"]["config"]
+    devices = saved["trainer"].get("devices", 1)
+    before = content.get("groups", devices if isinstance(devices, int) else groups)  # an older version did not write it
+    ours, theirs = config["data"]["batch_size"] * groups, saved["data"]["batch_size"] * before
+    if ours != theirs:
+        remedy = f"set data.batch_size={theirs // groups}" if theirs % groups == 0 else "start another number of processes"
+        raise ValueError(
+            f"data.batch_size {config['data']['batch_size']} in {groups} processes with different windows makes batches of {ours} windows, and "
+            f"{start_from} was trained with {theirs}; {remedy}, so that the data keep their order"
+        )
+
+
 def is_complete(run_dir: Path, step: int) -> bool:
     """Whether a run ended at this step; one that was killed at its last step lacks its last validation or `metrics.json`."""
     try:
@@ -105,8 +124,11 @@ def clear(run_dir: Path) -> None:
 
     Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
     """
+    from dnadiff.checkpoint import shards
+
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)
+        shards.remove(path)
     for name in ("evaluate.json", "metrics.csv", "metrics.json"):
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)

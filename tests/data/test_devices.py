@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
     (folder / "recorder.py").write_text(RECORDER)
     for devices in (1, 2):
         how = [f"data.batch_size={8 // devices}", f"trainer.devices={devices}", "trainer.accelerator=cpu", f"hydra.run.dir=run{devices}"]
-        how += ["+trainer.strategy=ddp"] if devices > 1 else []
+        how += ["trainer.strategy=ddp"] if devices > 1 else []
         command = [sys.executable, "-m", "dnadiff.train", *NETWORK, *RUN, *how, "+callbacks.recorder._target_=recorder.Recorder"]
         env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")}
         done = subprocess.run(

@@ -55,7 +55,7 @@ def test_workers_change_nothing():
 def test_ranks_share_an_epoch_and_no_window_occurs_twice():
     alone = [row for batch in contents(loader(batch_size=4)) for row in zip(*batch)]
     ranks = [contents(loader(batch_size=2, rank=r, world_size=2)) for r in range(2)]
-    together = [row for pair in zip(*ranks) for batch in pair for row in zip(*batch)]
+    together = [row for pair in zip(*ranks) for rows in zip(*(zip(*batch) for batch in pair)) for row in rows]
     assert together == alone
 
 

@@ -193,9 +193,9 @@ def test_every_tile_comes_once_an_epoch_in_another_order():
 def test_a_batch_is_its_windows(kind):
     records = random_records(5000, 300, 90)
     windows = kind(records, [Interval(0, 100, 4900), Interval(1, 0, 300), Interval(2, 3, 90)], 32, 5000, DNA.vocab, 3, augment_rc=True)
-    for first, count in ((0, 7), (4090, 12), (4096, 1)):
-        batch = windows.batch(2, first, count)
-        for row, index in enumerate(range(first, first + count)):
+    for first, count, step in ((0, 7, 1), (4090, 12, 1), (4096, 1, 1), (5, 6, 4), (4080, 6, 4)):
+        batch = windows.batch(2, first, count, step)
+        for row, index in enumerate(range(first, first + count * step, step)):
             item = windows[2, index]
             assert torch.equal(batch["ids"][row], item["ids"]) and torch.equal(batch["weight"][row], item["weight"])
             assert int(batch["index"][row]) == item["index"] == index

@@ -230,7 +230,7 @@ class Recorder(Callback):
 @pytest.mark.slow
 def test_two_processes_choose_one_interval(tiny_fasta, train_args, tmp_path):
     (tmp_path / "recorder.py").write_text(RECORDER)
-    two = ["trainer.devices=2", "+trainer.strategy=ddp", "+callbacks.recorder._target_=recorder.Recorder"]
+    two = ["trainer.devices=2", "trainer.strategy=ddp", "+callbacks.recorder._target_=recorder.Recorder"]
     command = [sys.executable, "-m", "dnadiff.train", *train_args("caduceus", 8, *BLOCKS, *two)]
     env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)

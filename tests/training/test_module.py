@@ -7,6 +7,7 @@ import torch
 
 from dnadiff.draws import hash64
 from dnadiff.noise import LogLinear
+from dnadiff.objective.base import Loss
 from dnadiff.objective.masking import Bernoulli, ExactCount
 from dnadiff.process import AbsorbingProcess
 from dnadiff.training.module import DiffusionModule
@@ -20,13 +21,39 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
     x0, step, rows, times = torch.full((4, 4000), 7), 5, [], []
     for rank in range(world):
         trainer = SimpleNamespace(world_size=world, global_rank=rank)
-        module = SimpleNamespace(trainer=trainer, device=torch.device("cpu"), seed=2)
+        module = SimpleNamespace(trainer=trainer, device=torch.device("cpu"), seed=2, context_parallel=1)
         for micro in range(accumulated):
             draws = DiffusionModule.draws(module, "train", 4, step, micro, accumulated)
             rows += draws.rows.tolist()
             times += masking(process, x0, x0 > 0, draws).t.tolist()
             assert (draws.seed, draws.step, draws.global_batch_size) == (hash64(2, "train"), step, 4 * world * accumulated)
     size = 4 * world * accumulated
+    alone = SimpleNamespace(trainer=SimpleNamespace(world_size=1, global_rank=0), device=torch.device("cpu"), seed=2, context_parallel=1)
+    if accumulated == 1:  # row i of rank r is row i world + r of one process
+        assert rows == [
+            row for rank in range(world) for row in DiffusionModule.draws(alone, "train", size, step).rows.tolist()[rank::world]
+        ]
     assert sorted(rows) == list(range(size))
     places = [int(t * size) for t in times] if isinstance(masking, Bernoulli) else [int((t * 0.999 - 1e-4) * size) for t in times]
     assert sorted(places) == list(range(size))
+
+
+def test_processes_that_share_windows_have_the_same_noise():
+    def draws(rank, world, pieces):
+        trainer = SimpleNamespace(world_size=world, global_rank=rank)
+        module = SimpleNamespace(trainer=trainer, device=torch.device("cpu"), seed=2, context_parallel=pieces)
+        return DiffusionModule.draws(module, "train", 4, step=5)
+
+    for rank in range(6):
+        ours, theirs = draws(rank, 6, 3), draws(rank // 3, 2, 1)
+        assert torch.equal(ours.rows, theirs.rows) and ours.num_rows == theirs.num_rows == 8
+
+
+@pytest.mark.parametrize(
+    ("world", "pieces", "total", "expected"), [(1, 1, None, 1.0), (2, 2, None, 1.0), (4, 1, 40.0, 1.2), (4, 2, 48.0, 1.0)]
+)
+def test_a_loss_is_weighted_by_its_tokens_on_all_devices(world, pieces, total, expected):
+    strategy = SimpleNamespace(reduce=lambda tokens, reduce_op: torch.tensor(total))
+    module = SimpleNamespace(trainer=SimpleNamespace(world_size=world, strategy=strategy), context_parallel=pieces)
+    loss = Loss(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(50.0), num_averaged=torch.tensor(12.0))
+    assert DiffusionModule.share(module, loss) == expected

@@ -78,10 +78,12 @@ class ShortSequences:
             self._epoch = epoch
         return self._order
 
-    def batch(self, epoch: int, first: int, count: int) -> Batch:
-        """Sequences `first` to `first + count` of an epoch: `ids`, `weight`, `valid (B, L)`, `index`, and `cond` if there are labels."""
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
+        """The `count` sequences `first`, `first + step`, ... of an epoch, which are in one bucket: `ids`, `weight`, `valid (B, L)`, `index`,
+        and `cond` if there are labels.
+        """
         order, repeated = self.order(epoch)
-        index = np.arange(first, first + count)
+        index = np.arange(first, first + count * step, step)
         rows = order[index]
         reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1 if self.augment_rc else np.zeros(count, bool)
         ids = np.full((count, int(self.padded[rows].max())), self.vocab.pad_id, dtype=np.uint8)

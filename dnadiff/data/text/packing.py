@@ -153,9 +153,9 @@ class PaddedDocuments:
             valid[row, :end] = True
         return {"ids": ids, "weight": self.token_table.is_emitted(ids) & valid, "valid": valid}
 
-    def batch(self, epoch: int, first: int, count: int) -> dict[str, torch.Tensor]:
-        """Windows `first` to `first + count - 1` of an epoch, collated: `ids`, `weight`, `valid` and `index`."""
-        index = np.arange(first, first + count)
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> dict[str, torch.Tensor]:
+        """The `count` windows `first`, `first + step`, ... of an epoch, collated: `ids`, `weight`, `valid` and `index`."""
+        index = np.arange(first, first + count * step, step)
         number, orders = np.empty(count, np.int64), index // len(self.documents)
         for order in np.unique(orders).tolist():
             here = orders == order
