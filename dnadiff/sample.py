@@ -59,7 +59,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.design.provenance import is_complete
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
-    from dnadiff.report.designs import open_page
 
     check_options(config)
     reward_options.check(config)
@@ -87,7 +86,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if reward_options.is_design(config):
         search = None if index is None else lambda bases: index().longest_match(bases)
         generator, design = reward_options.make_designer(config, generator, request, search)
-    page = open_page(config, generator, request, model.loaded)
+    page = None
+    if config["report"] is not None:
+        from dnadiff.report.designs import open_page  # loads Lightning
+
+        page = open_page(config, generator, request, model.loaded)
     weighted = options.check_weights(config, generator, request, is_dna)
     header = header_of(generator.sampler, config)
     kept = options.output_settings(config, model, request, settings) | design
