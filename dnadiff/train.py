@@ -172,12 +172,13 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
             "labels": list(about.get("labels", ())),
         },
     )
-    callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
+    options = dict(config["trainer"])
+    callbacks = [build(c, trust=None) for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ())) if c]
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
     trainer = build(
-        {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
+        {**options, "val_check_interval": validation_interval(options)},
         callbacks=callbacks,
         logger=False,
         plugins=[AtomicCheckpoints()],

@@ -282,3 +282,10 @@ def test_a_run_that_was_resumed_after_a_validation_logs_the_right_steps(cli, tra
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
     assert [row["step"] for row in rows if row["train_loss"]] == ["1", "2", "3", "4", "5"]
     assert [row["step"] for row in rows if row["valid_nll"]] == ["2", "5"]
+
+
+def test_callbacks_of_the_trainer_are_used(cli, train_args, tmp_path):
+    stop = "+trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/nll, stopping_threshold: 100}]"
+    status, _, err = cli("train", *train_args("caduceus", 8, stop))
+    assert status == 0, err
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 4  # the first validation
