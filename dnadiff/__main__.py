@@ -1,4 +1,4 @@
-"""`python -m dnadiff`: the list of commands."""
+"""`python -m dnadiff`: first commands to type, and the list of all."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ import sys
 from dnadiff import __version__
 from dnadiff.commands import COMMANDS
 
+FIRST = """\
+Start with a model of E. coli that ships with the package:
+
+  python -m dnadiff.sample checkpoint=ecoli num_samples=10 output=samples.fa
+  python -m dnadiff.variants checkpoint=ecoli saturate=U00096.3:4000001-4000060 genome=bundled:ecoli_K12_MG1655.fa.gz output=variants.tsv
+  python -m dnadiff.embed checkpoint=ecoli input=samples.fa output=embeddings.npz
+
+or train one on your genome:
+
+  python -m dnadiff.train data=fasta data.path=my_genome.fa.gz
+"""
+
 
 def main() -> None:
-    """Print the list."""
+    """Print them."""
     width = max(map(len, COMMANDS))
-    print(f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's dnadiff)\n")
+    print(f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n")
     for name, description in COMMANDS.items():
         print(f"  python -m dnadiff.{name.ljust(width)}  {description}")
-    print("\nEach has --help. Start with python -m dnadiff.train, which trains on the bundled E. coli genome.")
+    print("\nEach has --help.")
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
         print(
             f"\nerror: python -m dnadiff takes no arguments, got {sys.argv[1]!r}; did you mean python -m dnadiff.{sys.argv[1]}?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import re
 import sys
@@ -27,9 +28,9 @@ class Progress:
     """
 
     def __init__(self, total: int, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
-        self.total, self.label, self.done, self.initial, self.every = total, printable(label), initial, initial, every
-        self.stream = stream or sys.stderr
-        self.is_terminal = self.stream.isatty()
+        self.total, self.label, self.done, self.initial = total, printable(label), initial, initial
+        stream = stream or sys.stderr
+        self.display: _Bar | _Lines = _Bar(stream, self.label, total) if stream.isatty() else _Lines(stream, self.label, every)
         self.start = self.shown = time.monotonic()
         self.tokens = 0
         self.notes: dict[str, str] = {}
@@ -40,29 +41,63 @@ class Progress:
         self.tokens += tokens
         self.notes |= {name: printable(str(value)) for name, value in notes.items()}
         now = time.monotonic()
-        if now - self.shown >= (0.2 if self.is_terminal else self.every) or (self.done >= self.total and self.is_terminal):
+        if now - self.shown >= self.display.every or (self.done >= self.total and self.display.shows_end):
             self.shown = now
-            self._write(now)
+            self.display.show(self.done, self._text(now))
 
-    def _write(self, now: float) -> None:
+    def _text(self, now: float) -> str:
         seconds = max(now - self.start, 1e-9)
         left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
         parts = [f"{self.done}/{self.total}", *(f"{name} {value}" for name, value in self.notes.items())]
         if self.tokens:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        text = "  ".join([*parts, f"{duration(left)} left"])
-        if self.is_terminal:
-            filled = round(24 * min(1.0, self.done / max(self.total, 1)))
-            self.stream.write(f"\r\x1b[K{self.label} |{'█' * filled}{'·' * (24 - filled)}| {text}")
-        else:
-            self.stream.write(f"{self.label}  {text}\n")
-        self.stream.flush()
+        return "  ".join([*parts, f"{duration(left)} left"])
 
     def close(self) -> None:
         """End the line."""
-        if self.is_terminal:
-            self.stream.write("\n")
-            self.stream.flush()
+        self.display.close()
+
+
+class _Lines:
+    """Occasional lines, for files and pipes."""
+
+    shows_end = False
+
+    def __init__(self, stream: TextIO, label: str, every: float) -> None:
+        self.stream, self.label, self.every = stream, label, every
+
+    def show(self, done: int, text: str) -> None:
+        self.stream.write(f"{self.label}  {text}\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Every line has ended."""
+
+
+class _Bar:
+    """A bar of Rich, drawn again with every update; it needs no thread."""
+
+    shows_end = True
+    every = 0.2
+
+    def __init__(self, stream: TextIO, label: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TextColumn("{task.fields[text]}", markup=False)
+        self.bars = Bars(*columns, console=Console(file=stream, highlight=False), auto_refresh=False)
+        self.task = self.bars.add_task(label, total=max(total, 1), text="")
+        self.bars.start()
+        atexit.register(self.bars.stop)  # a process that is interrupted shows the cursor again
+
+    def show(self, done: int, text: str) -> None:
+        self.bars.update(self.task, completed=done, text=text)
+        self.bars.refresh()
+
+    def close(self) -> None:
+        self.bars.stop()
+        atexit.unregister(self.bars.stop)
 
 
 def printable(text: str) -> str:

@@ -19,11 +19,13 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.output import ResumableOutput
     from dnadiff.design.request import Request
     from dnadiff.design.work import SampleWork
     from dnadiff.metrics.memorization import TrainingIndex
     from dnadiff.model import Model
+    from dnadiff.report.designs import DesignPage
     from dnadiff.sampler.base import Sampler
     from dnadiff.shards.assignment import Assignment
 
@@ -62,7 +64,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.design.work import SampleWork
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
-    from dnadiff.report.designs import open_page
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
 
@@ -99,7 +100,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     work = SampleWork(generator, request, config["seed"], config["batch_size"], header, writer_of(output), weighted, config["gc"])
     if (folder := assignment.compute(output, {SAMPLES: Task(work, kept)})) is not None:
         return folder
-    page = open_page(config, generator, request, model.loaded)
+    page = _page(config, generator, request, model)
     kept = assignment.settings(SAMPLES, kept)
     if config["resume"] and is_complete(output, kept):
         discard(output)  # of a process that was stopped while it removed them
@@ -116,6 +117,15 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if page is not None:
         page.write(output, overrides)
     return output
+
+
+def _page(config: Config, generator: ConditionalSampler, request: Request, model: Model) -> DesignPage | None:
+    """The page of `report=`; its import loads Lightning, which sampling does not need."""
+    if config["report"] is None:
+        return None
+    from dnadiff.report.designs import open_page
+
+    return open_page(config, generator, request, model.loaded)
 
 
 def check_options(config: Config) -> None:

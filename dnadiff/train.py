@@ -160,13 +160,14 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
         per_window := config.get("context_parallel", 1),
     )
     data.processes_per_window = per_window
-    callbacks = [build(c, trust=None) for c in config["callbacks"].values() if c]
+    options = dict(config["trainer"])
+    callbacks = [build(c, trust=None) for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ())) if c]
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
     trainer = build(
-        {**config["trainer"], "val_check_interval": validation_interval(config["trainer"])},
-        **strategies(config["trainer"].get("strategy", "auto")),
+        {**options, "val_check_interval": validation_interval(options)},
+        **strategies(options.get("strategy", "auto")),
         callbacks=callbacks,
         logger=False,
         plugins=[AtomicCheckpoints(), *cluster()],

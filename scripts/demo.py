@@ -1,7 +1,8 @@
-"""Pretrain, evaluate, sample and fine-tune on the bundled genome with the command lines that a user would type, and write report.html.
+"""What a user can do with dnadiff in ten minutes, with the command lines that one would type, and a page, report.html.
 
-Every stage fits a total time: the speed of this machine is measured first, and again by every stage that ends. A slow machine gets fewer
-draws, samples and seeds and a shorter training; what is shortened is printed.
+In this order: designs in real flanks, variant effects of a held-out gene, the likelihood compared with counting models, and fine-tuning, all
+with the bundled model; then the training of a model of its own. Every stage fits a total time: the speed of this machine is measured first.
+A slow machine gets fewer designs, draws and seeds and a shorter training; what is shortened is printed.
 """
 
 from __future__ import annotations
@@ -18,54 +19,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from demo_report import Designs, write_page
 
 from dnadiff.checkpoint import load
-from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.splits import FractionSplit
+from dnadiff.data.genome.genome import Genome
 from dnadiff.likelihood.strand import Conjoined
+from dnadiff.model.generator import letters_of
 from dnadiff.progress import duration, table
-from dnadiff.report import RunResults, headlines, read_metrics, save_overview, sentences, write_report
+from dnadiff.report import RunResults, headlines, read_metrics, sentences
 
+GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"
+UPSTREAM, GENE_START = 60, 3_716_546  # bases before the first one (0-based) of b3552, in the part that the bundled model has not seen
+WINDOW, NUM_GROUPS = 512, 32  # of the designs
 TEST_TOKENS = 464_165
 TASK_LENGTH = 200
-FINETUNE_TOKENS = 2 * 4_000 * TASK_LENGTH  # a seed trains two networks (fine-tuned, from scratch) on 2,000 windows per class
-SAMPLE_LENGTH, NUM_GROUPS = 512, 64
-LONG = 4096
-TRAINING_SHARE = 0.42  # of the total time: below that, the other stages are shortened first
+FINETUNE_TOKENS = 4_000 * TASK_LENGTH  # of a seed: 2,000 windows per class
+LONG = 1024
+TRAINING_SHARE = 0.3  # of the total time: below that, the other stages are shortened first
 RESERVE = 0.05  # of the remaining time, for what the predictions miss
+RECIPE = ("scratch=false", "epochs=1", "lr=5e-4", "layer_decay=1")  # of fine-tuning: the default trains for longer
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much the stages after training do."""
+    """How much the stages before training do."""
 
-    num_draws: int = 8
+    num_designs: int = 32
+    num_bases: int = 120
+    num_draws: int = 4
     conjoin: bool = True
-    num_samples: int = 200
-    seeds: int = 5
+    seeds: int = 3
 
     def shortened(self, full: Settings) -> list[str]:
         """What is less than in the full demo, in words."""
         said = [
+            (self.num_designs < full.num_designs, f"{self.num_designs} designs instead of {full.num_designs}"),
+            (self.num_bases < full.num_bases, f"{self.num_bases} bases of the gene instead of {full.num_bases}"),
             (self.num_draws < full.num_draws, f"{self.num_draws} draws per window instead of {full.num_draws}"),
             (self.conjoin < full.conjoin, "one strand instead of both conjoined"),
-            (self.num_samples < full.num_samples, f"{self.num_samples} samples instead of {full.num_samples}"),
             (self.seeds < full.seeds, f"{self.seeds} seed{'s' * (self.seeds > 1)} of fine-tuning instead of {full.seeds}"),
         ]
         return [words for less, words in said if less]
 
 
 # From the full demo to the shortest: what costs time and adds least goes first.
-RECIPE = ("epochs=1", "lr=5e-4", "lr_scratch=2e-3", "layer_decay=1")  # of fine-tuning: the default trains for longer
 LADDER = (
     Settings(),
-    Settings(seeds=3),
-    Settings(seeds=3, num_samples=100),
-    Settings(seeds=2, num_samples=100, num_draws=4),
-    Settings(seeds=1, num_samples=100, num_draws=4),
-    Settings(seeds=1, num_samples=50, num_draws=2),
-    Settings(seeds=1, num_samples=50, num_draws=2, conjoin=False),
+    Settings(seeds=2),
+    Settings(seeds=2, num_draws=2),
+    Settings(seeds=1, num_draws=2, num_designs=16),
+    Settings(seeds=1, num_draws=2, num_designs=16, conjoin=False),
+    Settings(seeds=1, num_draws=2, num_designs=16, conjoin=False, num_bases=60),
+    Settings(seeds=1, num_draws=2, num_designs=8, conjoin=False, num_bases=30),
 )
 
 
@@ -76,7 +82,7 @@ class Speed:
     Args:
         start: seconds in which the trial started, read the genome and ended.
         training: tokens per second of training.
-        forward: tokens per second through the network without gradients.
+        forward: tokens per second through the bundled network without gradients.
         short: tokens per second forward and backward in a batch of fine-tuning.
     """
 
@@ -85,18 +91,27 @@ class Speed:
     forward: float
     short: float
 
+    def designing(self, settings: Settings) -> float:
+        """Seconds of `sample`."""
+        return self.start + settings.num_designs * WINDOW * NUM_GROUPS / self.forward
+
+    def variants(self, settings: Settings) -> float:
+        """Seconds of `variants`: each site is masked on both strands."""
+        return self.start + 2 * settings.num_bases * LONG / self.forward
+
     def evaluation(self, settings: Settings) -> float:
         """Seconds of `evaluate`: besides the draws, Markov models, the 24-mers of the training part and the curve of code lengths."""
         passes = settings.num_draws * (2 if settings.conjoin else 1)
         return 2.5 * self.start + passes * TEST_TOKENS / self.forward
 
-    def sampling(self, settings: Settings) -> float:
-        """Seconds of `sample`."""
-        return self.start + settings.num_samples * SAMPLE_LENGTH * NUM_GROUPS / self.forward
-
     def finetuning(self, settings: Settings) -> float:
         """Seconds of `finetune`: training, the predictions of validation and test windows, and the k-mer baseline."""
         return 2.0 * self.start + settings.seeds * 1.3 * FINETUNE_TOKENS / self.short
+
+    @property
+    def own_evaluation(self) -> float:
+        """Seconds of `evaluate` with two draws for the small network, which is at least twice as fast without gradients."""
+        return 2.5 * self.start + TEST_TOKENS / self.training
 
     @property
     def report(self) -> float:
@@ -125,7 +140,7 @@ def command(name: str, *args: str) -> str:
 
 
 def measure(folder: Path) -> Speed:
-    """The speed of this machine, from a short training run in `folder` and from its network."""
+    """The speed of this machine, from a short training run in `folder` and from the bundled network."""
     begin = time.monotonic()
     command("train", "experiment=ecoli_demo", "trainer.max_steps=80", "data.max_valid_windows=16", f"hydra.run.dir={folder}")
     took = time.monotonic() - begin
@@ -134,7 +149,7 @@ def measure(folder: Path) -> Speed:
     tokens, seconds = rows["tokens"][done], rows["seconds"][done]
     half = len(tokens) // 2  # the first steps are slower: memory is allocated and caches are cold
     training = (tokens[-1] - tokens[half]) / (seconds[-1] - seconds[half])
-    loaded = load(folder)
+    loaded = load("ecoli")
     mask_id, backbone = loaded.tokenizer.vocab.mask_id, loaded.denoiser.backbone
     windows, batch = torch.full((4, LONG), mask_id), torch.full((16, TASK_LENGTH), mask_id)
     conjoined = Conjoined(loaded.denoiser, loaded.tokenizer.vocab)
@@ -154,13 +169,6 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
     return statistics.median(taken[1:])
 
 
-def real_windows(length: int) -> list[str]:
-    """The windows of the held-out region as strings."""
-    data = GenomeDataModule("bundled:ecoli_K12_MG1655.fa.gz", length, 16, FractionSplit(test=(0.8, 0.9), valid=(0.9, 1.0)))
-    tiles = data.test_windows("test")
-    return [data.tokenizer.decode(tiles[i]["ids"].numpy()) for i in range(len(tiles) - 1)]
-
-
 def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], list[str], Speed]:
     """Run all commands within `budget` seconds of `start`; returns their command lines, what was shortened, and the measured speed."""
 
@@ -169,29 +177,45 @@ def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], li
 
     print("Measuring the speed of this machine")
     speed = measure(folder / "speed")
-    stages = [speed.evaluation, speed.sampling, speed.finetuning]
-    settings = choose(remaining() - speed.report - TRAINING_SHARE * budget, stages)
-    seconds = remaining() - speed.report - sum(stage(settings) for stage in stages) - speed.start
-    steps = max(100, round(0.97 * seconds * speed.training / (16 * SAMPLE_LENGTH)))  # 3 % for validation
-    print(f"\n{duration(seconds)} of training, {steps:,} steps")
-    lines = [command("train", "experiment=ecoli_demo", f"trainer.max_steps={steps}", f"hydra.run.dir={folder / 'train'}")]
-    run, where = f"checkpoint={folder / 'train'}", f"hydra.run.dir={folder}"
-    settings = choose(remaining() - speed.report, stages, at_most(settings))
-    # Longer windows give the network more context. On the validation part, with the run of an earlier demo: 1.9277 bits at 512, 1.9267 at
-    # 1,024, 1.9258 at 2,048, 1.9252 at 4,096, 1.9246 at 8,192 (se_mc .001 to .002); 8,192 leaves so few windows that the interval widens.
-    # Conjoining both strands improved another run from 1.9296 to 1.9280 at 4,096.
-    conjoin = f"conjoin={str(settings.conjoin).lower()}"
-    draws = f"num_draws={settings.num_draws}"
-    lines.append(command("evaluate", run, "orders=[0,2,3,6,9,12]", draws, f"length={LONG}", conjoin, where))
-    evaluated = settings
-    settings = choose(remaining() - speed.report, stages[1:], at_most(settings))
-    sampled = (f"num_samples={settings.num_samples}", f"length={SAMPLE_LENGTH}", f"sampler.num_groups={NUM_GROUPS}")
-    lines.append(command("sample", run, *sampled, f"output={folder / 'samples.fa'}", where))
-    num_samples = settings.num_samples
-    settings = choose(remaining() - speed.report, stages[2:], at_most(settings))
-    lines.append(command("finetune", run, "task=ecoli_coding", f"seeds={settings.seeds}", *RECIPE, f"hydra.run.dir={folder / 'finetune'}"))
-    done = Settings(evaluated.num_draws, evaluated.conjoin, num_samples, settings.seeds)
-    return lines, done.shortened(LADDER[0]), speed
+    model, where, end = "checkpoint=ecoli", f"hydra.run.dir={folder}", GENE_START
+    stages = [speed.designing, speed.variants, speed.evaluation, speed.finetuning]
+    done: list[Settings] = []
+
+    def choice() -> Settings:
+        """The settings of the next stage, for what is left of the time."""
+        left = remaining() - speed.report - TRAINING_SHARE * budget
+        done.append(choose(left, stages[len(done) :], at_most(done[-1]) if done else LADDER))
+        return done[-1]
+
+    folder.joinpath("upstream.bed").write_text(f"{RECORD}\t{end - UPSTREAM}\t{end}\n", encoding="utf-8")
+    designs = (f"infill={folder / 'upstream.bed'}", f"genome={GENOME}", f"length={WINDOW}", f"sampler.num_groups={NUM_GROUPS}")
+    lines = [command("sample", model, f"num_samples={choice().num_designs}", *designs, f"output={folder / 'designs.fa'}", where)]
+    region = f"saturate={RECORD}:{end + 1}-{end + choice().num_bases}"
+    files = f"output={folder / 'variants.tsv'}", f"report={folder / 'variants.html'}"
+    lines.append(command("variants", model, region, f"genome={GENOME}", *files, where))
+    draws = (f"num_draws={choice().num_draws}", f"conjoin={str(done[-1].conjoin).lower()}")
+    lines.append(command("evaluate", model, "orders=[0,2,3,6,9,12]", *draws, f"output={folder / 'evaluate.json'}", where))
+    seeds = f"seeds={choice().seeds}"
+    lines.append(command("finetune", model, "task=ecoli_coding", seeds, *RECIPE, f"hydra.run.dir={folder / 'finetune'}"))
+    seconds = remaining() - speed.report - speed.own_evaluation - speed.start
+    steps = max(100, round(0.97 * seconds * speed.training / (16 * 512)))  # 3 % for validation
+    print(f"\n{duration(max(seconds, 0))} of training, {steps:,} steps")
+    lines.append(command("train", "experiment=ecoli_demo", f"trainer.max_steps={steps}", f"hydra.run.dir={folder / 'train'}"))
+    draws = ("num_draws=2", "orders=[0,3,6]", f"output={folder / 'train' / 'evaluate.json'}")
+    lines.append(command("evaluate", f"checkpoint={folder / 'train'}", *draws, f"hydra.run.dir={folder / 'train'}"))
+    used = Settings(done[0].num_designs, done[1].num_bases, done[2].num_draws, done[2].conjoin, done[3].seeds)
+    return lines, used.shortened(LADDER[0]), speed
+
+
+def designs_in(folder: Path) -> Designs:
+    """The designs that `sample` wrote, with the window of the genome around them."""
+    center = GENE_START - UPSTREAM // 2
+    low = center - WINDOW // 2
+    genome = Genome.open(GENOME)
+    real = load("ecoli").tokenizer.decode(genome.window(RECORD, low, low + WINDOW))
+    sequences = [letters_of(record.sequence) for record in read_fasta(folder / "designs.fa")]
+    first = GENE_START - UPSTREAM - low
+    return Designs(sequences, real, first, first + UPSTREAM, f"{RECORD}:{GENE_START - UPSTREAM + 1:,}-{GENE_START:,}")
 
 
 def main() -> None:
@@ -208,21 +232,19 @@ def main() -> None:
         raise SystemExit(f"error: --minutes {options.minutes} must be positive")
     lines, shortened, speed = run_stages(folder, 60 * options.minutes, start)
 
-    results = RunResults(
-        metrics=read_metrics(folder / "train" / "metrics.csv"),
-        evaluation=json.loads((folder / "evaluate.json").read_text(encoding="utf-8")),
-        samples=[r.sequence for r in read_fasta(folder / "samples.fa")],
-        real=real_windows(SAMPLE_LENGTH),
-        finetune=json.loads((folder / "finetune" / "finetune.json").read_text(encoding="utf-8")),
-    )
-    training = json.loads((folder / "train" / "metrics.json").read_text(encoding="utf-8"))
-    details = {"tokens seen in training": training["tokens"], "tokens per second": training["tokens_per_second"]}
-    write_report(folder / "report.html", results, details=details, commands=lines)
-    save_overview(folder / "overview.png", results)
+    def content(*parts: str) -> dict:
+        return json.loads(folder.joinpath(*parts).read_text(encoding="utf-8"))
 
-    rows = [(h.name, h.value, h.interval) for h in headlines(results)]
-    print("\n" + table(rows, ("result", "value", "95 % interval")))
-    print("\n" + "\n".join(sentences(results)))
+    bundled = RunResults(evaluation=content("evaluate.json"), finetune=content("finetune", "finetune.json"))
+    own = RunResults(metrics=read_metrics(folder / "train" / "metrics.csv"), evaluation=content("train", "evaluate.json"))
+    training = content("train", "metrics.json")
+    details = {"tokens seen in training": training["tokens"], "tokens per second": training["tokens_per_second"]}
+    write_page(folder / "report.html", designs_in(folder), folder / "variants_heat_map_1.png", bundled, own, details, lines)
+
+    for title, results in (("The bundled model", bundled), ("The model trained here", own)):
+        rows = [(h.name, h.value, h.interval) for h in headlines(results)]
+        print(f"\n{title}\n\n" + table(rows, ("result", "value", "95 % interval")))
+        print("\n" + "\n".join(sentences(results)))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (1 << 20 if sys.platform == "darwin" else 1 << 10)
     total, per_second = duration(time.monotonic() - start), training["tokens_per_second"]
     print(f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s (predicted {speed.training:,.0f})")

@@ -1,6 +1,8 @@
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyfaidx
 import pytest
 import torch
 from Bio.Seq import Seq
@@ -117,3 +119,34 @@ def test_load_is_the_only_public_name():
     assert dnadiff.__all__ == ["load"]
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         dnadiff.lod  # noqa: B018
+
+
+def test_records_of_pyfaidx_are_sequences(model, tmp_path):
+    (tmp_path / "x.fa").write_text(">one\n" + "ACGTTGA" * 5 + "\n")
+    fasta = pyfaidx.Fasta(str(tmp_path / "x.fa"))
+    text = str(fasta["one"])
+    np.testing.assert_array_equal(model.nll([fasta["one"], fasta["one"][:]], batch_size=1), model.nll([text, text], batch_size=1))
+    assert model.infill(fasta["one"], 3, 9) == model.infill(text, 3, 9)
+    with pytest.raises(ValueError, match="put it into a list"):
+        model.nll(fasta["one"])
+    (row,) = model.variants([("one", 3, "G", "A")], fasta).itertuples()
+    (same,) = model.variants([("one", 3, "G", "A")], {"one": text}).itertuples()
+    assert row.LLR == same.LLR
+
+
+def test_results_become_data_frames(model):
+    record = SeqRecord(Seq("ACGTTGA" * 4), id="gene")
+    vectors = model.embed([record, "ACGTTGA", record])
+    table, stored = vectors.to_frame(), vectors.to_anndata()
+    assert list(table.index) == ["gene_0", "1", "gene_2"] == list(stored.obs_names)
+    assert table.shape == stored.shape == vectors.shape and (vectors == stored.X).all() and list(stored.var_names) == list(table.columns)
+    assert vectors[:1].names is None and vectors[:1].to_anndata().shape == (1, vectors.shape[1])
+    designs = model.sample(3, length=20, num_draws=2)
+    frame = designs.to_frame()
+    assert list(frame.sequence) == designs and list(frame.log_prob) == [design.log_prob for design in designs] and len(frame.columns) == 4
+
+
+def test_anndata_missing_is_one_line(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anndata", None)
+    with pytest.raises(ValueError, match=r"pip install 'dnadiff\[anndata\]'"):
+        model.embed(["ACGTTGA"]).to_anndata()

@@ -55,3 +55,16 @@ def test_scripts_that_continuous_integration_runs_exist():
         named = re.findall(r"scripts/\S+\.sh", "\n".join(lines))
         assert named and not [name for name in named if not (ROOT / name).is_file()]
         assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_the_locked_requirements_have_the_tested_versions():
+    def pins(path):
+        found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        return {name.lower().replace("_", "-").replace(".", "-"): version for name, version in found}
+
+    locked, tested = pins("packaging/uv/requirements.txt"), pins("constraints.txt")
+    assert not {
+        name: (version, tested[name]) for name, version in locked.items() if name != "triton" and tested.get(name, version) != version
+    }
+    needed = [re.match(r"[\w-]+", dependency)[0].lower() for dependency in PROJECT["dependencies"]]
+    assert set(needed) <= set(locked)

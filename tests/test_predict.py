@@ -108,6 +108,12 @@ def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_p
     np.testing.assert_allclose([[float(row[f"p_{c}"]) for c in model.classes] for row in rows], found.probs, rtol=1e-5)
     np.testing.assert_allclose([float(row["spread"]) for row in rows], found.spread, atol=1e-5)
     np.testing.assert_allclose(found.probs[:3], model.predict(letters[:3], batch_size=1).probs, atol=1e-6)
+    frame = found.to_frame()
+    assert list(frame.predicted) == found.predicted and list(frame.columns) == [
+        "predicted",
+        *(f"p_{name}" for name in found.classes),
+        "spread",
+    ]
 
 
 def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world, tmp_path):

@@ -1,7 +1,41 @@
+import io
 import logging
 
 from dnadiff.commands import configure_logging
-from dnadiff.progress import duration, printable, table
+from dnadiff.progress import Progress, duration, printable, table
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_bar_and_its_cursor_back(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    bar = Progress(4, "train [red]x", stream=stream)
+    bar.update(4, tokens=10, loss="[b]1.5")
+    bar.close()
+    text = stream.getvalue()
+    assert "train [red]x" in text and "4/4  loss [b]1.5" in text and "━" in text and "tokens/s" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1 and text.endswith("\n\x1b[?25h")
+
+
+def test_other_streams_get_plain_lines():
+    stream = io.StringIO()
+    bar = Progress(4, "train", every=0, stream=stream)
+    bar.update(1)
+    bar.update(1, valid=1.25)
+    bar.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("train  1/4") and lines[1].startswith("train  2/4  valid 1.25") and "\x1b" not in stream.getvalue()
+
+
+def test_a_stream_without_a_terminal_gets_no_line_at_the_end():
+    stream = io.StringIO()
+    Progress(1, "train", stream=stream).update(1)
+    assert stream.getvalue() == ""
 
 
 def test_durations_have_hours_only_if_needed():

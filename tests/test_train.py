@@ -294,3 +294,10 @@ def test_a_finished_run_that_ended_with_an_epoch_continues_with_the_next_one(cli
     assert cli("train", *args)[0] == 0
     assert cli("train", *args, "trainer.max_steps=7", "resume=true")[0] == 0
     assert seen[:7] == [(epoch, first) for epoch in range(3) for first in (0, 2, 4)][:7]
+
+
+def test_callbacks_of_the_trainer_are_used(cli, train_args, tmp_path):
+    stop = "+trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/nll, stopping_threshold: 100}]"
+    status, _, err = cli("train", *train_args("caduceus", 8, stop))
+    assert status == 0, err
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 4  # the first validation

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from Bio.Seq import Seq
     from Bio.SeqRecord import SeqRecord
+    from pyfaidx import FastaRecord, Sequence
 
-DNASequence: TypeAlias = "str | bytes | bytearray | Seq | SeqRecord"
+DNASequence: TypeAlias = "str | bytes | bytearray | Seq | SeqRecord | Sequence | FastaRecord"
 IUPAC = "ACGTURYKMSWBDHVN"
 _IUPAC_COMPLEMENT = "TGCAAYRMKSWVHDBN"
 _COMPLEMENT_LETTER = bytes.maketrans((IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode())
@@ -29,7 +30,7 @@ _ID_TABLE = ID_OF_LETTER.tobytes()
 
 
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:
-    """The letters of a string, bytes, Biopython `Seq` or `SeqRecord` as bytes `(L,)` uint8; non-ASCII letters become `?`."""
+    """The letters of a string, bytes, or object of Biopython or pyfaidx as bytes `(L,)` uint8; non-ASCII letters become `?`."""
     sequence = plain(sequence)
     return np.frombuffer(sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence), dtype=np.uint8)
 
@@ -40,13 +41,37 @@ def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
 
 
 def plain(sequence: DNASequence) -> str | bytes:
-    """The letters of a sequence without the Biopython object around them."""
+    """The letters of a sequence without the object of Biopython or pyfaidx around them."""
     if isinstance(sequence, (str, bytes)):
         return sequence
     from Bio.SeqRecord import SeqRecord
+    from pyfaidx import FastaRecord, Sequence
 
+    if isinstance(sequence, (Sequence, FastaRecord)):
+        return str(sequence)
     found = sequence.seq if isinstance(sequence, SeqRecord) else sequence
     return b"" if found is None else bytes(found)
+
+
+def is_sequence(value: object) -> bool:
+    """Whether a value is one sequence, and not several."""
+    from Bio.Seq import Seq
+    from Bio.SeqRecord import SeqRecord
+    from pyfaidx import FastaRecord, Sequence
+
+    return isinstance(value, (str, bytes, Seq, SeqRecord, Sequence, FastaRecord))
+
+
+def name_of(sequence: DNASequence) -> str | None:
+    """The name that an object of Biopython or pyfaidx gives a sequence; None for letters alone."""
+    if isinstance(sequence, (str, bytes)):
+        return None
+    from Bio.SeqRecord import SeqRecord
+    from pyfaidx import FastaRecord, Sequence
+
+    if isinstance(sequence, SeqRecord):
+        return sequence.id
+    return sequence.name if isinstance(sequence, (Sequence, FastaRecord)) else None
 
 
 def reverse_complement(sequence: str | bytes) -> str | bytes:

@@ -23,6 +23,8 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler, Samples
 
 if TYPE_CHECKING:
+    import pandas
+
     from dnadiff.data.tokenizer import Tokenizer
 
 
@@ -67,6 +69,17 @@ class Design(str):
         design = super().__new__(cls, text)
         design.log_prob, design.log_weight, design.reward = log_prob, log_weight, reward
         return design
+
+
+class Designs(list[Design]):
+    """Samples in their order."""
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`."""
+        import pandas  # comes with the package datasets
+
+        columns = ("sequence", "log_prob", "log_weight", "reward")
+        return pandas.DataFrame([(str(each), each.log_prob, each.log_weight, each.reward) for each in self], columns=columns)
 
 
 class Prepared(NamedTuple):
@@ -245,9 +258,9 @@ class ConditionalSampler:
         masked = x_init == self.process.vocab.mask_id
         return masked | (after_first(masked, self.denoiser.block_size or 1) & valid) if self.denoiser.left_to_right else masked
 
-    def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> list[Design]:
+    def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> Designs:
         """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""
-        designs: list[Design] = []
+        designs = Designs()
         no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
             numbers = range(len(designs), len(designs) + len(batch.targets))

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from Bio.Seq import Seq
-from Bio.SeqRecord import SeqRecord
 
 from dnadiff.checks import optional_integer
-from dnadiff.data.nucleotides import DNASequence
+from dnadiff.data.nucleotides import DNASequence, is_sequence
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.downstream.items import Items
@@ -89,13 +87,13 @@ class ClassifierEnsemble:
         """Predictions of sequences of any lengths: class probabilities, or for a regression `values`.
 
         Args:
-            sequences: letters in either case, or Biopython records; N is read.
+            sequences: letters in either case, or records of Biopython or pyfaidx; N is read.
             batch_size: None is that of the task's test items: the same items then get the same numbers.
 
         Raises:
             ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length that the networks do not accept.
         """
-        if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
+        if is_sequence(sequences):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
         queries = (Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters)) for i, letters in enumerate(sequences))
         found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from Bio.Seq import Seq
-from Bio.SeqRecord import SeqRecord
 from torch import Tensor
 
 from dnadiff import checkpoint
 from dnadiff.checks import integer
+from dnadiff.data.nucleotides import is_sequence, name_of
 from dnadiff.design.request import check_request
 from dnadiff.downstream.embedding.features import Embedder
 from dnadiff.downstream.embedding.pooling import pool_of
+from dnadiff.downstream.embedding.vectors import Embeddings
 from dnadiff.likelihood.information import Information
 from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.model.generator import Generator, letters_of
 
 if TYPE_CHECKING:
     import pandas
+    from pyfaidx import Fasta
 
     from dnadiff.data.nucleotides import DNASequence
     from dnadiff.downstream.ensemble import ClassifierEnsemble
@@ -62,7 +63,7 @@ class Model(Generator):
         stranded: bool = False,
         dtype: str = "float32",
         batch_size: int = 32,
-    ) -> np.ndarray | list[np.ndarray]:
+    ) -> Embeddings | list[np.ndarray]:
         """The network's features of each sequence, pooled over positions: `(S, D)`, or with `pool="none"` a list of `(L_i, D)`.
 
         Args:
@@ -70,10 +71,16 @@ class Model(Generator):
             layer: number of layers, followed by the final norm; None is all.
             stranded: read the given strand alone; otherwise the features of both strands are averaged.
             dtype: `float32` or `float16`.
+
+        Returns:
+            An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
         vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
-        return vectors if embedder.pool.per_position else np.array(vectors, embedder.dtype).reshape(-1, embedder.width)
+        if embedder.pool.per_position:
+            return vectors
+        names = [name_of(sequence) or str(i) for i, sequence in enumerate(sequences)]
+        return Embeddings.of(np.array(vectors, embedder.dtype).reshape(-1, embedder.width), names)
 
     def information(
         self,
@@ -100,7 +107,7 @@ class Model(Generator):
     def variants(
         self,
         variants: AnyVariants,
-        genome: str | Path | Mapping[str, str] | Reference,
+        genome: str | Path | Mapping[str, str] | Fasta | Reference,
         method: VariantMethod | None = None,
         window: int | None = None,
         stranded: bool = False,
@@ -117,7 +124,7 @@ class Model(Generator):
 
         Args:
             variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
-            genome: a sequence file, `{name: letters}`, or an open `Genome`.
+            genome: a sequence file, `{name: letters}`, an open `Genome`, or an open `pyfaidx.Fasta`.
             method: None is masked for SNVs and block for others; log_prob for autoregressive and block diffusion models
                 (`dnadiff.variant_effect`).
             window: bases that the network reads; None is the training window.
@@ -143,7 +150,7 @@ class Model(Generator):
         return frame.frame(network, frame.default_method() if method is None else method, frame.source_of(variants), on_mismatch, L2)
 
     def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
-        if isinstance(sequences, (str, bytes, Seq, SeqRecord)):
+        if is_sequence(sequences):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
         encoded = [torch.from_numpy(self.tokenizer.encode(letters_of(sequence)).astype(np.int64)) for sequence in sequences]
         for ids in encoded:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from Bio.Seq import Seq
-from Bio.SeqRecord import SeqRecord
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff import checkpoint
 from dnadiff.checks import integer
-from dnadiff.data.nucleotides import plain
+from dnadiff.data.nucleotides import is_sequence, plain
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
 from dnadiff.design.designer import Designer
-from dnadiff.design.generate import ConditionalSampler, Design
+from dnadiff.design.generate import ConditionalSampler, Design, Designs
 from dnadiff.design.infill import infill_sequence
 from dnadiff.design.labels import Labels, conditioned
 from dnadiff.design.method.base import DesignMethod
@@ -64,7 +62,7 @@ class Generator:
         prompt: str = "",
         gc: float | None = None,
         num_draws: int | None = None,
-    ) -> list[Design]:
+    ) -> Designs:
         """Generate sequences, free or under constraints.
 
         Args:
@@ -82,7 +80,7 @@ class Generator:
                 and the network accepts whole sequences, else 0.
 
         Returns:
-            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.generate.Design`).
+            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.generate.Design`); `.to_frame()` makes them a data frame.
 
         Raises:
             ValueError: for a length that the network does not accept, an unknown label, a sampler for another kind of model, or
@@ -109,11 +107,11 @@ class Generator:
         guidance: float = 1.0,
         gc: float | None = None,
         num_draws: int | None = None,
-    ) -> list[Design]:
+    ) -> Designs:
         """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the whole sequence with each of `n` designs.
 
         Args:
-            sequence: letters, in either case, or a Biopython record; N is read and kept.
+            sequence: letters, in either case, or a record of Biopython or pyfaidx; N is read and kept.
             start, end: 0-based and half-open.
             length: window that the network reads, with the interval in the middle; None is the training window.
             sampler, seed, batch_size, label, guidance: see `sample`.
@@ -129,7 +127,7 @@ class Generator:
         request, low = infill_sequence(self.tokenizer, sequence, start, end, n, length)
         start, end = int(start), int(end)
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
-        return [in_flanks(design, sequence, start, end, low) for design in designs]
+        return Designs(in_flanks(design, sequence, start, end, low) for design in designs)
 
     def design(
         self,
@@ -149,7 +147,7 @@ class Generator:
         label: Labels = None,
         guidance: float = 1.0,
         num_draws: int = 8,
-    ) -> list[Design]:
+    ) -> Designs:
         """Design sequences with a high reward; see docs/guided_design.md.
 
         Args:
@@ -190,7 +188,7 @@ class Generator:
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         designer.check_request(request)
         found = designer.designs(request, seed, batch_size, num_draws)
-        return found if infill is None else [in_flanks(design, given, *infill[1:], low) for design in found]
+        return found if infill is None else Designs(in_flanks(design, given, *infill[1:], low) for design in found)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
@@ -209,7 +207,7 @@ class Generator:
         guidance: float,
         gc: float | None,
         num_draws: int | None,
-    ) -> list[Design]:
+    ) -> Designs:
         longest, maximum = request.lengths[1], self.denoiser.max_length
         too_long = maximum is not None and longest > maximum  # for one call; windows (`SemiAR`) can be sampled
         num_draws = integer("num_draws", (0 if too_long else 8) if num_draws is None else num_draws, 0)
@@ -261,11 +259,10 @@ def letters_of(sequence: DNASequence) -> str:
 
 
 def text_of(sequence: DNASequence) -> str:
-    """The letters of a string or a Biopython record; others are a ValueError."""
-    found = letters_of(sequence) if isinstance(sequence, (Seq, SeqRecord)) else sequence
-    if not isinstance(found, str):
-        raise ValueError(f"sequence is of type {type(found).__name__}; give its letters as a string")
-    return found
+    """The letters of a string, or of an object of Biopython or pyfaidx; others are a ValueError."""
+    if isinstance(sequence, bytes) or not is_sequence(sequence):
+        raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
+    return letters_of(sequence)
 
 
 def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> Design:

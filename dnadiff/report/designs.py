@@ -153,15 +153,13 @@ class DesignPage:
         return np.concatenate(bounds) / self.length
 
 
-def open_page(config: Config, generator: ConditionalSampler, request: Request, model: Loaded) -> DesignPage | None:
-    """The page of `report=`, after all checks that need no designs; None without it.
+def open_page(config: Config, generator: ConditionalSampler, request: Request, model: Loaded) -> DesignPage:
+    """The page of `report=`, after all checks that need no designs.
 
     Raises:
         ValueError: if the model reads text, or `real=` cannot be used.
         FileExistsError: if the page exists and must be kept.
     """
-    if config["report"] is None:
-        return None
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"report is about designs of DNA, and {model.path} was trained on text; leave report out")
     assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without a reward

@@ -16,6 +16,7 @@ KEYS: Keys = {
     "matmul_precision": Literal["highest", "high", "medium"],
     "callbacks": dict[str, checks.Built | None],
     "callbacks.checkpoints.every_n_steps": checks.PositiveInt,
+    "trainer.callbacks": list[checks.Built] | None,
     # Of classes of other packages, whose signatures give no limits.
     "optimizer.lr": checks.NonNegative,
     "optimizer.eps": checks.NonNegative,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from pyfaidx import Fasta
+
 from dnadiff.checks import boolean
 from dnadiff.data.genome.genome import Genome
 from dnadiff.variant_effect.base import check_method
@@ -43,13 +45,13 @@ def source_of(variants: AnyVariants) -> VariantSource:
     return Rows(variants.to_dict("records") if isinstance(variants, pandas.DataFrame) else variants)
 
 
-def reference_of(genome: str | Path | Mapping[str, str] | Reference) -> Reference:
+def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> Reference:
     """A genome from a file, from letters in memory, or open already; raises ValueError for anything else."""
     if isinstance(genome, Mapping):
         return Sequences(dict(genome))
-    if not isinstance(genome, (str, Path, Genome, Sequences)):
+    if not isinstance(genome, (str, Path, Fasta, Genome, Sequences)):
         raise ValueError(f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, or an open Genome")
-    return Genome.open(genome) if isinstance(genome, (str, Path)) else genome
+    return genome if isinstance(genome, (Genome, Sequences)) else Genome.open(genome)
 
 
 def frame(network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool) -> pandas.DataFrame:

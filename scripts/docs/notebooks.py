@@ -13,8 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+try:
+    import nbformat
+    from nbclient import NotebookClient
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: notebooks need a package that is not installed ({error}): pip install 'dnadiff[docs]'") from None
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 SECONDS = 600  # of a cell, on a slow machine

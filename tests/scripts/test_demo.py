@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 PATH = Path(__file__).parents[2] / "scripts" / "demo.py"
+sys.path.insert(0, str(PATH.parent))  # of demo_report
 spec = importlib.util.spec_from_file_location("demo", PATH)
 demo = importlib.util.module_from_spec(spec)
 sys.modules["demo"] = demo  # dataclasses look up their module
@@ -14,7 +15,7 @@ spec.loader.exec_module(demo)
 
 
 def stages(speed):
-    return [speed.evaluation, speed.sampling, speed.finetuning]
+    return [speed.designing, speed.variants, speed.evaluation, speed.finetuning]
 
 
 @pytest.mark.parametrize("slowness", [1, 2, 4, 8])
@@ -27,7 +28,7 @@ def test_stages_after_training_leave_its_share_of_ten_minutes(slowness):
 
 def test_a_slower_machine_never_gets_more():
     speeds = [demo.Speed(5 * s, 60_000 / s, 160_000 / s, 40_000 / s) for s in (0.5, 1, 2, 4, 8, 100)]
-    rungs = [demo.LADDER.index(demo.choose(300, stages(speed))) for speed in speeds]
+    rungs = [demo.LADDER.index(demo.choose(200, stages(speed))) for speed in speeds]
     assert rungs == sorted(rungs)
     assert rungs[0] == 0 and rungs[-1] == len(demo.LADDER) - 1
 
@@ -45,6 +46,14 @@ def test_a_later_choice_never_grows_again():
 def test_what_is_shortened_is_named():
     assert demo.LADDER[0].shortened(demo.LADDER[0]) == []
     assert demo.Settings(seeds=1, num_draws=2).shortened(demo.LADDER[0]) == [
-        "2 draws per window instead of 8",
-        "1 seed of fine-tuning instead of 5",
+        "2 draws per window instead of 4",
+        "1 seed of fine-tuning instead of 3",
     ]
+
+
+def test_designs_are_shown_above_the_genome():
+    real = "A" * 30 + "CCCC" + "G" * 30
+    designs = demo.Designs([real, real.replace("CCCC", "CCTT")], real, 30, 34, "chr:31-34")
+    assert designs.identity() == 0.75 and designs.frequencies().shape == (4 + 2 * 12, 4)
+    page = sys.modules["demo_report"].design_section(designs)
+    assert "<svg" in page and "75 % of the designed bases" in page

@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from dnadiff.downstream.target.transforms import LabelTransform
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Predicted(ABC):
@@ -37,6 +40,10 @@ class Predicted(ABC):
     @abstractmethod
     def each_seed(self) -> np.ndarray:
         """(R, S, K) of each seed, as the network predicts them."""
+
+    @abstractmethod
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each sequence: what is predicted, and its spread over the seeds."""
 
     @abstractmethod
     def rows(self) -> list[list[str]]:
@@ -88,6 +95,13 @@ class ClassProbabilities(Predicted):
         of_predicted = np.take_along_axis(np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2)[..., 0]
         return np.ptp(of_predicted, axis=0)
 
+    @override
+    def to_frame(self) -> pandas.DataFrame:
+        import pandas  # comes with the package datasets
+
+        probs = {f"p_{name}": column for name, column in zip(self.classes, self.probs.T)}
+        return pandas.DataFrame({"predicted": self.predicted, **probs, "spread": self.spread})
+
     @property
     @override
     def combined(self) -> np.ndarray:
@@ -127,6 +141,13 @@ class _PerTarget(Predicted):
     @abstractmethod
     def spread(self) -> np.ndarray:
         """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
+
+    @override
+    def to_frame(self) -> pandas.DataFrame:
+        import pandas  # comes with the package datasets
+
+        pairs = zip(self.names, self.values.T, self.spread.T)
+        return pandas.DataFrame({key: column for name, *both in pairs for key, column in zip((name, f"spread_{name}"), both)})
 
     @override
     def rows(self) -> list[list[str]]:
