@@ -119,10 +119,11 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         if last in holder:
             check_value(key, holder[last], keys[key])
     check(plain, trust=None)
-    from dnadiff.data.remote.outputs import uploading
+    from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
     from dnadiff.downstream.saved import refuse_classifier
 
     refuse_classifier(plain, name)
+    refuse_remote_shards(plain)
     if plain.get("launcher"):  # starts this command once for each shard
         return build(plain["launcher"], trust=None).launch(name, plain, overrides, parse(sys.argv[1:])[0])
     if name not in ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge"):  # .dnd files store the number

@@ -71,7 +71,6 @@ RENAMED_CHOICES = {
     "objective/masking=steps": "objective/masking=discrete_time",
     "sampler=drawn_token": "sampler=low_confidence",
 }
-
 DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
 
 
@@ -91,9 +90,8 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
     current = []
     for override in overrides:
         choice = override.lstrip("+")
-        if choice.partition("=")[0] in DECLARED:
-            override = choice
         group, _, name = choice.partition("=")
+        override = choice if group in DECLARED else override
         if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
             logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
             override = override.removesuffix(name) + new.partition("=")[2]
@@ -104,10 +102,8 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
 def with_current_names(config: Json) -> Json:
     """A nested configuration in which every `_target_` is a current name."""
     if isinstance(config, Mapping):
-        return {
-            key: current_name(value) if key == "_target_" and isinstance(value, str) else with_current_names(value)
-            for key, value in config.items()
-        }
+        found, target = {key: with_current_names(value) for key, value in config.items()}, config.get("_target_")
+        return found | ({"_target_": current_name(target)} if isinstance(target, str) else {})
     if isinstance(config, (list, tuple)):
         return [with_current_names(value) for value in config]
     return config

@@ -14,6 +14,7 @@ from dnadiff.progress import table
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.genome.datamodule import DNADataModule
     from dnadiff.data.genome.fasta import Record
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.record_table import RecordInfo
@@ -49,7 +50,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     return pack(data, config, assignment) if action is pack else action(data, config)
 
 
-def pack(data: SequenceDataModule, config: Config, assignment: Assignment | None = None) -> list[str] | Path:
+def pack(data: DNADataModule, config: Config, assignment: Assignment | None = None) -> list[str] | Path:
     """Pack the genome into the cache unless it is there already, and print its folders, or a shard of its files.
 
     With `output` the files are listed in a JSON file.
@@ -187,7 +188,7 @@ def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
         yield Record(name, " ".join(region.name.split()), bytes(letters))
 
 
-ACTIONS: dict[str, Callable[[SequenceDataModule, Config], Json]] = {
+ACTIONS: dict[str, Callable[..., Json]] = {
     "describe": describe,
     "pack": pack,
     "verify": verify,

@@ -80,8 +80,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         raise ValueError("resume=true needs output=, the file to resume")
     model.conditioned(config["label"], config["guidance"])
     request = options.make_request(config, model)
-    low, high = request.lengths
-    settings = options.resolved_sampler(config["sampler"], model, high, low)
+    settings = options.resolved_sampler(config["sampler"], model, *reversed(request.lengths))
     generator = model.conditional_sampler(build(settings, trust=None), request, config["label"], config["guidance"])
     if config["gc"] is not None:
         from dnadiff.design import gc_tilt
@@ -95,9 +94,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         search = None if index is None else lambda bases: index().longest_match(bases)
         generator, design = reward_options.make_designer(config, generator, request, search)
     weighted = options.check_weights(config, generator, request, is_dna)
-    header = header_of(generator.sampler, config)
     kept = options.output_settings(config, model, request, settings) | design
-    work = SampleWork(generator, request, config["seed"], config["batch_size"], header, writer_of(output), weighted, config["gc"])
+    written = header_of(generator.sampler, config), writer_of(output)
+    work = SampleWork(generator, request, config["seed"], config["batch_size"], *written, weighted, config["gc"])
     if (folder := assignment.compute(output, {SAMPLES: Task(work, kept)})) is not None:
         return folder
     page = _page(config, generator, request, model)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.cutter import Records
-from dnadiff.data.genome.paths import SequencePath, Source, expand, paths_of
+from dnadiff.data.genome.paths import SequencePath, paths_of
 from dnadiff.data.genome.records import lengths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.loader import BatchSource, LoaderState, TrainLoader, own_process_group
@@ -135,10 +135,6 @@ class SequenceDataModule(lightning.LightningDataModule):
             ValueError: if the data are not DNA.
         """
         raise ValueError(f"{self.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
-
-    def source_files(self) -> list[Source]:
-        """The files of `path`, downloaded if need be."""
-        return expand(self.path)
 
     # Reading and splitting
 

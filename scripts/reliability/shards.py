@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import Bench, one_line
@@ -30,21 +29,6 @@ from supervisor import unavailable
 _TIMEOUT = 3600.0  # seconds of one process
 MOST_CALLS = 25  # of a shard that change a file, about
 OUTPUTS = {"score": "scores.tsv", "sample": "samples.fa"}
-
-
-@dataclass
-class Found:
-    """What came of the shards of one command: `equal` says whether merged files are those of one run."""
-
-    command: str
-    shards: int
-    kills: int = 0
-    killed_shards: int = 0
-    merge_kills: int = 0
-    resumed: int = 0
-    bytes: int = 0
-    equal: bool = False
-    seconds: float = 0.0
 
 
 def case_of(command: str, shards: int, world: Path) -> Case:
@@ -65,9 +49,9 @@ def case_of(command: str, shards: int, world: Path) -> Case:
     return Case(command, (DNA, f"input={{world}}/{path.name}", "window=2", "num_draws=2", "accelerator=cpu", output))
 
 
-def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> Found:
-    """Run, kill, requeue and merge the shards of one command; a ValueError if one fails without being killed."""
-    found, start, draw = Found(command, shards), time.monotonic(), random.Random(f"{command} {seed}")
+def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
+    """Run, kill, requeue and merge the shards of one command, and compare; a ValueError if one fails without being killed."""
+    start, draw = time.monotonic(), random.Random(f"{command} {seed}")
     case = case_of(command, shards, bench.world)
     whole, parts = bench.out / "whole" / OUTPUTS[command], bench.out / "parts" / OUTPUTS[command]
     for path in (whole, parts):
@@ -79,7 +63,7 @@ def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> Found
     draw.shuffle(order)
     doomed = set(draw.sample(order, -(-shards // 3)))
     again = set(draw.sample(sorted(doomed), len(doomed) // 4))
-    found.killed_shards = len(doomed)
+    found = {"command": command, "shards": shards, "killed shards": len(doomed), "kills": 0, "continued": 0}
     queue = [number for number in order if not (parts.with_name(f"{parts.name}.shards") / f"{number:04d}.json").exists()]
     while queue:
         number = queue.pop(0)
@@ -89,20 +73,17 @@ def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> Found
             killer = Killer(draw.randint(1, MOST_CALLS))
             bench.start(one, decide=killer, timeout=_TIMEOUT)
             if killer.call is not None:
-                found.kills += 1
+                found["kills"] += 1
                 queue.append(number)
                 continue
-        outcome = finished(bench, one)
-        found.resumed += "resuming after" in outcome
+        found["continued"] += "resuming after" in finished(bench, one)
     merge = Case("merge", (f"output={{out}}/parts/{OUTPUTS[command]}",))
     killer = Killer(12)
     bench.start(merge, decide=killer, timeout=_TIMEOUT)
-    found.merge_kills = int(killer.call is not None)
     if killer.call is not None:
         finished(bench, merge)
-    found.bytes, found.equal = whole.stat().st_size, same(whole.parent, parts.parent)
-    found.seconds = round(time.monotonic() - start, 1)
-    return found
+    equal = contents(whole.parent) == contents(parts.parent)  # no shards or temporary files are left either
+    return found | {"bytes": whole.stat().st_size, "equal": equal, "seconds": round(time.monotonic() - start, 1)}
 
 
 def in_folder(case: Case, folder: str, *more: str) -> Case:
@@ -118,13 +99,8 @@ def finished(bench: Bench, case: Case) -> str:
     return outcome.output + outcome.errors
 
 
-def same(whole: Path, parts: Path) -> bool:
-    """Whether two folders have the same files, but for the time that sampling took; no shards or temporary files are left."""
-    return contents(whole) == contents(parts)
-
-
 def contents(folder: Path) -> dict[str, str]:
-    """A digest of each file."""
+    """A digest of each file, without the time that sampling took."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.suffix != ".done"):
         content = path.read_bytes() if path.is_file() else b"folder"
@@ -152,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (bench.out.exists() and bench.cache.exists()):
             bench.reset()
         for command in args.command or OUTPUTS:
-            rows.append(asdict(kill_shards(bench, command, args.shards, args.seed)))
+            rows.append(kill_shards(bench, command, args.shards, args.seed))
             print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
             if args.json:
                 args.json.write_text(json.dumps({"seed": args.seed, "rows": rows}, indent=1) + "\n")

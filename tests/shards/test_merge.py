@@ -42,6 +42,7 @@ def made(trained, tmp_path_factory):
         (["shard=1/2", "output=old.fa"], "old.fa exists; set overwrite=true"),
         (["shard=1/2", "launcher=processes", "launcher.shards=2"], "shard=1/2 and launcher= exclude each other"),
         (["launcher=processes", "launcher.shards=2", "output=null"], "launcher= needs output="),
+        (["shard=1/2", "output=s3://bucket/s.fa"], "output s3://bucket/s.fa is on another machine, and shards need a folder"),
         (["launcher=processes"], "launcher.shards is missing"),
         (["launcher=processes", "launcher.shards=0"], "launcher.shards 0 must be an integer of at least 1"),
         (["launcher=processes", "launcher.shards=2", "output=old.fa"], "old.fa exists; set overwrite=true"),

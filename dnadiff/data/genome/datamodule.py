@@ -69,6 +69,10 @@ class DNADataModule(SequenceDataModule):
                 f"the model was trained on {tokenizer.name}, these data are DNA ({self.name}); choose data or a model of the same vocabulary"
             )
 
+    def source_files(self) -> list[Source]:
+        """The files of `path`, downloaded if need be."""
+        return expand(self.path)
+
     @override
     def open(self) -> Genome:
         return Genome.open(self.path, self.keep, self.iupac, self.num_workers)

@@ -24,6 +24,16 @@ KEYS = ("output", "per_base", "track", "dependency", "windows", "report")  # key
 log = logging.getLogger("dnadiff")
 
 
+def refuse_remote_shards(config: Config) -> None:
+    """ValueError for the shards of a remote output: they write to a folder that all of them see."""
+    for key in KEYS if config.get("shard") is not None or config.get("launcher") else ():
+        if is_remote(config.get(key)):
+            raise ValueError(
+                f"{key} {config[key]} is on another machine, and shards need a folder that all of them see; name a file there, and copy what "
+                "merging writes"
+            )
+
+
 @contextmanager
 def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
     """The configuration of a command with a file on this disk for each remote output; they are uploaded when the block ends without error.
