@@ -48,11 +48,13 @@ def ensure_folder(
     """
     if is_sound(folder, version, sample):
         return
-    with locked(folder.with_name(f"{folder.name}.lock"), f"{what}: another process is {doing} it; waiting") as held:
+    lock = folder.with_name(f"{folder.name}.lock")
+    is_new = not lock.exists()  # then no process was killed while it wrote the folder; looking for what is left lists all folders
+    with locked(lock, f"{what}: another process is {doing} it; waiting") as held:
         if not is_sound(folder, version, sample):
             if folder.exists():
                 log.info(f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again")
-            if held:
+            if held and not is_new:
                 _sweep(folder)
             _write(folder, version, fill, need)
 

@@ -99,7 +99,8 @@ def known_hash(path: Path) -> str | None:
 
 def _note_of(path: Path, about: os.stat_result) -> tuple[Path, dict[str, object]]:
     """Where the hash of a file is noted, and what the file is known by."""
-    note = cache_dir("sources") / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    note = cache_dir("sources") / name[:2] / f"{name}.json"  # writing a file lists its folder
     seen: dict[str, object] = {
         "path": str(path),
         "size": about.st_size,

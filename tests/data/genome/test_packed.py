@@ -179,7 +179,7 @@ def test_a_checksum_does_not_depend_on_how_the_bytes_arrive(tmp_path):
 def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
     monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)
     digest = content_hash(file)
-    (note,) = cache_dir("sources").glob("*.json")
+    (note,) = cache_dir("sources").glob("*/*.json")
     note.write_text(note.read_text().replace(digest, digest[::-1]))
     assert content_hash(file) == digest
 
