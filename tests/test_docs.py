@@ -38,9 +38,8 @@ def test_links_lead_to_files(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_named_files_exist(page):
-    named = re.findall(
-        r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b", page.read_text(encoding="utf-8")
-    )
+    text = re.sub(r"https?://\S+", "", page.read_text(encoding="utf-8"))  # files of other projects
+    named = re.findall(r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b", text)
     own = page.stem == "extending"  # its files are those of a user, which test_extending writes and runs
     assert own or not [name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()]
 
@@ -75,3 +74,17 @@ def test_the_table_of_models_has_every_command_that_takes_one():
     keys = {name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")).keys() for name in COMMANDS}
     taking = [name for name in COMMANDS if keys[name] & {"checkpoint", "init_from", "a", "judge"}]
     assert sorted(name for name in listed if name in COMMANDS) == sorted(taking)
+
+
+def test_every_cell_about_a_peer_links_to_where_it_was_read():
+    tables = {}
+    for name in ("README.md", "docs/peers.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        links = dict(re.findall(r"^\[([\w-]+)\]: (https://\S+)$", text, re.MULTILINE))
+        rows = text.split("| | dnadiff | GPN |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        assert all(len(row) == 9 for row in cells)
+        found = [[re.fullmatch(r"\[(.+)\]\[([\w-]+)\]", cell) for cell in row[2:]] for row in cells]
+        assert all(match and match[2] in links for row in found for match in row), name
+        tables[name] = {row[0]: row[2:] for row in cells}
+    assert tables["README.md"].items() <= tables["docs/peers.md"].items()
