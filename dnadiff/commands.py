@@ -82,20 +82,16 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
 
 
 def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
-    from hydra.core.hydra_config import HydraConfig
-
-    from dnadiff.config import hydra_main
+    from dnadiff.config import call_composed
 
     existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
     caught: list[Exception] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
 
-    @hydra_main(name)
-    def main(config: DictConfig) -> None:
-        run_dir = Path(HydraConfig.get().runtime.output_dir)
+    def main(config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
         configure_logging()
         try:
-            call(name, function, keys, config, run_dir, list(HydraConfig.get().overrides.task))
+            call(name, function, keys, config, run_dir, overrides)
         except Exception as error:
             caught.append(error)
         finally:
@@ -104,7 +100,7 @@ def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
 
                 remove_if_empty(run_dir)
 
-    main()
+    call_composed(name, main)
     if caught:
         raise caught[0]
 

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,32 +140,39 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
         GlobalHydra.instance().hydra = outer
 
 
-def hydra_main(command: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """`hydra.main` for a command: calls the decorated function with the configuration that the arguments of the process give.
+def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:
+    """Call a function with the configuration that the arguments of the process give, the run folder, which exists, and the overrides.
 
-    Hydra composes it twice, first only to look up `hydra.mode`, a tenth of a second each time. Here it does so once, unless the arguments
-    name that key or other folders, whose files may set it: the mode follows from `--multirun` otherwise.
+    `hydra.main` composes the configuration twice, first only to look up `hydra.mode`, and copies it four times, for launchers, callbacks
+    and logs. Here that is left to arguments that are options or mention Hydra, which include the folders of a user. The files of the
+    package set nothing that needs it.
     """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import open_dict
+
+    arguments = sys.argv[1:]
+    if any(a.startswith("-") or ("hydra" in a and not a.startswith("hydra.run.dir=")) for a in arguments):
+        return _call_by_hydra(command, function)
+    with initialize_config_dir(str(config_dir()), job_name=command, version_base="1.3"):
+        config = GlobalHydra.instance().hydra.compose_config(command, arguments, RunMode.RUN)  # type: ignore[union-attr]
+    run_dir, overrides = Path(os.path.abspath(config.hydra.run.dir)), list(config.hydra.overrides.task)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open_dict(config):
+        del config["hydra"]
+    function(config, run_dir, overrides)
+
+
+def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:
     import hydra
-    from hydra._internal.hydra import Hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    def job(config: DictConfig) -> None:
+        function(config, Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task))
 
     # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
-    decorate = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
-
-    def decorated(function: Callable[[DictConfig], None]) -> Callable[[], None]:
-        def main() -> Any:
-            others = (a for a in sys.argv[1:] if not a.startswith("hydra.run.dir="))
-            if "get_mode" not in vars(Hydra) or any(a.startswith(("-c", "--config")) or "hydra" in a for a in others):
-                return decorate(function)()
-            original, Hydra.get_mode = Hydra.get_mode, lambda *args, **kwargs: None  # type: ignore[method-assign]
-            try:
-                return decorate(function)()
-            finally:
-                Hydra.get_mode = original  # type: ignore[method-assign]
-
-        return main
-
-    return decorated
+    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(job)()
 
 
 def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:

@@ -19,10 +19,13 @@ OWN = {str(config_dir()), "hydra.conf", ""}  # the package's folder, Hydra's and
 def remember(patch: pytest.MonkeyPatch) -> None:
     """Parse each override, read each set of files and merge it only the first time."""
     from hydra._internal import config_loader_impl as loader
-    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_repository import CachingConfigRepository
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    patch.setattr(ConfigRepository, "load_config", load_once(ConfigRepository.load_config))
+    for source in (FileConfigSource, ImportlibResourcesConfigSource):
+        patch.setattr(source, "load_config", load_once(source.load_config))
     patch.setattr(CachingConfigRepository, "__init__", share)
     patch.setattr(OverridesParser, "parse_rule", parse_once(OverridesParser.parse_rule))
     patch.setattr(loader, "create_defaults_list", choose_once(loader.create_defaults_list))
@@ -41,15 +44,15 @@ def own(repo: Any) -> bool:
 
 
 def load_once(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`ConfigRepository.load_config`: the content of a file."""
-    known: dict[str, bytes] = {}
+    """`load_config` of a source: the content of a file, also of those next to a user's own."""
+    known: dict[tuple[str, str], bytes] = {}
 
     def load_config(self: Any, config_path: str) -> Any:
-        if not own(self):
+        if self.path not in OWN:
             return load(self, config_path)
-        if config_path not in known:
-            known[config_path] = pickle.dumps(load(self, config_path))
-        return pickle.loads(known[config_path])
+        if (key := (self.path, config_path)) not in known:
+            known[key] = pickle.dumps(load(self, config_path))
+        return pickle.loads(known[key])
 
     return load_config
 

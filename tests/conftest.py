@@ -59,14 +59,13 @@ def without():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory) -> Path:
+def cache_folder(request, tmp_path_factory) -> Path:
     """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start.
 
-    The C++ kernels are compiled once for all processes of pytest-xdist, which have a folder each in the same one.
+    The C++ kernels, ten seconds of compilation, are kept in pytest's cache: all processes of pytest-xdist and later runs find them there.
     """
-    folder, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
-    kernels = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
-    kernels.mkdir(mode=0o700, exist_ok=True)
+    folder, kernels = tmp_path_factory.mktemp("cache"), request.config.cache.mkdir("kernels")
+    kernels.chmod(0o700)  # a folder that others can write is not trusted
     (folder / "kernels").symlink_to(kernels)
     os.environ["DNADIFF_CACHE"] = str(folder)
     return folder
@@ -85,6 +84,19 @@ def objects_are_frozen():
     """Training asks whether objects are frozen. They are (`pytest_collection`), and counting a million of them takes a tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.get_freeze_count", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_for_absent_devices():
+    """Every random seed is also kept for the first use of a GPU, with its stack, and every Trainer searches all packages for callbacks."""
+    torch, trainer = (sys.modules.get(name) for name in ("torch", "lightning.pytorch.trainer.connectors.callback_connector"))
+    with pytest.MonkeyPatch.context() as patch:
+        if torch is not None and not torch.cuda.is_available():
+            patch.setattr("torch.cuda.manual_seed_all", lambda seed: None)
+            patch.setattr("torch.xpu.manual_seed_all", lambda seed: None)
+        if trainer is not None:
+            patch.setattr(trainer, "_load_external_callbacks", lambda group: [])
         yield
 
 

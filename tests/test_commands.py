@@ -180,11 +180,10 @@ def test_the_list_of_commands():
     assert wrong.returncode == 1 and "did you mean python -m dnadiff.train?" in wrong.stderr
 
 
-def test_a_traceback_is_shown_on_request(tmp_path):
-    run = [sys.executable, "-m", "dnadiff.decompress", "input=none.dnd"]  # starts quickly
+def test_a_traceback_is_shown_on_request(python, tmp_path):
     for value, shown in (("1", True), ("0", False)):
-        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"HYDRA_FULL_ERROR": value})
-        assert ("Traceback" in done.stderr) == shown and done.returncode != 0
+        process = python("-m", "dnadiff.decompress", "input=none.dnd", cwd=tmp_path, env=os.environ | {"HYDRA_FULL_ERROR": value})
+        assert process.wait() != 0 and ("Traceback" in process.errors) == shown
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_published_sizes_have_names(backbone):
         return found["d_model"], found["n_layers"]
 
     assert size() == (64, 4)
-    for name in ("64x4", "118x4", "256x4", "256x8", "256x16"):
+    for name in ("64x4", "118x4", "256x4", "256x8", "256x16") if backbone == "caduceus" else ("118x4",):
         assert size(f"backbone/size={name}") == tuple(map(int, name.split("x")))
     assert size("backbone/size=256x8", "backbone.d_model=32") == (32, 8)
 

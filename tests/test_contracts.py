@@ -190,7 +190,9 @@ def test_wrong_values_of_a_network_are_named(name):
 def test_samplers_fill_templates_and_count_correctly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
-    sampler = build(composed("sample", "checkpoint=x", f"sampler={name}")["sampler"] | ({"num_groups": 5} if name == "grouped" else {}))
+    settings = composed("sample", "checkpoint=x", f"sampler={name}")["sampler"]
+    few = {"num_groups": 5} if name == "grouped" else {"num_steps": 20} if settings.get("num_steps") else {}
+    sampler = build(settings | few)
     backbone = next(each for each in ("transformer", "dit", "caduceus") if fits(small(each), sampler.reads))
     network, calls = build(small(backbone), vocab=vocab).eval(), []
     for parameter in network.parameters():

@@ -36,7 +36,12 @@ def stand_in(name, shared_data, tmp_path):
     return []
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# With a network and data this small each of them is nearly the same run as another one.
+REPEATED = {f"ablation_{name}" for name in ("steps_100", "steps_1000", "medium", "tiny", "time_conditioning", "no_carry_over")}
+REPEATED |= {f"ablation_noise_{name}" for name in ("cosine", "cosine_squared", "linear")} | {"lm1b_ar", "lm1b_block", "owt_sedd"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in EXPERIMENTS])
 def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
     heads = published(name)["backbone"].get("n_heads")
     args = [f"experiment={name}", *stand_in(name, shared_data, tmp_path), *SMALL, *ONE_STEP, *(["backbone.n_heads=2"] if heads else [])]
@@ -46,10 +51,10 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
 
 
 STAGES = [
-    ("hg38_mlm", "hg38_mdlm", []),
+    pytest.param("hg38_mlm", "hg38_mdlm", [], marks=pytest.mark.slow),
     ("hg38_mlm", "hg38_sedd", []),
     ("lm1b_mdlm_wrap", "lm1b_block", ["backbone.n_heads=2"]),
-    ("owt_mdlm", "owt_block", ["backbone.n_heads=2", "time_conditioning=false"]),
+    pytest.param("owt_mdlm", "owt_block", ["backbone.n_heads=2", "time_conditioning=false"], marks=pytest.mark.slow),
 ]
 
 

@@ -18,7 +18,7 @@ from dnadiff.downstream.protocol import build_protocol
 BASELINES = (
     "+baselines.length={_target_: dnadiff.downstream.baselines.LengthAlone}",
     "+baselines.GC={_target_: dnadiff.downstream.baselines.GCAlone}",
-    "+baselines.boosting={_target_: dnadiff.downstream.baselines.KmerBoosting, k: 4}",
+    "+baselines.boosting={_target_: dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]}",
 )
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
@@ -51,10 +51,14 @@ def table(tmp_path: Path) -> str:
     return str(tmp_path / "table.csv")
 
 
-def call(tmp_path: Path, *overrides: str) -> Path:
+def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
+    """The run folder of the command; without its report, whose figures take longer than the study."""
     run_dir = tmp_path / "runs" / "tiny"
     os.environ.pop("HYDRA_FULL_ERROR", None)  # a command line sets it, and an earlier one in this process left it
-    commands.run("finetune", finetune.run, finetune.KEYS, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
+    with pytest.MonkeyPatch.context() as patch:
+        if not report:
+            patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
+        commands.run("finetune", finetune.run, finetune.KEYS, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
     return run_dir
 
 
@@ -65,8 +69,8 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
         "task=csv",
         f"task.path={table}",
         "seeds=2",
-        "epochs=2",
-        "batch_size=16",
+        "epochs=1",
+        "batch_size=32",
         "lr=0.01",
         "lr_scratch=0.01",
         "kmer=3",
@@ -159,7 +163,7 @@ def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
                 (folder / f"{number}.txt").write_text("".join(random.choice(list("ACGT"), 30, p=share)))
     settings = ["fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
     suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={tmp_path / 'gb'}", "task.protocol=paper"]
-    run_dir = call(tmp_path, *suite, *settings)
+    run_dir = call(tmp_path, *suite, *settings, report=True)
     result = json.loads((run_dir / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
     one = result["tasks"]["human_ocr_ensembl"]
@@ -173,7 +177,7 @@ def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
 def test_validation_chooses_rate_and_batch_size_with_the_first_layer_only(tmp_path, table):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     overrides = [f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=2", "scratch=false", "layer=1"]
-    run_dir = call(tmp_path, *overrides, "lr=[1e-7,2e-2]", "batch_size=[16,64]", "epochs=2", "pretraining_overlap=true")
+    run_dir = call(tmp_path, *overrides, "lr=[1e-7,2e-2]", "batch_size=[16,64]", "epochs=1", "pretraining_overlap=true")
     model = json.loads((run_dir / "finetune.json").read_text())["models"]["fine-tuned"]
     (found,), parts = model["found"][0], model["subsets"]
     assert parts["inside pretraining"]["items"] == 0 and parts["outside pretraining"]["accuracy"] == model["accuracy"]
@@ -283,18 +287,18 @@ def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_starte
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *args: (_ for _ in ()).throw(OSError("interrupted")))
     with pytest.raises(SystemExit):
-        call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+        settings = ("seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+        call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings, report=True)
     assert not (tmp_path / "runs" / "tiny" / "finetune.json").exists()
 
 
 RECIPE = ("seeds=1", "kmer=2", "batch_size=32", "epochs=1", "lr=1e-2", "lr_scratch=1e-2")
 
 
-def study_of(tmp_path: Path, table: str, *overrides: str) -> dict:
+def study_of(tmp_path: Path, table: str, *overrides: str, report: bool = False) -> dict:
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
-    return json.loads(
-        (call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *RECIPE, *overrides) / "finetune.json").read_text()
-    )
+    run_dir = call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *RECIPE, *overrides, report=report)
+    return json.loads((run_dir / "finetune.json").read_text())
 
 
 def models_of(tmp_path: Path, *overrides: str) -> dict:
@@ -388,7 +392,7 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     values = iter([0.5, 0.75])
     monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values))
     capsys.readouterr()
-    warning = study_of(tmp_path, table, "overwrite=true")["warning"]
+    warning = study_of(tmp_path, table, "overwrite=true", report=True)["warning"]
     assert "worse than the same network from scratch (accuracy 0.500 and 0.750)" in warning
     assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()

@@ -126,7 +126,11 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
         "task.split_column=split",
         "fine_tune=false",
     )
-    baselines = [f"+baselines.{name}={{_target_: dnadiff.downstream.baselines.{name}}}" for name in ("GCAlone", "KmerBoosting")]
+    classes = {
+        "GCAlone": "dnadiff.downstream.baselines.GCAlone",
+        "boosting": "dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]",
+    }
+    baselines = [f"+baselines.{name}={{_target_: {target}}}" for name, target in classes.items()]
     result = run_finetune(world, tmp_path / "labels", world / "table.csv", *settings, *baselines, "neighbours=true")
     assert "2-mer logistic regression" in result["models"] and result["task"]["tested"] == 40 and result["task"]["chance"] == 0.5
     gc = result["models"]["GCAlone"]

@@ -43,6 +43,7 @@ class Loaded(HTMLParser):
             self.addresses.append(given["href"])
 
 
+@pytest.mark.slow
 def test_pages_load_and_name_files_of_the_site_alone(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 48
@@ -55,6 +56,7 @@ def test_pages_load_and_name_files_of_the_site_alone(site):
             )
 
 
+@pytest.mark.slow
 def test_every_page_of_the_repository_is_in_the_site(site):
     written = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert not [path for path in written if not (site / path).is_file()]
@@ -71,6 +73,7 @@ def test_notebooks_are_stored_with_their_outputs():
         assert kinds and "error" not in kinds, path.name
 
 
+@pytest.mark.slow
 def test_the_reference_shows_signatures_and_docstrings(site):
     text = re.sub(r"<[^>]+>", "", (site / "reference" / "model.html").read_text(encoding="utf-8"))
     assert "dnadiff.model.Model" in text and "num_draws" in text and "An estimate of an upper bound on -log p" in text

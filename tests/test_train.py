@@ -32,9 +32,11 @@ def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(cli,
 
 
 def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_path):
-    # After 200 steps the averaged weights must be at most 1 % worse.
+    # The averaged weights must be at most 1 % worse. Without the warm-up of their decay they would hardly differ from the first ones.
     status, _, err = cli(
-        "train", *train_args("caduceus", 200, "trainer.val_check_interval=200", "data.max_valid_windows=9", "callbacks.ema.decay=0.9999")
+        "train",
+        *train_args("caduceus", 60, "trainer.val_check_interval=60", "data.max_valid_windows=9", "callbacks.ema.decay=0.9999"),
+        *("optimizer.lr=2e-2", "data.batch_size=8", "data.length=32"),
     )
     assert status == 0, err
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -48,10 +50,16 @@ def test_bfloat16_with_a_float32_residual_stream_trains(cli, train_args, tmp_pat
     assert 0 < json.loads((tmp_path / "run" / "metrics.json").read_text())["valid_nll"] < 3
 
 
-@pytest.mark.parametrize("backbone", ["dit", "caduceus"])
-@pytest.mark.parametrize("kind", ["dna", "text"])
+@pytest.mark.parametrize(
+    ("kind", "backbone"),
+    [
+        ("dna", "dit"),
+        ("text", "caduceus"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("dna", "caduceus"), ("text", "dit"))),
+    ],
+)
 def test_dna_and_text_train_and_sample_on_every_diffusion_backbone(cli, train_args, tmp_path, kind, backbone):
-    # {DNA, text} x {dit, caduceus} with the same objective and samplers.
+    # {DNA, text} x {dit, caduceus} with the same objective and samplers; other tests train the usual pairs.
     (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 120)
     data = {"text": {"data": ("data=text", "data.path=book.txt")}, "dna": {}}[kind]
     status, _, err = cli("train", *train_args(backbone, 2, **data))
@@ -90,14 +98,14 @@ def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(python, cli, train_args, 
         if a != "hydra.run.dir=run"
     ]
     process = python("-m", "dnadiff.train", *args, cwd=tmp_path)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not list(tmp_path.glob("runs/train/*/metrics.csv")):
+    deadline = time.monotonic() + 600  # of a machine that is busy with other things
+    while time.monotonic() < deadline and process.poll() is None and not list(tmp_path.glob("runs/train/*/metrics.csv")):
         time.sleep(0.02)
     (metrics,) = tmp_path.glob("runs/train/*/metrics.csv")
-    while time.monotonic() < deadline and len(metrics.read_text().splitlines()) < 3:
+    while time.monotonic() < deadline and process.poll() is None and len(metrics.read_text().splitlines()) < 3:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130 and "to continue, add resume=true" in process.output + process.errors, process.errors
+    assert process.wait(300) == 130 and "to continue, add resume=true" in process.output + process.errors, process.errors
     (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
     step = checkpoint.load(last).step
     assert step > 0
@@ -164,7 +172,7 @@ def published_folder(tmp_path, trained):
 
 def test_computation_settings_can_be_combined_with_init_from(cli, train_args, tmp_path, published_folder):
     plain = [a for a in train_args("caduceus", 1, "overwrite=true", f"init_from={published_folder}") if "backbone" not in a]
-    for asked in (["backbone.scan=portable", "backbone.activation_checkpointing=true"], ["backbone.scan=reference"], []):
+    for asked in (["backbone.scan=portable", "backbone.activation_checkpointing=true"], []):
         status, _, err = cli("train", *plain, *asked)
         assert status == 0, err
         saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["backbone"]
@@ -195,34 +203,23 @@ def test_published_text_weights_are_refused_with_another_vocabulary(cli, train_a
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count", "trainer.accumulate_grad_batches=2"],
-)
-def test_a_resumed_run_keeps_its_configuration(cli, train_args, tmp_path, changed):
+def test_an_error_leaves_an_existing_run_unchanged(cli, train_args, tmp_path):
+    assert cli("train", *train_args("dit", 1, "hydra.run.dir=short", "data.length=32"))[0] == 0
     assert cli("train", *train_args("caduceus", 2))[0] == 0
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    status, _, err = cli("train", *train_args("caduceus", 4, "resume=true", changed))
-    assert status == 1 and "belongs to a run with other values of" in err and changed.partition("=")[0].replace("/", ".") in err
-    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+    # A resumed run keeps its configuration.
+    changed = ["backbone.d_model=32", "optimizer.lr=0.5", "data.length=32", "seed=5", "objective/masking=count"]
+    for setting in (*changed, "trainer.accumulate_grad_batches=2"):
+        status, _, err = cli("train", *train_args("caduceus", 4, "resume=true", setting))
+        assert status == 1 and "belongs to a run with other values of" in err and setting.partition("=")[0].replace("/", ".") in err
+    for wrong, message in (
         ("optimizer.lr=-1", "optimizer.lr -1 must be a number of at least 0"),
         ("objective=ar", "objective AR does not fit backbone Caduceus"),
         ("init_from=short", "set data.length to at most 32"),
-    ],
-)
-def test_an_error_leaves_an_existing_run_unchanged(cli, train_args, tmp_path, wrong, message):
-    if "short" in wrong:
-        assert cli("train", *train_args("dit", 1, "hydra.run.dir=short", "data.length=32"))[0] == 0
-    assert cli("train", *train_args("caduceus", 2))[0] == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    args = [a for a in train_args("caduceus", 2, "overwrite=true", wrong) if "backbone" not in a or "init_from" not in wrong]
-    status, _, err = cli("train", *args)
-    assert status == 1 and message in err, err
+    ):
+        args = [a for a in train_args("caduceus", 2, "overwrite=true", wrong) if "backbone" not in a or "init_from" not in wrong]
+        status, _, err = cli("train", *args)
+        assert status == 1 and message in err, err
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 

@@ -160,7 +160,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(python, cli, trained, tmp_pa
     args = [f"checkpoint={trained}", "num_samples=12", "batch_size=2", "length=80:100", "sampler=first_hitting", "motif=TATRAT@5"]
     assert cli("sample", *args, f"output=complete_{name}")[0] == 0
     process = python("-m", "dnadiff.sample", *args, "output=" + name, cwd=tmp_path)
-    journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 120
+    journal, end = temporary_path(tmp_path / name, "journal"), time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None and not journal.is_file():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

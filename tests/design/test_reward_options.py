@@ -97,10 +97,8 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
 def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python):
     args = ["reward=gc", "method=svdd", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
     process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)
-    part = tmp_path / ".a.fa.part"
-    for _ in range(6000):
-        if part.exists() and part.stat().st_size > 500:
-            break
+    part, end = tmp_path / ".a.fa.part", time.monotonic() + 600
+    while time.monotonic() < end and process.poll() is None and not (part.exists() and part.stat().st_size > 500):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

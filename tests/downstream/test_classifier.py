@@ -1,5 +1,5 @@
 import copy
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,15 +164,25 @@ def test_fit_info_has_validation_accuracy_and_speed(learner):
 
 
 def test_waiting_share_measures_the_time_to_make_batches(monkeypatch):
-    from dnadiff.downstream import items as module
+    from dnadiff.downstream import fine_tuning_module, items
 
-    start, cut = network("caduceus"), module.make_batch
-    model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "cpu"})
-    model.fit_predict(task(), 0)
-    quick = model.fit_info["waiting_share"]
-    monkeypatch.setattr(module, "make_batch", lambda *args: time.sleep(0.2) or cut(*args))
-    model.fit_predict(task(), 0)
-    assert model.fit_info["waiting_share"] > max(0.3, quick)
+    now, start, cut, step = [0.0], network("caduceus"), items.make_batch, FineTuningModule.training_step
+
+    def after(seconds, function):
+        def slow(*args):
+            now[0] += seconds
+            return function(*args)
+
+        return slow
+
+    for module in (items, fine_tuning_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(FineTuningModule, "training_step", after(1, step))
+    model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "cpu"}, epochs=1)
+    for seconds in (0, 3):
+        monkeypatch.setattr(items, "make_batch", after(seconds, cut))
+        model.fit_predict(task(), 0)
+        assert model.fit_info["waiting_share"] == seconds / (1 + seconds)
 
 
 def test_keep_first_layers_removes_the_others():

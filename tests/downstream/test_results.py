@@ -114,7 +114,7 @@ def test_two_processes_share_the_work(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(600)
     assert [process.exitcode for process in processes] == [0, 0]
     assert sorted((tmp_path / "calls.txt").read_text().split()) == ["1", "2", "3", "4"]
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
@@ -172,7 +172,7 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
     ready = context.Event()
     process = context.Process(target=hold, args=(tmp_path / "x.lock", ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(300)
     with locked(tmp_path / "x.lock", wait=False) as mine:
         assert mine is False
     process.kill()

@@ -47,8 +47,8 @@ def test_left_to_right_is_the_chain_rule(denoiser):
 
 
 def test_confidence_follows_the_predictions(denoiser):
-    expected = []
-    for x in SEQUENCES:
+    expected, some = [], SEQUENCES[::7]
+    for x in some:
         xt, total = torch.full((1, L), 3), 0.0
         while (xt == 3).any():
             log_probs = denoiser.log_probs(xt)[0].detach()
@@ -56,7 +56,9 @@ def test_confidence_follows_the_predictions(denoiser):
             total -= float(log_probs[at, x[at]])
             xt[0, at] = x[at]
         expected.append(total)
-    torch.testing.assert_close(torch.from_numpy(nats(denoiser, "confidence").per_sequence()), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.from_numpy(nats(denoiser, "confidence", some).per_sequence()), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_the_strided_order():

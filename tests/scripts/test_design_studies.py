@@ -191,6 +191,7 @@ def inputs(tmp_path, genome, rows):
     ]
 
 
+@pytest.mark.slow
 def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measures, "RESAMPLES", 20)
     monkeypatch.setattr(promoters.scoring, "configure_process", lambda: None)  # it chooses threads for the whole process

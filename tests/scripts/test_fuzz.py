@@ -134,12 +134,12 @@ def test_every_command_has_readers_and_every_input_too():
     assert readers.unread_inputs() == []
 
 
-def test_some_hundred_inputs_pass(python, tmp_path):
+def test_inputs_of_every_format_pass(python, tmp_path):
     """One reader of each format; all readers and 10,000 inputs take a quarter of an hour."""
     formats = ("fasta", "genome bgzip", "genome 2bit", "genome genbank", "bed", "gff3.gz", "labels csv", "labels parquet", "text jsonl")
     names = [*formats, "tokenizer.json", "genome cache", "token cache", "sample journal", "predictions", "results.csv"]
-    command = [fuzz.__file__, "--count=300", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
+    command = [fuzz.__file__, "--count=60", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
     process = python(*command, *(f"--reader={name}" for name in names))
     assert process.wait() == 0, process.output + process.errors
     found = json.loads((tmp_path / "found.json").read_text())["readers"]
-    assert [row["reader"] for row in found] == names and sum(sum(row["counts"].values()) for row in found) > 250
+    assert [row["reader"] for row in found] == names and sum(sum(row["counts"].values()) for row in found) > 50

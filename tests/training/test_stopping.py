@@ -16,7 +16,7 @@ from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import DiffusionModule
 from dnadiff.training.stopping import SIGNALS, StopSignals
 
-CONSTANT = ("lr_scheduler=constant", "lr_scheduler.warmup_steps=1")
+SLOW = pytest.mark.slow  # other places of the same kind
 
 
 class Killed(BaseException):
@@ -92,7 +92,7 @@ def killed_at(module, name, number):
     ("where", "name", "number"),
     [
         (DiffusionModule, "validation_step", 2),  # in the middle of the first validation
-        (DiffusionModule, "validation_step", 3),  # at the beginning of the last one
+        pytest.param(DiffusionModule, "validation_step", 3, marks=SLOW),  # at the beginning of the last one
         (Checkpoints, "on_validation_end", 2),  # its row is in metrics.csv, best.ckpt is not written
         (MetricsFile, "rows", 1),  # everything but metrics.json
     ],
@@ -116,8 +116,8 @@ def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undi
     ("where", "name", "number"),
     [
         (DiffusionModule, "training_step", 8),  # the last checkpoint is of step 6 and has the interval of step 4
-        (DiffusionModule, "training_step", 5),  # of step 4, saved after its validation
-        (ClipSearch, "on_validation_epoch_end", 2),  # before the last interval is chosen
+        pytest.param(DiffusionModule, "training_step", 5, marks=SLOW),  # of step 4, saved after its validation
+        pytest.param(ClipSearch, "on_validation_epoch_end", 2, marks=SLOW),  # before the last interval is chosen
         (Checkpoints, "on_validation_end", 1),  # an interval was chosen, and no checkpoint has it
     ],
 )
@@ -138,7 +138,7 @@ def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(where, name, num
     ("number", "where", "name", "call"),
     [
         (signal.SIGTERM, DiffusionModule, "training_step", 3),
-        (signal.SIGUSR1, DiffusionModule, "training_step", 8),
+        pytest.param(signal.SIGUSR1, DiffusionModule, "training_step", 8, marks=SLOW),
         (signal.SIGTERM, DiffusionModule, "validation_step", 1),
     ],
 )
@@ -177,6 +177,7 @@ def test_the_second_signal_ends_the_process_at_once():
     assert stop.value.code == 130
 
 
+@SLOW
 def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(undisturbed, cli, tmp_path, monkeypatch):
     whole, args = undisturbed
     workers = [*args, "hydra.run.dir=run", "data.num_workers=1"]

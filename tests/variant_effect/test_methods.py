@@ -96,7 +96,7 @@ def test_whole_windows_have_the_difference_of_the_bounds_whatever_the_network(ed
         assert abs(llr(network, methods["masked"], [edit])[0, 0] - float(bounds[0] - bounds[1])) > 1e-3
 
 
-@pytest.mark.parametrize("edit", [*SUBSTITUTIONS[:1], *SUBSTITUTIONS[2:], *INDELS], ids=lambda e: f"{e.ref}>{e.alt}")
+@pytest.mark.parametrize("edit", [SUBSTITUTIONS[0], SUBSTITUTIONS[3], *INDELS[1:3]], ids=lambda e: f"{e.ref}>{e.alt}")
 def test_the_other_strand_of_the_genome_exchanges_the_strands(edit, inconsistent, make_network, methods):
     here, there = make_network(inconsistent(), GENOME), make_network(inconsistent(), complemented(GENOME))
     mirrored = Edit("one", len(GENOME) - edit.end, *(complemented(x) for x in (edit.ref, edit.alt)))
@@ -105,8 +105,16 @@ def test_the_other_strand_of_the_genome_exchanges_the_strands(edit, inconsistent
             np.testing.assert_allclose(llr(here, method, [edit])[:, 0], llr(there, method, [mirrored])[::-1, 0], atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("method", [Block(block=4, num_orders=4), PairedWindow(num_draws=8)], ids=lambda m: m.name)
-@pytest.mark.parametrize("edit", [SUBSTITUTIONS[0], INDELS[1]], ids=["SNV", "deletion"])
+@pytest.mark.parametrize(
+    ("method", "edit"),
+    [
+        (BLOCK := Block(block=4, num_orders=4), SUBSTITUTIONS[0]),
+        (PAIRED := PairedWindow(num_draws=8), INDELS[1]),
+        pytest.param(BLOCK, INDELS[1], marks=pytest.mark.slow),
+        pytest.param(PAIRED, SUBSTITUTIONS[0], marks=pytest.mark.slow),
+    ],
+    ids=["block SNV", "window deletion", "block deletion", "window SNV"],
+)
 def test_the_error_is_the_spread_over_seeds(method, edit, inconsistent, make_network):
     network = [make_network(inconsistent(), GENOME, seed=seed, stranded=True, batch_size=256) for seed in range(200)]
     values, variances = zip(*(method.difference(n, n.pair(edit, False), edit, False) for n in network))
@@ -181,13 +189,13 @@ def test_windows_at_the_ends_of_a_record(start, inconsistent, make_network):
             assert DNATokenizer().decode(pair.ref) in (complemented(GENOME) if reverse else GENOME)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 7])
+@pytest.mark.parametrize("length", [1, 4, 5, 6])
 def test_every_method_scores_every_variant_of_a_short_record(length, inconsistent, make_network):
     letters, draw = GENOME[:length], np.random.default_rng(length)
     network = make_network(inconsistent(8, local=True), letters, sites_per_window=2)
     alleles = Alleles(network.reference, network.window)
     rows = list(Saturation([Region("one", 0, length)], network.reference, deletions=True))
-    for _ in range(20):
+    for _ in range(8):
         start, end = sorted(draw.integers(0, length + 1, 2).tolist())
         if start < end and (alt := "".join(draw.choice(list("ACGT"), draw.integers(1, 6)))) != letters[start:end]:
             rows += Rows([("one", start + 1, letters[start:end], alt)])
