@@ -17,7 +17,7 @@ from dnadiff.downstream.fine_tuning_module import FineTuningModule, train
 from dnadiff.downstream.items import Items
 from dnadiff.draws import hash64
 
-PRETRAINED_RATES = (1e-4, 3e-4, 8e-4, 2e-3)
+PRETRAINED_RATES = (3e-4, 8e-4, 2e-3, 5e-3)  # the published ones of Caduceus, 1e-3 and 2e-3, are inside
 NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
 MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
 TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = 0.04, 20, 1000  # of the steps; steps; validation items that rank the trials
