@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import check_value, integer
-from dnadiff.config import RENAMED_CHOICES, Config, Json, Keys, as_dict, build, check, choices, compose, config_dir, with_current_choices
+from dnadiff.config import Config, Json, Keys, as_dict, build, check, choices, compose, config_dir
 from dnadiff.progress import configure_logging, printable
+from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -22,10 +22,11 @@ from io import BufferedIOBase, FileIO
 from pathlib import Path
 
 from dnadiff import checks
-from dnadiff.config import Json, with_current_names
+from dnadiff.config import Json
 from dnadiff.data.disk import names_file, write_all
 from dnadiff.data.files import atomic_write, check_output
 from dnadiff.data.structured import read_json
+from dnadiff.renamed import with_current_names
 
 _KEYS = {"settings", "done", "bytes", "notes", "complete"}
 _CHECKED = _KEYS | {"crc", "check"}  # since version 0.2: of the finished batches, and of the journal itself

@@ -134,6 +134,6 @@ class DiffusionModule(lightning.LightningModule):
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
         batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        if batches["is_last_batch"]:
+        if batches["is_last_batch"] and batches["current"]["completed"] == batches["current"]["ready"]:
             # The loader continues with the next epoch. Lightning would end it after one batch if a validation followed the last one.
             batches |= {"is_last_batch": False, "current": dict.fromkeys(batches["current"], 0)}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.config import Config, leaves, locate, with_current_names
+from dnadiff.config import Config, leaves, locate
 from dnadiff.data.structured import read_yaml
+from dnadiff.renamed import with_current_names
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule

@@ -10,7 +10,7 @@ import torch
 
 from dnadiff import checkpoint
 from dnadiff.checkpoint import read
-from dnadiff.config import with_current_choices
+from dnadiff.renamed import with_current_choices
 from dnadiff.training.sharded import with_shards
 
 CALLBACKS = """

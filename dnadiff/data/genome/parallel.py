@@ -71,7 +71,7 @@ def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
 
 
 def _start() -> Worker:
-    """A process that packs the files that it is told, one a line. It ends when this process does, after the file in progress."""
+    """A process that packs the files that are named on its standard input, one a line. It ends when this process does, after the file in progress."""
     path = os.pathsep.join([str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = f"from {__name__} import serve; serve()"
     return subprocess.Popen(

@@ -1,0 +1,65 @@
+"""Names of earlier versions that still work: classes in configurations, choices and keys of the command line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
+MOVED = {
+    "dnadiff.callbacks": "dnadiff.training.callbacks",
+    "dnadiff.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
+    "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
+    "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
+    "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
+    "dnadiff.data.hub": "dnadiff.data.text.hub",
+    "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
+    "dnadiff.data.short": "dnadiff.data.genome.short_sequences",
+    "dnadiff.data.subword": "dnadiff.data.text.subword",
+    "dnadiff.data.text": "dnadiff.data.text.datamodule",
+    "dnadiff.objective.masking.Coins": "dnadiff.objective.masking.Bernoulli",
+    "dnadiff.objective.masking.Steps": "dnadiff.objective.masking.DiscreteTime",
+    "dnadiff.objective.masking.WeighedSteps": "dnadiff.objective.masking.ImportanceDiscreteTime",
+    "dnadiff.optim": "dnadiff.training.optim",
+    "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
+    "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
+    "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
+}
+# Renamed choices of the command line. The old names work with a warning until version 0.3.
+RENAMED_CHOICES = {
+    "objective/masking=coins": "objective/masking=bernoulli",
+    "objective/masking=steps": "objective/masking=discrete_time",
+    "sampler=drawn_token": "sampler=low_confidence",
+}
+DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
+
+
+def current_name(target: str) -> str:
+    """The current dotted path of a class, given its path in this or an earlier version."""
+    module, _, name = target.rpartition(".")
+    return MOVED.get(target) or f"{MOVED.get(module, module)}.{name}"
+
+
+def with_current_choices(overrides: Sequence[str]) -> list[str]:
+    """The overrides with renamed choices under their current names, with one warning for each."""
+    current = []
+    for override in overrides:
+        choice = override.lstrip("+")
+        group, _, name = choice.partition("=")
+        override = choice if group in DECLARED else override
+        if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
+            logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
+            override = override.removesuffix(name) + new.partition("=")[2]
+        current.append(override)
+    return current
+
+
+def with_current_names(config: Any) -> Any:
+    """A nested configuration in which every `_target_` is a current name."""
+    if isinstance(config, Mapping):
+        found, target = {key: with_current_names(value) for key, value in config.items()}, config.get("_target_")
+        return found | ({"_target_": current_name(target)} if isinstance(target, str) else {})
+    if isinstance(config, (list, tuple)):
+        return [with_current_names(value) for value in config]
+    return config
