@@ -22,7 +22,7 @@ from dnadiff.progress import Progress
 from dnadiff.shards.folder import ShardFolder
 from dnadiff.shards.manifest import Manifest, Task, plain
 from dnadiff.shards.part import packed
-from dnadiff.shards.shard import Shard
+from dnadiff.shards.shard import Shard, without
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started
 log = logging.getLogger("dnadiff")
@@ -89,7 +89,7 @@ class OneShard(Assignment):
     """One shard, which is resumed if its process was stopped, and left alone if it is complete."""
 
     def __init__(self, command: str, shard: Shard, overrides: Sequence[str]) -> None:
-        self.command, self.shard, self.overrides = command, shard, [o for o in overrides if not _is_own(o)]
+        self.command, self.shard, self.overrides = command, shard, without(overrides, _OWN)
 
     @override
     def compute(self, output: Path, tasks: Mapping[str, Task]) -> Path:
@@ -145,8 +145,3 @@ def assignment_of(config: Config, command: str, overrides: Sequence[str]) -> Ass
         raise ValueError(f"shard={shard} needs output=, the same for all shards")
     check_output(expand_user(config["output"]), config["overwrite"])
     return OneShard(command, shard, overrides)
-
-
-def _is_own(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return key.partition(".")[0] in _OWN

@@ -102,8 +102,9 @@ class Manifest:
                     file.flush()
                     os.fsync(file.fileno())
             os.link(part, path)
-        except FileExistsError:
-            pass
+        except (FileExistsError, FileNotFoundError):  # another shard has removed `part`, which it takes for that of a killed process
+            if not path.exists():
+                raise
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,6 +38,11 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
+
+
+def without(overrides: Sequence[str], keys: Collection[str]) -> list[str]:
+    """The arguments of a command line that do not set one of these keys, or something in them."""
+    return [each for each in overrides if each.lstrip("+~").partition("=")[0].partition(".")[0] not in keys]
 
 
 def bounds(total: int, count: int) -> list[int]:

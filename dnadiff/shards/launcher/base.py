@@ -17,9 +17,8 @@ from dnadiff.design.output import temporary_path
 from dnadiff.progress import Progress
 from dnadiff.shards.folder import ShardFolder
 from dnadiff.shards.launcher.job import ShardJob
-from dnadiff.shards.shard import Shard
+from dnadiff.shards.shard import Shard, without
 
-_OWN = ("launcher", "shard")
 log = logging.getLogger("dnadiff")
 
 
@@ -57,7 +56,7 @@ class Launcher(ABC):
         is_merging = temporary_path(output, "merging").exists()
         check_output(output, config["overwrite"] or is_merging)
         folder, own = ShardFolder.of(output), [f"--config-dir={config_folder}"] * (config_folder is not None)
-        given = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] not in _OWN]
+        given = without(overrides, ("launcher", "shard"))
         jobs = [
             ShardJob(
                 shard,
@@ -68,9 +67,7 @@ class Launcher(ABC):
             )
             for shard in self._unfinished(folder)
         ]
-        if is_merging and not folder.path.exists():  # all that is left is to remove files
-            jobs = []
-        if jobs:
+        if not is_merging or folder.path.exists():  # otherwise all that is left is to remove files
             self._run(command, jobs)
         merging = [f"output={quoted(str(output))}", f"overwrite={str(config['overwrite']).lower()}"]
         merging += [o for o in given if o.startswith("trust=")]
