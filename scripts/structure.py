@@ -11,13 +11,11 @@ import ast
 import collections
 import gc
 import graphlib
-import io
 import itertools
 import json
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,12 +99,12 @@ def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def code_lines(file: Source) -> int:
-    """Lines that hold code."""
-    holds: set[int] = set()
-    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
-        if token.type not in skip:
-            holds.update(range(token.start[0], token.end[0] + 1))
+    """Lines that hold code, those of strings of several lines included."""
+    lines = enumerate(file.text.splitlines(), 1)
+    holds = {i for i, line in lines if (text := line.strip()) and not text.startswith("#")}
+    for node in file.nodes:
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno != node.lineno:
+            holds.update(range(node.lineno, node.end_lineno + 1))
     return len(holds - file.documentation_lines)
 
 

@@ -37,7 +37,7 @@ def test_zero_denominator_is_an_error():
         ratio(np.zeros(2), np.zeros(2))
 
 
-@pytest.mark.parametrize("num_blocks", [5, 10, 40])
+@pytest.mark.parametrize("num_blocks", [5, *(pytest.param(number, marks=pytest.mark.slow) for number in (10, 40))])
 def test_intervals_of_noise_exclude_zero_at_the_nominal_rate(num_blocks):
     random = np.random.default_rng(0)
     wrong = np.mean([excludes_zero(ratio(random.normal(size=num_blocks), np.ones(num_blocks), num_resamples=300)) for _ in range(600)])

@@ -25,7 +25,8 @@ def fasta(tmp_path):
     return write
 
 
-def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path):
+def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path, monkeypatch):
+    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 5)
     fasta("x.fa", 12, 24)
     status, out, err = cli("judge", "samples=x.fa", f"checkpoint={trained}", "output=j.json", "num_splits=20", "order=2")
     assert status == 0, err
@@ -36,7 +37,8 @@ def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_pa
     assert found["real"]["data"]["split_hash"] and found["length"] == 24
 
 
-def test_samples_are_compared_with_a_file(cli, fasta, tmp_path):
+def test_samples_are_compared_with_a_file(cli, fasta, tmp_path, monkeypatch):
+    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
     status, _, err = cli("judge", "samples=x.fa", "real=y.fa", "output=j.json", "num_splits=20", "order=2")

@@ -319,7 +319,7 @@ def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(w
     assert "no network is saved with task.protocol=kfold" in capsys.readouterr().err and not (tmp_path / "folds" / "models").exists()
 
 
-@pytest.mark.parametrize("head", ["auto", "conv"])
+@pytest.mark.parametrize("head", ["auto", pytest.param("conv", marks=pytest.mark.slow)])
 def test_a_saved_network_has_the_head_that_validation_chose(cli, world, tmp_path, head):
     run_finetune(
         world, tmp_path / "run", f"head={head}", "seeds=1", "inputs.one_hot=true", "head.dropout=0.3" if head == "conv" else "patience=1"

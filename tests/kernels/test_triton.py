@@ -32,7 +32,7 @@ def script(path: Path) -> ModuleType:
 
 
 cases = script(HERE / "triton_cases.py")
-QUICK = ["both in chunks", "gated", "states before blocks", "convolution of blocks", "norm after addition"]  # every kind of kernel
+QUICK = ["gated", "blocks in chunks", "reverse convolution of short blocks", "norm after addition"]  # every kind of kernel
 MORE = [
     name
     for name in (*cases.SCANS, *cases.STATES, *cases.CONVS, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS)

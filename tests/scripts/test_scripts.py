@@ -155,6 +155,7 @@ def test_ddpm_cache_matches_the_distribution_and_its_calls_are_counted(timing, o
         assert np.mean(calls) == pytest.approx(expected + 1, abs=8)
 
 
+@pytest.mark.slow
 def test_ddpm_cache_reuses_probabilities_while_no_token_changes(timing, oracle, toy):
     calls = []
     for _ in range(200):
