@@ -311,7 +311,7 @@ def models_of(tmp_path: Path, *overrides: str) -> dict:
 def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
     models = models_of(tmp_path)
     tuned, scratch = (models[name].describe() for name in ("fine-tuned", "scratch"))
-    assert (tuned["epochs"], tuned["patience"], tuned["layer_decay"], tuned["lr"]) == (None, 5, 0.8, [1e-4, 3e-4, 8e-4, 2e-3])
+    assert (tuned["epochs"], tuned["patience"], tuned["layer_decay"], tuned["lr"]) == (None, 5, 0.8, [3e-4, 8e-4, 2e-3, 5e-3])
     assert scratch["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in scratch
     set_by_hand = models_of(tmp_path, "epochs=3", "lr=1e-3", "layer_decay=0.5", "minutes=null")["fine-tuned"].describe()
     assert [set_by_hand[key] for key in ("epochs", "patience", "layer_decay", "lr")] == [3, None, 0.5, 1e-3]

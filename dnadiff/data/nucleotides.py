@@ -5,7 +5,8 @@ The ids are those of `dnadiff.data.tokenizer.DNATokenizer`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,38 +41,45 @@ def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(letters(sequence)).translate(_ID_TABLE), np.uint8)
 
 
+class _Objects(NamedTuple):
+    """Classes of other packages that hold a sequence."""
+
+    seq: type[Seq]
+    record: type[SeqRecord]
+    fasta: tuple[type[Sequence], type[FastaRecord]]
+
+
+@cache
+def _objects() -> _Objects:  # imported late: strings and bytes need neither package
+    from Bio.Seq import Seq
+    from Bio.SeqRecord import SeqRecord
+    from pyfaidx import FastaRecord, Sequence
+
+    return _Objects(Seq, SeqRecord, (Sequence, FastaRecord))
+
+
 def plain(sequence: DNASequence) -> str | bytes:
     """The letters of a sequence without the object of Biopython or pyfaidx around them."""
     if isinstance(sequence, (str, bytes)):
         return sequence
-    from Bio.SeqRecord import SeqRecord
-    from pyfaidx import FastaRecord, Sequence
-
-    if isinstance(sequence, (Sequence, FastaRecord)):
+    if isinstance(sequence, _objects().fasta):
         return str(sequence)
-    found = sequence.seq if isinstance(sequence, SeqRecord) else sequence
+    found = sequence.seq if isinstance(sequence, _objects().record) else sequence
     return b"" if found is None else bytes(found)
 
 
 def is_sequence(value: object) -> bool:
     """Whether a value is one sequence, and not several."""
-    from Bio.Seq import Seq
-    from Bio.SeqRecord import SeqRecord
-    from pyfaidx import FastaRecord, Sequence
-
-    return isinstance(value, (str, bytes, Seq, SeqRecord, Sequence, FastaRecord))
+    return isinstance(value, (str, bytes, _objects().seq, _objects().record, *_objects().fasta))
 
 
 def name_of(sequence: DNASequence) -> str | None:
     """The name that an object of Biopython or pyfaidx gives a sequence; None for letters alone."""
     if isinstance(sequence, (str, bytes)):
         return None
-    from Bio.SeqRecord import SeqRecord
-    from pyfaidx import FastaRecord, Sequence
-
-    if isinstance(sequence, SeqRecord):
+    if isinstance(sequence, _objects().record):
         return sequence.id
-    return sequence.name if isinstance(sequence, (Sequence, FastaRecord)) else None
+    return sequence.name if isinstance(sequence, _objects().fasta) else None
 
 
 def reverse_complement(sequence: str | bytes) -> str | bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ class Embeddings(np.ndarray):
     def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
         """The vectors with the names of their sequences; those that occur twice get numbers."""
         found = np.asarray(vectors).view(cls)
-        found.names = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+        number = Counter(names)
+        found.names = [name if number[name] == 1 else f"{name}_{i}" for i, name in enumerate(names)]
         return found
 
     def to_frame(self) -> pandas.DataFrame:
