@@ -9,7 +9,6 @@ a file (`anonymous`), without what the imports take.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,47 +105,10 @@ def make_records(folder: Path, count: int) -> Path:
     return path
 
 
-def make_sparse(folder: Path, bases: int) -> Path:
-    """A packed genome whose bases are a file with holes, as if they were all the same; its source is a file of some bytes.
-
-    It shows opening, windows and memory at a size for which packing is too slow to be repeated here.
-    """
-    from dnadiff.data.atomic_folder import put
-    from dnadiff.data.cache import content_hash
-    from dnadiff.data.checksums import CHUNK, Checksum
-
-    os.environ["DNADIFF_CACHE"] = str(folder / "cache")
-    path, part, each = folder / "stand_in.fa", folder / "part", bases // 21 // CHUNK * CHUNK
-    path.write_text(">stand-in\nACGT\n")
-    time.sleep(2.5)
-    part.mkdir()
-    first = np.tile(np.array([7, 8, 9, 10], np.uint8), CHUNK // 4).tobytes()
-    with (part / "bases").open("wb") as file:
-        file.write(first)
-        file.truncate(21 * each)
-    np.save(part / "runs.npy", np.empty((0, 2), np.int64))
-    runs, (crc, empty) = Checksum(), (zlib.crc32(first), zlib.crc32(bytes(CHUNK)))
-    runs.update((part / "runs.npy").read_bytes())
-    stats = {name: (part / name).stat() for name in ("bases", "runs.npy")}
-    files = {name: {"size": stat.st_size, "mtime": stat.st_mtime_ns} for name, stat in stats.items()}
-    files["bases"] |= {"crc": 0, "chunks": [crc] + [empty] * (21 * each // CHUNK - 1)}
-    files["runs.npy"] |= {"crc": runs.whole, "chunks": runs.chunks}
-    about = {"description": "", "length": each, "unknown": 0, "gc": 0, "soft": 0, "ambiguous": [0, 0]}
-    index = {"format": 1, "files": files, "source": {"name": path.name, "sha256": content_hash(path)}}
-    index |= {"records": [{"name": f"chr{number}", **about} for number in range(21)]}
-    check = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
-    (part / "index.json").write_text(json.dumps(index | {"check": check}))
-    (folder / "cache" / "genomes").mkdir()
-    put(part, folder / "cache" / "genomes" / index["source"]["sha256"][:32], 1)
-    return path
-
-
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, int, object]]:
     """Name, bytes of the sequence, and the function that makes it."""
     for bases in options.genomes:
         yield f"genome of {bases / 1e9:g} Gb", int(bases), lambda folder, n=int(bases): make_genome(folder, n)
-    for bases in options.sparse:
-        yield f"packed genome of {bases / 1e9:g} Gb, with holes", 10**9, lambda folder, n=int(bases): make_sparse(folder, n)
     for count, bases in options.corpora:
         name = f"{count:,} genomes of {bases / 1e6:g} Mb"
         yield name, int(count * bases), lambda folder, n=count, b=int(bases): make_corpus(folder, n, b)
@@ -180,7 +141,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="results; those in it are kept")
     parser.add_argument("--folder", type=Path, default=None, help="folder for the temporary files")
     parser.add_argument("--genomes", type=numbers, default=[3.1e8, 3.1e9], metavar="BASES,...")
-    parser.add_argument("--sparse", type=numbers, default=[2e10], metavar="BASES,...", help="not packed: a file with holes")
     parser.add_argument("--corpora", type=pairs, default=[(100, 4e6), (1000, 1e5), (10_000, 1e5)], metavar="FILESxBASES,...")
     parser.add_argument("--records", type=numbers, default=[1e5, 1e6], metavar="COUNT,...")
     options = parser.parse_args()
