@@ -67,11 +67,7 @@ class HttpStore(Store):
 
     @override
     def exists(self, address: Address) -> bool:
-        try:
-            with closing(_ask(address, {"Range": "bytes=0-0"})):
-                return True
-        except urllib.error.HTTPError as error:
-            return error.code == _BEYOND if error.code in (*_GONE, _BEYOND) else _explain(address, error)
+        raise _read_only(address)
 
     @override
     def matches(self, address: Address) -> list[str]:
@@ -79,7 +75,11 @@ class HttpStore(Store):
 
     @override
     def upload(self, file: Path, address: Address) -> None:
-        raise ValueError(f"{address.text} cannot be written by HTTP; choose s3://, gs:// or a file")
+        raise _read_only(address)
+
+
+def _read_only(address: Address) -> ValueError:
+    return ValueError(f"{address.text} cannot be written by HTTP; choose s3://, gs:// or a file")
 
 
 def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:

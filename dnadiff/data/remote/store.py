@@ -41,7 +41,7 @@ class Store(ABC):
 
     @abstractmethod
     def exists(self, address: Address) -> bool:
-        """Whether there is such a file."""
+        """Whether there is such a file; asked before one is written."""
 
     @abstractmethod
     def matches(self, address: Address) -> list[str]:

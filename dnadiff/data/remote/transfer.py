@@ -56,6 +56,8 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
         if done and (reply.total, reply.version) != (position.total, position.version):
             part.unlink(missing_ok=True)
             raise LostError(f"{address.text} changed while it was read")
+        if not done:
+            part.unlink(missing_ok=True)  # before the note: bytes of one version never have the note of another
         write_json(_note(part), {"version": reply.version, "total": reply.total})
         with part.open("r+b" if part.exists() else "w+b", buffering=0) as file, megabytes(reply.total or 0, label, reply.start) as progress:
             file.truncate(done)

@@ -146,3 +146,21 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address
     monkeypatch.setattr("fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed"))
     with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install 'dnadiff\[{extra}\]'"):
         resolve(address)
+
+
+def test_a_call_killed_between_note_and_bytes_leaves_no_mixture(server, monkeypatch):
+    address, killed = parse(server.fasta), RuntimeError("killed")
+    part = cached.target_of(address).with_name(".x.fa.part")
+    part.write_bytes(b"of a version before it")
+    part.with_name(".x.fa.part.json").write_text('{"version": "\\"old\\"", "total": 32007}')
+    write = transfer.write_json
+
+    def write_and_die(*arguments):
+        write(*arguments)
+        raise killed
+
+    monkeypatch.setattr(transfer, "write_json", write_and_die)
+    with pytest.raises(RuntimeError):
+        resolve(server.fasta)
+    monkeypatch.setattr(transfer, "write_json", write)
+    assert resolve(server.fasta).read_bytes() == FASTA
