@@ -108,8 +108,8 @@ def heat_map_caption() -> str:
 
 def stored_section() -> str:
     """A picture of results that were measured before."""
-    caption = "Stored, not measured by this run: samplers compared at equal network calls (docs/results/samplers.md)."
-    return section("Stored results", image(STORED, "samplers compared at equal network calls", caption)) if STORED.is_file() else ""
+    caption = "Stored, not measured by this run: code length of samples against sampling time (docs/results/samplers.md)."
+    return section("Stored results", image(STORED, "code length of samples against sampling time", caption)) if STORED.is_file() else ""
 
 
 def own_section(own: RunResults) -> str:
