@@ -50,6 +50,7 @@ KEYS: Keys = {
     "probe": bool,
     "neighbours": bool,
     "layer": checks.PositiveInt | None,
+    "train_items": checks.PositiveInt | None,
     "inputs.layers": list[checks.PositiveInt],
     "inputs.one_hot": bool,
     "inputs.length": bool,
@@ -82,7 +83,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     left_out = {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
         try:
-            data, protocol = read_task(task, loaded, config["layer"])
+            data, protocol = read_task(task, loaded, config["layer"], config["train_items"])
             models = checked_models(config, loaded, data, protocol)
         except (ValueError, FileNotFoundError) as error:
             if several is None or (not found and name == list(tasks)[-1]):
@@ -125,7 +126,7 @@ def check_settings(config: Config) -> None:
     commands.pick_device(config["accelerator"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
-    for key in ("epochs", "patience", "layer"):
+    for key in ("epochs", "patience", "layer", "train_items"):
         config[key] = config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
     config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
     for key in ("lr", "lr_scratch"):
@@ -140,13 +141,13 @@ def as_list(key: str, value: Json) -> list[Json]:
     return several
 
 
-def read_task(task: Config, loaded: Loaded, layer: int | None) -> tuple[TaskData, FixedSplit]:
+def read_task(task: Config, loaded: Loaded, layer: int | None, train_items: int | None) -> tuple[TaskData, FixedSplit]:
     """Read a task and its protocol; a one-line ValueError or OSError if it cannot be used."""
     from dnadiff.downstream.classifier import check_length, keep_first_layers
     from dnadiff.downstream.protocol import build_protocol
 
     reader = build(task, trust=None)
-    protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id)
+    protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id, train_items)
     data = reader.load(loaded.tokenizer)
     check_length(keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), layer), data)  # now, not after the baselines
     protocol.rounds(data, 1)  # refuse a task that cannot be divided
@@ -186,7 +187,7 @@ def run_task(
     from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
 
     rounds = protocol.rounds(data, config["seed"])
-    log_task(data)
+    log_task(protocol.example(data))
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = [config["seed"] + i for i in range(config["seeds"])]
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}

@@ -3,11 +3,12 @@
 # Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test,docs]"
 
-# Two workers of one thread each: with two threads each, small operations are ten times slower.
+# One worker of one thread for each core: with two threads each, small operations are ten times slower.
+workers=$(nproc)  # before OMP_NUM_THREADS is set, which it obeys
 export OMP_NUM_THREADS=1
 if [ -d ../shared/data ]; then export DNADIFF_REQUIRE_SHARED=1; fi
 
 ruff check .
 ruff format --check -q . || { echo "error: run 'ruff format .'" >&2; exit 1; }
 mypy
-exec python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --durations=5 -rs "$@"
+exec python -m pytest -n "$workers" --dist worksteal -m "not slow and not gpu" --durations=5 -rs "$@"

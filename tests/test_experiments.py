@@ -39,6 +39,7 @@ def stand_in(name, shared_data, tmp_path):
 # With a network and data this small each of them is nearly the same run as another one.
 REPEATED = {f"ablation_{name}" for name in ("steps_100", "steps_1000", "medium", "tiny", "time_conditioning", "no_carry_over")}
 REPEATED |= {f"ablation_noise_{name}" for name in ("cosine", "cosine_squared", "linear")} | {"lm1b_ar", "lm1b_block", "owt_sedd"}
+REPEATED |= {"ablation_noise_geometric", "ecoli_bundled", "human_chr20", "lm1b_mdlm_wrap", "lm1b_sedd", "owt_block", "text8_mdlm"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in EXPERIMENTS])

@@ -36,7 +36,7 @@ def test_the_two_papers_share_objective_and_sampler():
     assert target(*dna, group="backbone") is not target(*text, group="backbone")
 
 
-@pytest.mark.parametrize("data", ["dna", "text"])
+@pytest.mark.parametrize("data", ["dna", pytest.param("text", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("backbone", "more", "sampler"),
     [

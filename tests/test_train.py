@@ -31,6 +31,7 @@ def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(cli,
     assert "files are in run" in out and "tokens/s" in out
 
 
+@pytest.mark.slow
 def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_path):
     # The averaged weights must be at most 1 % worse. Without the warm-up of their decay they would hardly differ from the first ones.
     status, _, err = cli(

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.config import Json
 from dnadiff.downstream import clusters
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
+
+_FEWEST_VALID = 10  # validation items
 
 
 class Round(NamedTuple):
@@ -41,11 +44,65 @@ class FixedSplit:
         """The items that are scored."""
         return data.test
 
+    def describe(self) -> dict[str, Json]:
+        """What decides the divisions, ready for JSON."""
+        return {"protocol": self.name}
+
+    def example(self, data: TaskData) -> TaskData:
+        """The task with parts as large as those that a seed uses, for reports."""
+        return data
+
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is of no use to its target."""
         data.target.check_valid(data.valid.labels, data.name)
         data.target.check_test(data.test.labels, data.name)
         return [Round(data, torch.arange(len(data.test)))]
+
+
+@dataclass(frozen=True)
+class FewItems(FixedSplit):
+    """The task's own parts with fewer labels, to measure what a model learns from few: each seed draws other items; the test part is complete.
+
+    The validation part, which chooses rates and epochs, is reduced in the same proportion, to no fewer than 10 items. Classes keep their shares.
+    """
+
+    train_items: int = 100
+    name: ClassVar[str] = "few"
+    varies: ClassVar[bool] = True
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        return {**super().describe(), "train_items": self.train_items}
+
+    @override
+    def example(self, data: TaskData) -> TaskData:
+        return self.rounds(data, 0)[0].data
+
+    @override
+    def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        [whole] = super().rounds(data, seed)
+        if self.train_items > len(data.train):
+            raise ValueError(
+                f"train_items {self.train_items:,}: {data.name} has {len(data.train):,} training items; give at most that, or null"
+            )
+        num_valid = max(_FEWEST_VALID, round(len(data.valid) * self.train_items / len(data.train)))
+        parts = {}
+        for name, part, number in (("train", data.train, self.train_items), ("valid", data.valid, num_valid)):
+            parts[name] = part.select(draw_items(data.target.strata(part.labels.numpy())[0], number, hash64(seed, name, "items")))
+        divided = replace(data, **parts)
+        _check_parts(divided, seed)
+        return [Round(divided, whole.tested)]
+
+
+def draw_items(strata: np.ndarray, number: int, key: int) -> Tensor:
+    """Numbers (min(S, number),) of items drawn without replacement, sorted; each of the `strata (S,)` keeps its share, up to rounding."""
+    random = np.random.default_rng(key)
+    order = random.permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]  # shuffled inside each stratum
+    _, start, size = np.unique(strata[order], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(start, size)
+    place = (rank + random.random(len(order))) / np.repeat(size, size)
+    return torch.from_numpy(np.sort(order[np.argsort(place, kind="stable")[:number]]))
 
 
 @dataclass(frozen=True)
@@ -125,8 +182,14 @@ def _check_parts(divided: TaskData, seed: int) -> None:
 PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}
 
 
-def build_protocol(name: str, pad_id: int) -> FixedSplit:
-    """The protocol of `task.protocol=NAME`; ValueError if there is none of that name."""
+def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:
+    """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if there is none of that name."""
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name](pad_id)
+    if train_items is None:
+        return PROTOCOLS[name](pad_id)
+    if name != FixedSplit.name:
+        raise ValueError(
+            f"train_items draws from the training part of the task, and task.protocol={name} divides it; set task.protocol=fixed"
+        )
+    return FewItems(pad_id, train_items)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dnadiff.config import Json, config_dir
 from dnadiff.downstream.metrics import title
-from dnadiff.downstream.protocol import PROTOCOLS
+from dnadiff.downstream.protocol import KFold
 from dnadiff.downstream.study import primary_metric, shown_metrics
 
 FIRST_COLUMNS, LAST_COLUMNS = ("task", "train", "tested", "chance", "model"), ("published", "minus published")
@@ -81,7 +81,7 @@ def published_counterpart(task: str, model: str, pretrained: str | None) -> Publ
 def num_training_sequences(result: Mapping[str, Json]) -> int:
     """Sequences for training and validation of a study, which is what published numbers count as training."""
     items = result["task"]["items"]
-    parts = items if PROTOCOLS[result["task"]["protocol"]].tests_all_items else ("train", "valid")
+    parts = items if result["task"]["protocol"] == KFold.name else ("train", "valid")
     return sum(sum(items[part].values()) for part in parts)
 
 

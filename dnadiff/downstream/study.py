@@ -61,10 +61,10 @@ def run_study(
     task = {
         "name": data.name,
         "classes": data.classes,
-        "items": data.counts(),
+        "items": protocol.example(data).counts(),
         "tested": len(tested),
         "stranded": data.stranded,
-        "protocol": protocol.name,
+        **protocol.describe(),
         "chance": data.target.chance(tested.labels.numpy()),
         "metric": data.target.primary,
         "shown": list(data.target.shown),
@@ -136,7 +136,7 @@ def _predictions(
                 computed = predict_rounds(data, models[name], seed, report, protocol, labels)
                 return computed._replace(classifier=models[name].take_classifier())
 
-            about = {"protocol": protocol.name, "settings": models[name].describe()}
+            about = {**protocol.describe(), "settings": models[name].describe()}
             prediction = results.get_or_compute(Job(data, name, seed, about, labels), compute)
             if prediction is not None:
                 done[name][seed] = prediction

@@ -120,11 +120,11 @@ def compared_pairs(config: Config, models: Mapping[str, TaskModel], data: TaskDa
     """The pairs of rows whose difference is reported."""
     baseline, probe, random = kmer_row(config["kmer"], data), row_name(PROBE, data), row_name(RANDOM_PROBE, data)
     combined = [one.name for one in combinations(config, models, data)]
-    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline), (FINE_TUNED, "CNN")]
-    pairs += [(FINE_TUNED, SAME_HEAD)]
+    pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
+    pairs += [(FINE_TUNED, SAME_HEAD), *((FINE_TUNED, row_name(name, data)) for name in config.get("baselines") or {})]
     pairs += [(name, other) for name in combined for other in (FINE_TUNED, baseline)]
     known = {*models, *combined}
-    return [pair for pair in pairs if known.issuperset(pair)]
+    return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
 
 
 def _fine_tuned(

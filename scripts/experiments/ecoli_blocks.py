@@ -10,7 +10,8 @@ is exact, the others are bounds in count form with 8 draws.
 
 Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed-MODEL`, for an idle machine: training tokens per second compared
 with `mdlm`, and seconds to sample 1 and 64 sequences of 1,024 bases that lose 2 % of the structure, compared with `ar`; `minutes-MODEL` and
-`testminutes-MODEL`: trained as long as `mdlm` takes for 12 M tokens, by the speeds of `speed-MODEL`; `chr20-MODEL` and `testchr20-MODEL`:
+`testminutes-MODEL`: trained as long as `mdlm` takes for 12 M tokens, by the speeds of `speed-MODEL`; `hour-MODEL` and `testhour-MODEL`: trained
+for one hour of one core by these speeds; `chr20-MODEL` and `testchr20-MODEL`:
 the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is test), one seed, with the learning rates of E. coli, 2 draws for each of its 9,750 test windows; `long-BLOCKS`:
 1,000,000 bases sampled, with the time and memory of a tenth of it and of all, judged in windows of 512. Scores of each test window are
 collected with the pieces, so that `--restore docs/tables/ecoli_blocks.json` continues on another machine.
@@ -50,9 +51,16 @@ TUNED_AS = {"b1": "b4", "b2": "b4", "b8": "b16", "b32": "b16", "b64": "b16", "b4
 CHR20 = ["data=fasta", "data/split=blocks", "data.name=human chr20", "data.split.test=9", "data.split.valid=8"]
 ELSEWHERE = ("ar", "b4", "b16", "mdlm")
 TIMED = ("ar", "b4", "b16", "mdlm")
+HOUR = ("ar", "b4", "mdlm")
 SAME = ("sizes", "data", "steps", "tune_steps", "num_draws", "rates")  # as in the comparison of objectives
-FULL = {key: ecoli_objectives.FULL[key] for key in SAME} | {"sampled": 1024, "batches": (1, 64), "rounds": 5, "long": 1_000_000}
-QUICK = {key: ecoli_objectives.QUICK[key] for key in SAME} | {"sampled": 64, "batches": (1, 2), "rounds": 1, "long": 2_000}
+FULL = {key: ecoli_objectives.FULL[key] for key in SAME} | {
+    "sampled": 1024,
+    "batches": (1, 64),
+    "rounds": 5,
+    "long": 1_000_000,
+    "hour": 3600.0,
+}
+QUICK = {key: ecoli_objectives.QUICK[key] for key in SAME} | {"sampled": 64, "batches": (1, 2), "rounds": 1, "long": 2_000, "hour": 0.1}
 
 
 class Study:
@@ -61,7 +69,8 @@ class Study:
     data = Path("../shared/data")  # real genomes, not part of the project
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
+        settings = {key: value for key, value in size.items() if key != "hour"}  # which changes none of the other pieces
+        self.kept, self.size, self.runs = study.Kept(folder, settings), size, folder / "runs"
         runs = [(model, seed) for model in MODELS for seed in SEEDS.get(model, (1,))]
         runs.sort(key=lambda run: run[1])  # one seed of every model first
         self.pieces = {f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r) for m in MODELS for rate in size["rates"]}
@@ -70,6 +79,8 @@ class Study:
         self.pieces |= {f"speed-{m}": lambda m=m: self.speed(m) for m in MODELS}
         self.pieces |= {f"minutes-{m}": lambda m=m: self.minutes(m) for m in TIMED if m != "mdlm"}
         self.pieces |= {f"testminutes-{m}": lambda m=m: self.test(f"testminutes-{m}", f"minutes-{m}") for m in TIMED if m != "mdlm"}
+        self.pieces |= {f"hour-{m}": lambda m=m: self.hour(m) for m in HOUR}
+        self.pieces |= {f"testhour-{m}": lambda m=m: self.test(f"testhour-{m}", f"hour-{m}") for m in HOUR}
         self.pieces |= {f"chr20-{m}": lambda m=m: self.chr20(m) for m in ELSEWHERE}
         self.pieces |= {f"testchr20-{m}": lambda m=m: self.test(f"testchr20-{m}", f"chr20-{m}", 2) for m in ELSEWHERE}
         self.pieces |= {f"long-{m}": lambda m=m: self.long(m) for m in ("b4", "b16")}
@@ -120,9 +131,15 @@ class Study:
     def minutes(self, model: str) -> dict:
         """Trained as long as `mdlm` takes for its tokens."""
         speeds = self.kept[f"speed-{model}"]["training"]
-        steps = round(self.size["steps"] * speeds["own"] / speeds["mdlm"])
+        return self.timed(f"minutes-{model}", model, round(self.size["steps"] * speeds["own"] / speeds["mdlm"]))
+
+    def hour(self, model: str) -> dict:
+        """Trained for one hour of one core, counted in steps at the speed of `speed-MODEL`, so that other work on the machine does not matter."""
+        tokens = math.prod(shape(self.size["data"]))
+        return self.timed(f"hour-{model}", model, round(self.size["hour"] * self.kept[f"speed-{model}"]["training"]["own"] / tokens))
+
+    def timed(self, name: str, model: str, steps: int) -> dict:
         rate, _ = self.rate(model)
-        name = f"minutes-{model}"
         return {"training": self.train(name, model, steps, rate, 1), "valid": self.score(name, "valid"), "steps": steps, "rate": rate}
 
     def chr20(self, model: str) -> dict:
@@ -194,8 +211,10 @@ class Study:
         """Bits on the test part, and differences from `mdlm` and `ar` paired by window; then the other comparisons, as far as they are run."""
         tokens = {model: self.tests(model) for model in MODELS}
         minutes = {m: [f"testminutes-{m}" if m != "mdlm" else "test-mdlm-1"] for m in TIMED}
+        hour = {m: [f"testhour-{m}"] for m in HOUR}
         chr20 = {m: [f"testchr20-{m}"] for m in ELSEWHERE}
-        parts = [self.comparison("equal tokens", tokens), self.comparison("equal minutes", minutes), self.comparison("human chr20", chr20)]
+        compared = {"equal tokens": tokens, "equal minutes": minutes, "one hour": hour, "human chr20": chr20}
+        parts = [self.comparison(title, pieces) for title, pieces in compared.items()]
         return "\n\n".join(filter(None, [*parts[:1], self.speed_table(), *parts[1:], self.long_table()]))
 
     def comparison(self, title: str, pieces: dict[str, list[str]]) -> str:
@@ -257,9 +276,15 @@ run = next(a.partition("=")[2] for a in sys.argv if a.startswith("checkpoint="))
 """
 
 
+def shape(data: Sequence[str]) -> tuple[int, int]:
+    """Sequences of a batch, and their length."""
+    batch, length = (int(next(a.partition("=")[2] for a in data if a.startswith(f"data.{key}="))) for key in ("batch_size", "length"))
+    return batch, length
+
+
 def training_step(loaded: checkpoint.Loaded, data: list[str]) -> tuple[Callable[[], None], int]:
     """One step of AdamW on random tokens, and the tokens of it."""
-    length, batch = (int(next(a.partition("=")[2] for a in data if a.startswith(f"data.{key}="))) for key in ("length", "batch_size"))
+    batch, length = shape(data)
     emitted = torch.tensor(loaded.process.vocab.emitted)
     x0 = emitted[torch.randint(len(emitted), (batch, length), generator=torch.Generator().manual_seed(0))]
     denoiser, objective = loaded.denoiser.train(), loaded.objective

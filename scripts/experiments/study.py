@@ -254,13 +254,18 @@ def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
         write_json(begun, list(arguments))
         how = "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
         command("train", *arguments, how, f"hydra.run.dir={folder}")
-    return json.loads(finished.read_text(encoding="utf-8")) | {"arguments": list(arguments)}
+    return read_json(finished) | {"arguments": list(arguments)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that a command wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def evaluate(run: Path, output: Path, *arguments: str) -> dict[str, Any]:
     """Run `python -m dnadiff.evaluate` for a run and return what it writes to `output`."""
     command("evaluate", f"checkpoint={run}", f"output={output}", "overwrite=true", f"hydra.run.dir={run}", *arguments)
-    return json.loads(output.read_text(encoding="utf-8"))
+    return read_json(output)
 
 
 def command(name: str, *arguments: str) -> None:

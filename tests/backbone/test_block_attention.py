@@ -82,7 +82,7 @@ def streams(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("length", "size"), [(9, 4), (100, 16)])
+@pytest.mark.parametrize(("length", "size"), [(9, 4), pytest.param(100, 16, marks=pytest.mark.slow)])
 def test_flex_attention_equals_dense_masks(streams, length, size, padded):
     q, k, v = torch.randn(3, 2, 2, 2 * length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     dense, flex = streams(length, size, padding(length) if padded else None)

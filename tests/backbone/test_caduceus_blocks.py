@@ -44,7 +44,7 @@ def block_by_block(net, xt, x0, size, cond=None, valid=None):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, L])
+@pytest.mark.parametrize("size", [1, 3, L, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 @pytest.mark.parametrize("options", NETWORKS.values(), ids=NETWORKS)
 def test_two_streams_equal_every_block_after_its_prefix(dna, options, size):
     net, (x0, xt) = network(dna, **options), streams()
@@ -137,6 +137,7 @@ def test_recomputed_layers_drop_the_same(dna):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_any_number_of_compiled_layers_in_blocks_are_three_graphs(dna, monkeypatch):
     # backbone.compile=true compiled what reads whole sequences, and blocks ran uncompiled.
     torch._dynamo.reset()

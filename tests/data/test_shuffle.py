@@ -16,6 +16,7 @@ def test_an_image_depends_on_key_and_index_alone():
     assert (shuffled(8, np.arange(1000), 1000) != whole).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_orders_are_as_random_as_they_should_be():
     first = np.concatenate([shuffled(key, np.array([0]), 6) for key in range(6000)])
     assert (abs(np.bincount(first, minlength=6) - 1000) < 150).all()  # five standard deviations

@@ -102,7 +102,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("template", "count"), [("NCN", 3_000), ("RYN", 4_000)])
+@pytest.mark.parametrize(("template", "count"), [("NCN", 3_000), pytest.param("RYN", 4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_weighted_designs_have_the_target_distribution(generator, name, template, count):
     designer = Designer(generator(), METHODS[name], as_reward(scores), BETA)
@@ -132,6 +132,7 @@ class Enumerated(Draws):
         return torch.tensor(self.numbers[purpose, self.step], dtype=torch.float64).view(2, *shape)
 
 
+@pytest.mark.slow
 def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
     # All outcomes of two particles over {A, C}^2, of which the rows fill their two positions in opposite orders. The second token of a row
     # has its own number, also after the row was resampled: with the number of the first token, the mean would be 3 % too small.

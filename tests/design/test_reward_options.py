@@ -94,6 +94,7 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
     assert any(int(facts(record)["changes"]) for record in records)
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python):
     args = ["reward=gc", "method=svdd", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
     process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)

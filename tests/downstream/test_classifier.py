@@ -88,6 +88,7 @@ def learner() -> FineTunedModel:
     return FineTunedModel(lambda seed: copy.deepcopy(start), lr=2e-2, epochs=3, batch_size=16, trainer={"accelerator": "cpu"})
 
 
+@pytest.mark.slow
 def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(learner):
     data, steps = task(), []
     first = learner.fit_predict(data, 1, lambda n, tokens, **_: steps.append(n))

@@ -163,6 +163,7 @@ def test_parquet_of_regions_has_their_coordinates(cli, trained, model, inputs, t
     np.testing.assert_allclose(np.array(found["embedding"].to_pylist()), expected, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_h5ad_opens_in_anndata(cli, trained, model, inputs, tmp_path):
     anndata = pytest.importorskip("anndata")
     status, _, err = cli("embed", f"checkpoint={trained}", "input=r.bed", "genome=g.fa", "output=e.h5ad")

@@ -157,7 +157,7 @@ def at_one_place(count, seed, place=20, length=40):
     return Items.from_sequences(list(ids), labels, DNA.vocab.pad_id)
 
 
-@pytest.mark.parametrize("name", ["conv", "flatten"])
+@pytest.mark.parametrize("name", [pytest.param("conv", marks=pytest.mark.slow), "flatten"])
 def test_a_head_with_positions_learns_what_the_mean_cannot(name):
     data = TaskData("place", ["elsewhere", "here"], *(at_one_place(n, seed) for seed, n in enumerate((600, 100, 200))), stranded=True)
     scores = {}

@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,3 +104,38 @@ def test_validation_items_without_values_are_refused():
 def test_test_items_that_cannot_be_scored_are_refused(test):
     with pytest.raises(ValueError, match=r"fewer than two different values in column 'y' of its 40 test items, for which Spearman"):
         protocol.build_protocol("fixed", PAD).rounds(values(test=test), 1)
+
+
+def test_few_items_are_drawn_for_each_seed_and_classes_keep_their_shares():
+    few, whole = protocol.build_protocol("fixed", PAD, 45), data()
+    (first,), (again,), (second,) = few.rounds(whole, 1), few.rounds(whole, 1), few.rounds(whole, 2)
+    assert (len(first.data.train), len(first.data.valid)) == (45, 10)  # 20 / 4 is fewer than 10
+    assert first.data.test is whole.test and torch.equal(first.tested, torch.arange(40))
+    for part in ("train", "valid"):
+        drawn, every = keys(getattr(first.data, part)), keys(getattr(whole, part))
+        assert drawn < every and len(drawn) == len(getattr(first.data, part))
+        assert keys(getattr(again.data, part)) == drawn != keys(getattr(second.data, part))
+    assert abs(int(first.data.train.labels.sum()) - 22.5) <= 1
+    assert few.varies and few.describe() == {"protocol": "few", "train_items": 45}
+    assert few.example(whole).counts()["train"] == {"a": 23, "b": 22} or few.example(whole).counts()["train"] == {"a": 22, "b": 23}
+
+
+def test_drawn_items_keep_the_shares_of_strata_of_any_size():
+    strata = np.repeat([0, 1, 2], [1000, 100, 10])
+    for key in range(20):
+        drawn = protocol.draw_items(strata, 111, key)
+        assert len(drawn.unique()) == 111 and np.abs(np.bincount(strata[drawn]) - [100, 10, 1]).max() <= 1
+    assert torch.equal(protocol.draw_items(strata, 5000, 0), torch.arange(1110))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "message"),
+    [
+        ("fixed", 181, "train_items 181: t has 180 training items; give at most that, or null"),
+        ("fixed", 1, "the division of seed 1 leaves no training item of class"),
+        ("paper", 50, r"task\.protocol=paper divides it; set task\.protocol=fixed"),
+    ],
+)
+def test_impossible_numbers_of_items_are_refused(name, number, message):
+    with pytest.raises(ValueError, match=message):
+        protocol.build_protocol(name, PAD, number).rounds(data(), 1)

@@ -233,6 +233,7 @@ def test_the_official_promoter_test_set_is_divided_by_clusters(shared_data):
     assert data.notes["test_sequences_also_in_training"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["human_nontata_promoters", "human_ocr_ensembl", "human_enhancers_ensembl", "human_ensembl_regulatory"])
 def test_intervals_on_grch38_are_the_sequences_of_the_tables(shared_data, tmp_path_factory, name):
     top = tmp_path_factory.getbasetemp() / "grch38"

@@ -109,6 +109,7 @@ def work(folder: Path) -> None:
     run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, VERSION))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
     processes = [multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)]
     for process in processes:

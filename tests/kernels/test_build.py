@@ -68,6 +68,7 @@ FAST = (*build._FLAGS, "-O0")  # for tests that compile to see how, not what: a 
 UNOPTIMIZED = tuple((*extra, "-O0") for extra in build._EXTRAS)
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_one_library(empty_cache, monkeypatch):
     # The file alone, without the package around it: no torch to import.
     script = f"""
@@ -279,9 +280,9 @@ def test_a_compiler_that_does_not_exist_or_fails_is_named(empty_cache, monkeypat
 @pytest.mark.parametrize(
     ("command", "extras"),
     [
-        ("c++ -mno-avx512f", UNOPTIMIZED),
+        pytest.param("c++ -mno-avx512f", UNOPTIMIZED, marks=pytest.mark.slow),
         ("c++ -mno-avx", UNOPTIMIZED),
-        ("c++", (("-march=native", "-pthread", "-O0"),)),
+        pytest.param("c++", (("-march=native", "-pthread", "-O0"),), marks=pytest.mark.slow),
         pytest.param("c++ -mno-avx512f", build._EXTRAS, marks=pytest.mark.slow),
     ],
     ids=["without AVX-512", "without AVX", "without OpenMP", "without AVX-512, optimized"],

@@ -70,6 +70,7 @@ def test_batches_and_further_draws_are_added_up():
         BlockMeasurements.joined([two[0], BlockMeasurements.of(*measured(size=2), 2)])
 
 
+@pytest.mark.slow
 def test_memory_grows_neither_with_blocks_nor_with_draws(denoiser):
     # It took 1.7 KB per block.
     sizes = [

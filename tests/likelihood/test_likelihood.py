@@ -38,6 +38,7 @@ def test_se_mc_is_the_spread_of_repeated_evaluations(toy, oracle, many):
     assert claimed == pytest.approx(spread, rel=0.3)  # 60 repetitions know a spread to 9 %
 
 
+@pytest.mark.slow
 def test_se_total_is_the_spread_over_other_data(toy, oracle, many):
     results = [estimate(toy, oracle, part, num_draws=2, seed=s, block_size=1) for s, part in enumerate(many.split(100))]
     spread = np.std([r.interval().value for r in results], ddof=1)

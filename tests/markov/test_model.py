@@ -187,6 +187,7 @@ def fitted(ecoli):
     return BackoffMarkov.fit([ecoli[: len(ecoli) * 9 // 10]], 12, strength=256)
 
 
+@pytest.mark.slow
 def test_ecoli_bits_per_base_at_strength_256(ecoli, fitted):
     train, test = np.split(ecoli, [len(ecoli) * 9 // 10])
     model = fitted

@@ -58,6 +58,7 @@ def test_a_search_in_blocks_equals_brute_force(monkeypatch, few):
             assert training.seen([window]).tolist() == [[hits, codes(window, k)[1].sum()]]
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_search_does_not_grow_with_the_record(monkeypatch):
     monkeypatch.setattr(memorization, "blocks", functools.partial(blocks, size=50_000))
     training = TrainingIndex([random_windows(1, 20_000, 1)[0]])

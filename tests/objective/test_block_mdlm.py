@@ -106,7 +106,7 @@ def enumerated(denoiser, x0, size):
     return total
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_the_bound_and_its_estimate_equal_enumeration(process, net, x0, size):
     x0 = x0[:, :7]
     objective = BlockMDLM(process, size, weighting="nelbo")

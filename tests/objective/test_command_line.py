@@ -34,7 +34,7 @@ def test_a_checkpoint_rebuilds_the_denoiser_and_samplers_run(name, cli, train_ar
     assert status == 0, err
 
 
-@pytest.mark.parametrize("backbone", ["transformer", "mamba"])
+@pytest.mark.parametrize("backbone", [pytest.param("transformer", marks=pytest.mark.slow), "mamba"])
 def test_the_autoregressive_control_trains_and_refuses_unmasking(backbone, cli, train_args, tmp_path):
     status, _, err = cli("train", *train_args(backbone, 60, "objective=ar", "optimizer.lr=2e-2"))
     assert status == 0, err

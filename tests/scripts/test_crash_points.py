@@ -84,6 +84,6 @@ def test_kills_show_what_a_command_does_wrong(command, expected, tmp_path, inter
 
 
 def test_commands_survive_kills(python):
-    process = python(FOLDER / "crash_points.py", "--case=genome", "--points=20:7")
+    process = python(FOLDER / "crash_points.py", "--case=genome", "--points=8:3")
     assert process.wait() == 0, process.output + process.errors
     assert "| all |" in process.output or "skipped" in process.output

@@ -362,6 +362,7 @@ def test_fine_tuning_is_timed():
     assert "sequences/s" in shown and "wait" in shown.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(python, tmp_path):
     run = [SCRIPTS / "bench" / "gpu.py", "--device", "cpu", "--quick", "--json", tmp_path / "rows.json"]
     process = python(*run, env=os.environ | {"DNADIFF_BENCH_STATE": str(tmp_path / "state")})  # as a process that `supervised` starts

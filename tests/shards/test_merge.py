@@ -101,7 +101,10 @@ def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, exp
     assert (tmp_path / "t.fa").read_bytes() == expected and not (tmp_path / "s.fa.shards").exists()
 
 
-@pytest.mark.parametrize("where", ["second append", "finish", "shutil.rmtree", "pathlib.Path.unlink of the marker"])
+@pytest.mark.parametrize(
+    "where",
+    ["second append", "shutil.rmtree", *(pytest.param(w, marks=pytest.mark.slow) for w in ("finish", "pathlib.Path.unlink of the marker"))],
+)
 def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch, where):
     append, calls = ResumableOutput.append, []
 

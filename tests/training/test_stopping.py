@@ -91,7 +91,7 @@ def killed_at(module, name, number):
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        (DiffusionModule, "validation_step", 2),  # in the middle of the first validation
+        pytest.param(DiffusionModule, "validation_step", 2, marks=SLOW),  # in the middle of the first validation
         pytest.param(DiffusionModule, "validation_step", 3, marks=SLOW),  # at the beginning of the last one
         (Checkpoints, "on_validation_end", 2),  # its row is in metrics.csv, best.ckpt is not written
         (MetricsFile, "rows", 1),  # everything but metrics.json
@@ -115,7 +115,7 @@ def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undi
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        (DiffusionModule, "training_step", 8),  # the last checkpoint is of step 6 and has the interval of step 4
+        pytest.param(DiffusionModule, "training_step", 8, marks=SLOW),  # the last checkpoint is of step 6 and has the interval of step 4
         pytest.param(DiffusionModule, "training_step", 5, marks=SLOW),  # of step 4, saved after its validation
         pytest.param(ClipSearch, "on_validation_epoch_end", 2, marks=SLOW),  # before the last interval is chosen
         (Checkpoints, "on_validation_end", 1),  # an interval was chosen, and no checkpoint has it
@@ -139,7 +139,7 @@ def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(where, name, num
     [
         (signal.SIGTERM, DiffusionModule, "training_step", 3),
         pytest.param(signal.SIGUSR1, DiffusionModule, "training_step", 8, marks=SLOW),
-        (signal.SIGTERM, DiffusionModule, "validation_step", 1),
+        pytest.param(signal.SIGTERM, DiffusionModule, "validation_step", 1, marks=SLOW),
     ],
 )
 def test_a_signal_ends_the_run_with_a_checkpoint_that_is_resumed(number, where, name, call, undisturbed, cli, tmp_path, monkeypatch):

@@ -269,7 +269,7 @@ def test_a_run_resumed_from_any_checkpoint_sees_the_windows_it_would_have_seen(f
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("step", [0, 4, 5, 7])
+@pytest.mark.parametrize("step", [0, 5, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 7))])
 def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, step):
     whole = fit(genome(fasta), **STEPS)
     before = fit(genome(fasta, num_workers=2), [SaveOnException(tmp_path / "x.ckpt")], interrupt=step, **STEPS)

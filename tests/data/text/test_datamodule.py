@@ -405,6 +405,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_process_exit_and_release_the_lock(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"

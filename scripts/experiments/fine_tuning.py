@@ -1,0 +1,192 @@
+"""Fine-tuning from the bundled models: all sets, few labels, regression, and what head, recipe and pretraining contribute.
+
+    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+
+FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
+share one folder of predictions, so that a baseline is fitted once. The model is that of the organism, for others `multi`. Predictions of test
+items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
+
+Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
+`seeds-TASK` (three seeds), `bases-TASK` (heads that also read the bases, with the same head on the bases alone as control),
+`few-TASK-N-KIND` (N training items, three seeds; KIND is full, lora or probe), `values-TASK` (regression), `ablation-TASK-CHANGE` on six sets.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import study
+from downstream import TASKS
+
+from dnadiff.commands import configure_logging
+
+HEAD = "conv"  # chosen by the validation scores of `head-TASK`
+SIX = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "tf_0")
+VALUES = {"ecoli_tss": "expression/ecoli_tss_lb", "ecoli_sigma70": "expression/ecoli_sigma70_minimal"}
+FEW = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "ecoli_tss")
+# The first that a name begins with; human sets have names of many kinds, and mouse is a mammal.
+ORGANISMS = {
+    **dict.fromkeys(("cnnprom_ecoli", "ecoli"), "ecoli"),
+    **dict.fromkeys(("emp",), "yeast"),
+    **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
+}
+PUBLISHED = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "epochs=10", "patience=null"]
+ABLATION = {"published": ["head=mean", *PUBLISHED], "head": [f"head={HEAD}", *PUBLISHED], "recipe": ["head=mean"], "both": [f"head={HEAD}"]}
+KINDS = {
+    "full": ["baselines=all"],
+    "lora": ["adapter=lora", "scratch=false"],
+    "probe": ["fine_tune=false", "scratch=false", "probe=true"],
+}
+FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, 3000, None), "model": None, "more": ()}
+QUICK = {
+    "tasks": {name: ("ecoli_coding", None, ("task.max_train=60",)) for name in SIX[:2]},
+    **{"seeds": 2, "few": (40, None), "model": "ecoli", "more": ("epochs=1", "patience=null", "lr=1e-3", "lr_scratch=1e-3")},
+}
+
+
+class Study:
+    """The pieces and their tables."""
+
+    def __init__(self, folder: Path, size: dict, data: Path) -> None:
+        self.kept, self.size, self.folder, self.data = study.Kept(folder, size), size, folder, data
+        self.tasks = {**size["tasks"], **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()})}
+        six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
+        several, best = f"seeds={size['seeds']}", [f"head={HEAD}", "baselines=all", "stack=true"]
+        runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
+        runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
+        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n in size["few"] for t in FEW if t in self.tasks for k in KINDS}
+        runs |= {f"ablation-{t}-{c}": (t, [several, *changes]) for t in six for c, changes in ABLATION.items()}
+        runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
+        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in sets}
+        self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
+        self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
+
+    def few(self, task: str, number: int | None, kind: str) -> list[str]:
+        """The arguments for a number of training items."""
+        return [f"seeds={self.size['seeds']}", f"train_items={number or 'null'}", f"head={HEAD}", *KINDS[kind]]
+
+    def model(self, task: str) -> str:
+        """The bundled model to start from."""
+        return self.size["model"] or next((name for start, name in ORGANISMS.items() if task.startswith(start)), "human_chr20")
+
+    def command(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
+        """Run `finetune` and return what it writes."""
+        reader, file, overrides = self.tasks[task]
+        output = self.folder / "runs" / piece / "finetune.json"
+        path = [] if file is None else [f"task.path={self.data / file}.csv.gz"]
+        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *more, *self.size["more"]]
+        arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
+        where = [f"results={self.folder / 'results'}", f"hydra.run.dir={output.parent}", "save_models=[]", "overwrite=true"]
+        study.command("finetune", *arguments, *where)
+        return study.read_json(output) | {"arguments": arguments}
+
+    def head(self, task: str) -> dict[str, Any]:
+        """The validation scores of every head that fits."""
+        result = self.command(f"head-{task}", task, ["seeds=1", "head=auto", "scratch=false"])
+        return {"tried": result["models"]["fine-tuned"]["found"][0][0]["tried"], "arguments": result["arguments"]}
+
+    def run(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
+        """The scores and differences of one command."""
+        result = self.command(piece, task, more)
+        metric = result["task"]["metric"]
+        models = {
+            name: {"value": m[metric], **{key: m[key] for key in ("low", "high", "per_seed", "seconds")}}
+            for name, m in result["models"].items()
+        }
+        return {key: result[key] for key in ("task", "differences", "warning", "arguments")} | {"models": models}
+
+    def table(self) -> str:
+        """The tables of the finished pieces."""
+        parts = [
+            self.head_table(),
+            *(self.comparison(kind) for kind in ("set", "seeds", "bases", "values")),
+            self.few_table(),
+            self.ablation(),
+        ]
+        return "\n\n".join(filter(None, parts))
+
+    def finished(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The rest of the name -> result of the finished pieces of one kind."""
+        return {n.removeprefix(f"{kind}-"): self.kept[n] for n in self.pieces if n.startswith(f"{kind}-") and n in self.kept}
+
+    def head_table(self) -> str:
+        """Validation scores of the heads."""
+        found = {task: {one["head"]: one for one in row["tried"]} for task, row in self.finished("head").items()}
+        heads = list(dict.fromkeys(head for row in found.values() for head in row))
+        rows = [
+            [t, *(f"{row[h]['valid_accuracy']:.3f} ({row[h]['valid_loss']:.3f})" if h in row else "" for h in heads)]
+            for t, row in found.items()
+        ]
+        return study.markdown(["validation accuracy (loss)", *heads], rows) if rows else ""
+
+    def comparison(self, kind: str) -> str:
+        """One row for each set: every model, and the fine-tuned network minus the best baseline."""
+        found = self.finished(kind)
+        names = list(dict.fromkeys(name for row in found.values() for name in row["models"]))
+        rows = []
+        for task, row in found.items():
+            best, difference = against_best(row)
+            cells = [f"{row['models'][name]['value']:.3f}" if name in row["models"] else "" for name in names]
+            size = f"{sum(row['task']['items']['train'].values()):,} / {row['task']['tested']:,}"
+            rows.append([f"{task} ({row['task']['metric']})", size, *cells, best, shown(difference)])
+        header = [kind, "train / test", *names, "best baseline", "fine-tuned minus best (95 %)"]
+        return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
+
+    def few_table(self) -> str:
+        """Every model by the number of training items."""
+        merged: dict[tuple[str, str], dict[str, str]] = {}
+        for name, row in self.finished("few").items():
+            task, number, kind = name.rsplit("-", 2)
+            for model, m in row["models"].items():
+                title = f"{model}, LoRA" if kind == "lora" and model == "fine-tuned" else model
+                spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
+                merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
+        numbers = [str(n or "all") for n in self.size["few"]]
+        rows = [[task, title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]
+        return study.markdown(["set", "model", *(f"{n} items" for n in numbers)], sorted(rows)) if rows else ""
+
+    def ablation(self) -> str:
+        """Fine-tuned and from scratch, with each change."""
+        found, rows = self.finished("ablation"), []
+        for task in dict.fromkeys(name.rpartition("-")[0] for name in found):
+            for model in ("scratch", "fine-tuned"):
+                each = [found.get(f"{task}-{change}", {}).get("models", {}).get(model) for change in ABLATION]
+                rows.append([task, model, *(f"{m['value']:.3f} ({m['low']:.3f} to {m['high']:.3f})" if m else "" for m in each)])
+        return study.markdown(["set", "network", *ABLATION], rows) if rows else ""
+
+
+def against_best(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """The baseline with the best score, and the difference of the fine-tuned network from it."""
+    others = {d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"] and "scratch" not in d["b"]}
+    if not others:
+        return "", None
+    best = max(others, key=lambda name: row["models"][name]["value"])
+    return best, others[best]
+
+
+def shown(difference: Mapping[str, Any] | None) -> str:
+    """A difference with its interval."""
+    return f"{difference['difference']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})" if difference else ""
+
+
+def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How often the fine-tuned network is better, and how often it is more than .005 worse, than the best baseline."""
+    differences = [difference for row in found.values() if (difference := against_best(row)[1])]
+    better, behind = sum(d["low"] > 0 for d in differences), sum(d["difference"] < -0.005 for d in differences)
+    return f"Of {len(differences)}: better with an interval on {better}, more than .005 below the best baseline on {behind}."
+
+
+def main() -> None:
+    parser = study.arguments(__doc__, "runs/fine_tuning")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with benchmarks/ and expression/")
+    options = parser.parse_args()
+    configure_logging()
+    quick = options.quick
+    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL, options.data.resolve())
+    study.work(it.pieces, it.kept, options)
+    if not options.list:
+        print("\n" + it.table())
+
+
+if __name__ == "__main__":
+    main()
