@@ -35,6 +35,7 @@ TITLES = {
     "mdlm_ce": "mdlm, weighting=cross_entropy",
     "d3pm": "d3pm, T = 1000",
 }
+BLOCKS = ("ar", "b4", "b16", "mdlm_ce")
 SUBS = {(True, True): "both", (True, False): "zero masking", (False, True): "carry-over", (False, False): "neither"}
 # Arguments by name, in the paper's order; the paper's rows are cumulative, these are separate.
 ABLATIONS = {
@@ -151,6 +152,7 @@ class Study:
     def table(self) -> str:
         """The tables of finished pieces."""
         parts = [self.corpus_table(c) for c in self.corpora if any(self.kept.arrays_path(f"{c}-test-{m}").is_file() for m in MODELS)]
+        parts += [self.block_table(c) for c in self.corpora if all(self.kept.arrays_path(f"{c}-test-{m}").is_file() for m in BLOCKS)]
         if any(self.kept.arrays_path(f"ablation-{name}").is_file() for name in ABLATIONS):
             parts.append(self.ablation_table())
         return "\n\n".join(parts)
@@ -182,6 +184,14 @@ class Study:
         header = [corpus, f"{unit}, test", "minus mdlm, bits", "own bound, validation", "lr", "parameters", "tokens", "minutes"]
         protocol = self.kept[f"{corpus}-test-{found[-1]}"]["protocol"]
         return study.markdown(header, rows) + f"\n\n{corpus}: {protocol}"
+
+    def block_table(self, corpus: str) -> str:
+        """Block diffusion between `ar` and masked diffusion with the same weighting; differences paired by window."""
+        scores, rows = {m: Scores.load(self.kept.arrays_path(f"{corpus}-test-{m}")) for m in BLOCKS}, []
+        for m in BLOCKS:
+            against = [interval(scores[m].minus(scores[other])) if m != other else "" for other in ("mdlm_ce", "ar")]
+            rows.append([TITLES.get(m, m), bits(scores[m].mean()), *against])
+        return study.markdown([corpus, "bits per character, test", "minus mdlm, same weighting", "minus ar"], rows)
 
     def ablation_table(self) -> str:
         """Shakespeare: the cost of each change."""
