@@ -39,7 +39,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.training.data_module import TrainingData
     from dnadiff.training.fitting import fit
     from dnadiff.training.loggers import begin, build_loggers
-    from dnadiff.training.parallel import check_strategy, is_first_process
+    from dnadiff.training.parallel import check_strategy
 
     config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = data_with_absolute_paths(config["data"])
@@ -62,9 +62,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if initial is not None and initial.known_tokenizer is not None:
         data.expect(initial.known_tokenizer)
     data.prepare()
-    if is_first_process():  # a line before Lightning is imported, which takes longer than all before it
-        about = data.describe()
-        log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
     if initial is not None:
         initial = initial.with_tokenizer(data.tokenizer)
     data.check_training()
@@ -217,12 +214,14 @@ def validation_interval(trainer: Mapping[str, Json]) -> int:
 
 
 def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
-    """Write config.yaml and tokenizer.json into the run folder, and log what is trained."""
+    """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
     from dnadiff.data.files import atomic_write, write_json
 
     with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
     write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+    about = data.describe()
+    log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
     log.info(f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} parameters; run folder {run_dir}")
     for note in module.objective.notes():
         log.info(note)

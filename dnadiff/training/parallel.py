@@ -42,11 +42,6 @@ def check_strategy(word: Json) -> None:
         raise ValueError(f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2")
 
 
-def is_first_process() -> bool:
-    """Whether this process has rank 0 by the variables of what started it, which are known before there is a Trainer."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
-
-
 def strategies(word: Json) -> dict[str, Strategy]:
     """The argument of the Trainer for a strategy of this package; empty for one that Lightning knows by its name."""
     if word != "fsdp2":
