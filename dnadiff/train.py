@@ -36,6 +36,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """
     from dnadiff import checkpoint
     from dnadiff.checkpoint.sources import load_silently
+    from dnadiff.training.data_module import TrainingData
     from dnadiff.training.fitting import fit
     from dnadiff.training.loggers import begin, build_loggers
     from dnadiff.training.parallel import check_strategy
@@ -81,7 +82,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             log.info(f"resuming {start_from}")
         begin(trainer, config, module, step)
     with frozen_objects():
-        status = fit(trainer, module, data, start_from)
+        status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
     result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
     if status:  # what follows with && must not run on half a training
         raise SystemExit(status)
@@ -110,13 +111,12 @@ def absolute_paths(path: Json) -> Json:
 
 def check_compatible(config: Config) -> None:
     """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read."""
-    import torch
-
     from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+    from dnadiff.published.tensors import on_meta_device
     from dnadiff.training.clip_search import check_search
 
-    with torch.device("meta"):  # a stand-in vocabulary, and no memory for weights
+    with on_meta_device():  # a stand-in vocabulary, and no memory for weights
         denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
     length, pieces = config["data"].get("length"), config.get("context_parallel", 1)
     denoiser.check_window(length)
@@ -157,9 +157,8 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
             "digest": data.digest,
             "labels": list(about.get("labels", ())),
         },
-        per_window := config.get("context_parallel", 1),
+        config.get("context_parallel", 1),
     )
-    data.processes_per_window = per_window
     options = dict(config["trainer"])
     callbacks = [build(c, trust=None) for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ())) if c]
     for callback in callbacks:
@@ -180,7 +179,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
         default_root_dir=str(run_dir),
         trust=None,
     )
-    check_processes(trainer, per_window)
+    check_processes(trainer, module.context_parallel)
     return trainer, module
 
 

@@ -27,7 +27,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   pinned=.venv/constraints.txt
   if .venv/bin/python -c 'import triton' 2>/dev/null; then grep -v '^triton==' constraints.txt > "$pinned"; else cp constraints.txt "$pinned"; fi
   .venv/bin/pip install -q --disable-pip-version-check -c "$pinned" -e ".$extras" 2>&1 | { grep -v WARNING || true; }
-  .venv/bin/python -c 'import dnadiff'
+  # Compile the C++ kernels now, so that the first command does not wait for it; without a compiler this says so and goes on.
+  .venv/bin/python -c 'import torch; from dnadiff.kernels import chosen_scan; chosen_scan("auto", "cpu", torch.float32)'
   echo "$wanted" > "$stamp"
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -20,7 +20,7 @@ NEVER = {
 }
 INTERFACES = {"dnadiff.backbone.base"}  # how a network may read a sequence; objectives and samplers say which they need
 ONLY = {
-    "lightning": {"training", "downstream", "data", "train"},
+    "lightning": {"training", "downstream", "train"},
     "hydra": {"config", "commands"},
     "omegaconf": {"config", "commands"},
     "huggingface_hub": {"published", "data"},
@@ -107,6 +107,18 @@ def test_kernels_and_backbones_need_torch_alone(python, without):
     code = "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer\n"
     process = python("-c", f"{without(*absent)}{code}print('dnadiff.kernels' in sys.modules)")
     assert process.wait() == 0 and process.output == "True\n", process.errors
+
+
+def test_inference_needs_neither_lightning_nor_the_compiler(python, without):
+    # Each of them would take as long to import as torch. The first commands of a user wait for nothing else.
+    absent = ("lightning", "pytorch_lightning", "torch._dynamo", "sympy", "triton", "pandas", "scipy", "sklearn", "matplotlib")
+    code = """
+import dnadiff, dnadiff.data.genome.datamodule, dnadiff.data.text.datamodule
+m = dnadiff.load("ecoli")
+m.sample(1, length=4), m.embed(["ACGT"]), m.nll(["ACGT"])
+"""
+    process = python("-c", without(*absent) + code)
+    assert process.wait() == 0, process.errors
 
 
 def test_an_absent_package_is_noticed(python, without):

@@ -59,11 +59,11 @@ class SequencePiece(Context):
 
     def __init__(self, peers: Peers, both_strands: bool = False) -> None:
         self.peers, self.both_strands = peers, both_strands
+        self._run = torch.compiler.disable(_run_piece)  # here, because it imports the compiler
 
-    @torch.compiler.disable
     @override
     def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
-        return mixer.piece(hidden, self, valid, scan)
+        return self._run(mixer, hidden, self, valid, scan)
 
     @override
     def shifted(self, x: Tensor, first: int | bool) -> Tensor:
@@ -89,6 +89,10 @@ class SequencePiece(Context):
             selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=scan)
             for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
         ]
+
+
+def _run_piece(mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: Tensor | None, scan: str) -> Tensor:
+    return mixer.piece(hidden, piece, valid, scan)
 
 
 def _total_step(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:

@@ -63,11 +63,18 @@ class Direction(nn.Module):
         self.conv_bias = nn.Parameter(torch.empty(d_inner).uniform_(-bound, bound))
         self.x_proj = Projection(d_inner, dt_rank + 2 * d_state)
         self.dt_weight = nn.Parameter(torch.empty(d_inner, dt_rank).uniform_(-(dt_rank**-0.5), dt_rank**-0.5))
-        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the inverse softplus of one.
-        step = torch.exp(torch.rand(d_inner) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=1e-4)
-        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
-        self.A_log = nn.Parameter(torch.arange(1, d_state + 1, dtype=torch.float32).log().repeat(d_inner, 1))
+        self.dt_bias = nn.Parameter(torch.empty(d_inner))
+        self.A_log = nn.Parameter(torch.empty(d_inner, d_state))
         self.D = nn.Parameter(torch.ones(d_inner))
+        if not self.D.is_meta:  # without memory there is nothing to fill, and PyTorch imports its compiler for arithmetic
+            self._fill()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the inverse softplus of one.
+        step = torch.exp(torch.rand(self.dt_bias.shape) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=1e-4)
+        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
+        self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float32).log())
 
     def weights(self) -> MixerWay:
         """The parameters for `dnadiff.kernels.mixer`."""

@@ -22,7 +22,7 @@ def complement_table(vocab: Vocab, rows: int) -> Tensor:
     """
     if vocab.complement is None:
         raise ValueError("this vocabulary has no complement, so parameters cannot be shared between strands; use backbone=caduceus")
-    return torch.cat([torch.tensor(vocab.complement), torch.arange(vocab.size, rows)])
+    return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
 
 
 def both_strands(ids: Tensor, complement: Tensor) -> Tensor:

@@ -1,20 +1,18 @@
-"""The base class of all Lightning data modules: records of token ids, a tokenizer and a split become batches of windows.
+"""The base class of all data modules: records of token ids, a tokenizer and a split become batches of windows.
 
 Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequences` for many short sequences and
-`text.datamodule` for text. The contents of a batch are defined in `windows`.
+`text.datamodule` for text. The contents of a batch are defined in `windows`. `dnadiff.training.data_module` hands the batches to Lightning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import lightning
 import numpy as np
 from torch.utils.data import DataLoader, Subset
-from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.config import Json
@@ -22,7 +20,7 @@ from dnadiff.data.cutter import Records
 from dnadiff.data.genome.paths import SequencePath, paths_of
 from dnadiff.data.genome.records import lengths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
-from dnadiff.data.loader import BatchSource, LoaderState, TrainLoader, own_process_group
+from dnadiff.data.loader import BatchSource, LoaderState, ProcessRank, TrainLoader, own_process_group
 from dnadiff.data.splits import DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
@@ -36,7 +34,7 @@ _BLOCK = 1 << 20  # tokens that are looked at together
 
 
 @dataclass(eq=False, repr=False)
-class SequenceDataModule(lightning.LightningDataModule):
+class SequenceDataModule:
     """Windows of records for training, validation and test.
 
     A batch is a dict of tensors: `ids (B, L)` uint8 (uint16 for more than 254 characters), `weight (B, L)` uint8, 1 where
@@ -64,7 +62,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
-    processes_per_window = 1  # that hold a piece each of the same windows (context parallelism)
+    process = ProcessRank()  # of those that train together
     stranded = False  # whether the sequences have a direction, so that the strands are not interchangeable
 
     path: SequencePath | None
@@ -80,7 +78,6 @@ class SequenceDataModule(lightning.LightningDataModule):
     start_method: str | None = None
 
     def __post_init__(self) -> None:
-        super().__init__()
         self.length = checks.integer("data.length", self.length)
         self.batch_size = checks.integer("data.batch_size", self.batch_size)
         self.num_workers = checks.integer("data.num_workers", self.num_workers, 0)
@@ -174,10 +171,6 @@ class SequenceDataModule(lightning.LightningDataModule):
         """The intervals of each part."""
         return self.split(names, lengths)
 
-    @override
-    def setup(self, stage: str | None = None) -> None:
-        self.prepare()
-
     @property
     def names(self) -> list[str]:
         """Names of the records."""
@@ -235,38 +228,24 @@ class SequenceDataModule(lightning.LightningDataModule):
         """All of a part in adjacent windows of `length` tokens; None: the length of the module."""
         return TiledWindows(self.records, self._part(split), self.length if length is None else length, self.vocab)
 
-    @override
     def train_dataloader(self) -> TrainLoader:
-        rank, world_size, progress = self.rank_and_progress()
-        self._loader = TrainLoader(self.train_batches(), self.batch_size, self.num_workers, rank, world_size, progress, self.start_method)
+        """The training batches of this process."""
+        self._loader = TrainLoader(self.train_batches(), self.batch_size, self.num_workers, *self.process, self.start_method)
         if self._resume is not None:
             self._loader.load_state_dict(self._resume)
             self._resume = None
         return self._loader
 
-    def rank_and_progress(self) -> tuple[int, int, Callable[[], tuple[int, float]] | None]:
-        """Rank, world size, and a function for the number of batches of this epoch that are finished and in total."""
-        trainer = self.trainer
-        if trainer is None:
-            return 0, 1, None
-
-        # After Ctrl-C the current batch has left the loader, but the model is not trained on it.
-        def progress() -> tuple[int, float]:
-            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
-
-        return trainer.global_rank // self.processes_per_window, trainer.world_size // self.processes_per_window, progress
-
-    @override
     def state_dict(self) -> dict[str, LoaderState]:
-        # Lightning saves the loader's state too, but does not restore it for a run that was saved at the end of an epoch.
+        """Where training resumes."""
         return {} if self._loader is None else {"train_loader": self._loader.state_dict()}
 
-    @override
     def load_state_dict(self, state_dict: dict[str, LoaderState]) -> None:
+        """Let the next loader of training batches resume."""
         self._resume = state_dict.get("train_loader")
 
-    @override
     def val_dataloader(self) -> DataLoader[Window]:
+        """The validation windows."""
         tiles = self.test_windows("valid")
         count = min(len(tiles), self.max_valid_windows)
         chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()

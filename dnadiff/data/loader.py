@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -29,6 +29,21 @@ class BatchSource(Protocol):
         """The `count` windows `first`, `first + step`, ... of an epoch, collated."""
 
 
+class ProcessRank(NamedTuple):
+    """Which of the processes of a training run this one is.
+
+    Attributes:
+        rank: its number; processes with the same windows (context parallelism) have the same number.
+        world_size: how many numbers there are.
+        progress: returns how many batches of this epoch training has finished, and how many there are; called when the state of a loader
+            is saved. None: every batch that was returned counts as finished, including the current one.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    progress: Callable[[], tuple[int, float]] | None = None
+
+
 class TrainLoader:
     """Windows in full batches; each iteration is one epoch, and the next iteration is the next epoch.
 
@@ -39,8 +54,7 @@ class TrainLoader:
         windows: the dataset; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
         num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend on it.
-        progress: returns how many batches of this epoch training has finished, and how many there are; called when the state
-            is saved. None: every batch that was returned counts as finished, including the current one.
+        rank, world_size, progress: see `ProcessRank`.
         start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
     """
 

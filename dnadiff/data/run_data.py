@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dnadiff.config import CACHED, PACKAGE, Config, Json, build, is_remote
+from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.manifest import is_manifest
 
 if TYPE_CHECKING:
-    from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.tokenizer import Tokenizer
 
 # Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the configuration names.
@@ -53,8 +53,6 @@ def run_data(config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = (
         ValueError: if the run used downloaded data only, the source of the model names no file, or the data are not sequences that this
             tokenizer reads.
     """
-    from dnadiff.data.base import SequenceDataModule  # loads Lightning
-
     data = build(without_download(config), trust=(PACKAGE, *trust))
     if not isinstance(data, SequenceDataModule):
         raise ValueError(f"data of the training run are described as {type(data).__name__}, which is no data module; name other data")

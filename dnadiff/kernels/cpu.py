@@ -18,6 +18,7 @@ from dnadiff.kernels.backend import MixerWay, ScanInputs, ScanStates
 from dnadiff.kernels.cpu_linear import is_small, linear, onednn_wins
 from dnadiff.kernels.cpu_rowwise import MAX_RANK, AddNorm, gated_sum, narrow_linear, rms_norm
 from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.operator import cpu_operator
 from dnadiff.kernels.portable import TorchOperations
 
 _MAX_TAPS = 8  # of a filter in C++
@@ -128,7 +129,7 @@ def _refuse_forward_mode() -> None:
         raise NotImplementedError("the C++ scan has no forward-mode derivative (jvp); set scan=reference")
 
 
-@torch.library.custom_op("dnadiff::short_conv", mutates_args=(), device_types="cpu")
+@cpu_operator("short_conv")
 def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int) -> Tensor:
     """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for the whole sequence."""
     (x, row), weight, bias = rows(x), weight.contiguous(), bias.contiguous()
@@ -141,7 +142,7 @@ def _conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor |
 _conv.register_fake(lambda x, weight, bias, reverse, near, block: x.new_empty(x.shape))
 
 
-@torch.library.custom_op("dnadiff::short_conv_backward", mutates_args=(), device_types="cpu")
+@cpu_operator("short_conv_backward")
 def _conv_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
 ) -> list[Tensor]:  # fmt: skip

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from dnadiff.kernels.native import library, pointers, rows, save_inputs
+from dnadiff.kernels.operator import constant_in_graphs, cpu_operator
 
 SMALL = 2**17  # entries of a weight whose panels fit into a core's cache
 _SUMS = 2**18  # up to this size the gradient of a weight fits into one core's cache
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def onednn_wins() -> bool:
     """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing: every run on a machine makes the same choice."""
     return _onednn_wins()
@@ -75,7 +76,7 @@ def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
     return sums.sum(0)
 
 
-@torch.library.custom_op("dnadiff::linear", mutates_args=(), device_types="cpu")
+@cpu_operator("linear")
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R); by oneDNN if the weight is large."""
     if is_small(weight):
@@ -86,7 +87,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("dnadiff::linear_backward", mutates_args=(), device_types="cpu")
+@cpu_operator("linear_backward")
 def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     dx = _small_product(dout, weight.t()) if is_small(weight) else _product(dout.flatten(0, -2), weight.t()).view(x.shape)
     dout, x_rows = dout.flatten(0, -2), x.flatten(0, -2)

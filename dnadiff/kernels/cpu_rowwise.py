@@ -12,11 +12,12 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dnadiff.kernels.native import library, pointers, rows, save_inputs
+from dnadiff.kernels.operator import cpu_operator
 
 MAX_RANK = 16  # of a narrow linear map: a matrix product with more columns is efficient in libraries
 
 
-@torch.library.custom_op("dnadiff::gated_sum", mutates_args=(), device_types="cpu")
+@cpu_operator("gated_sum")
 def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     (y, y_row), (y_rev, y_rev_row), (z, z_row) = rows(y), (None, 0) if y_rev is None else rows(y_rev), rows(z)
@@ -29,7 +30,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
 gated_sum.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
 
 
-@torch.library.custom_op("dnadiff::gated_sum_backward", mutates_args=(), device_types="cpu")
+@cpu_operator("gated_sum_backward")
 def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> tuple[Tensor, Tensor]:
     (y, y_row), (y_rev, y_rev_row), (z, z_row) = rows(y), (None, 0) if y_rev is None else rows(y_rev), rows(z)
     dout, dout_row = rows(dout)
@@ -51,7 +52,7 @@ def _gate_grad(ctx, dout):
 gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
 
 
-@torch.library.custom_op("dnadiff::rms_norm", mutates_args=(), device_types="cpu")
+@cpu_operator("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x / rms(x) * weight of x (Bt, L, E), and 1 / rms(x) (Bt, L) for the backward pass."""
     (x, x_row), weight = rows(x), weight.contiguous()
@@ -64,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 rms_norm.register_fake(lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.shape[:2])))
 
 
-@torch.library.custom_op("dnadiff::rms_norm_backward", mutates_args=(), device_types="cpu")
+@cpu_operator("rms_norm_backward")
 def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return _norm_gradients(dout, None, x, weight, scale)
 
@@ -116,7 +117,7 @@ class AddNorm(torch.autograd.Function):
         return dx, dx, dweight, None
 
 
-@torch.library.custom_op("dnadiff::narrow_linear", mutates_args=(), device_types="cpu")
+@cpu_operator("narrow_linear")
 def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) and weight (E, R); R at most `MAX_RANK`."""
     (x, x_row), weight, (Bt, L, R), E = rows(x), weight.contiguous(), x.shape, weight.shape[0]
@@ -128,7 +129,7 @@ def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
 narrow_linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:2], weight.shape[0]))
 
 
-@torch.library.custom_op("dnadiff::narrow_linear_backward", mutates_args=(), device_types="cpu")
+@cpu_operator("narrow_linear_backward")
 def _narrow_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     (dout, dout_row), (x, x_row), weight, (Bt, L, R), E = rows(dout), rows(x), weight.contiguous(), x.shape, weight.shape[0]
     threads = torch.get_num_threads()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dnadiff.kernels.backend import ScanInputs, ScanStates
 from dnadiff.kernels.native import library, pointers, rows
+from dnadiff.kernels.operator import cpu_operator
 
 PLAIN = (None, 0, False, False)  # no initial state, one block, which does not restart, and no last state
 CHUNK = 32  # positions between two stored states
@@ -82,7 +83,7 @@ def scan_forward(
     return y, kept, end
 
 
-scan_operator = torch.library.custom_op("dnadiff::selective_scan", scan_forward, mutates_args=(), device_types="cpu")
+scan_operator = cpu_operator("selective_scan")(scan_forward)
 
 
 @scan_operator.register_fake
@@ -114,7 +115,7 @@ def scan_backward(
     return [du, ddelta, dA.sum(0).T.contiguous(), dB, dC, dD.sum(0), dbias.sum(0), *dinitial]
 
 
-_scan_backward = torch.library.custom_op("dnadiff::selective_scan_backward", scan_backward, mutates_args=(), device_types="cpu")
+_scan_backward = cpu_operator("selective_scan_backward")(scan_backward)
 
 
 @_scan_backward.register_fake

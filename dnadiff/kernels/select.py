@@ -15,6 +15,7 @@ from torch import Tensor
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
 from dnadiff.kernels.cpu import CppBackend
 from dnadiff.kernels.mamba_ssm import MambaSSMBackend
+from dnadiff.kernels.operator import constant_in_graphs
 from dnadiff.kernels.portable import PortableBackend
 from dnadiff.kernels.reference import ReferenceBackend
 from dnadiff.kernels.triton_backend import TritonBackend
@@ -82,7 +83,7 @@ def cast_inputs(backend: Backend, inputs: ScanInputs) -> ScanInputs:
     return ScanInputs(u, delta, A, B, C, D, None if inputs.delta_bias is None else backend.cast(inputs.delta_bias, dtype))
 
 
-@torch.compiler.assume_constant_result  # chosen while tracing, so that a compiled model contains one operator
+@constant_in_graphs  # chosen while tracing, so that a compiled model contains one operator
 def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
     """The scan for tensors on a device, computed in float32 or float64; chosen once, with the reasons in the log."""
     requested = _requested(scan)
@@ -94,7 +95,7 @@ def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
     return requested
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def choose_for(scan: str, device_type: str, dtype: torch.dtype, num_states: int, states: bool = False) -> str:
     """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot compute it.
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import pickle
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from dnadiff.config import Json
 
 # A tied or shared parameter is registered several times, and some only until they are replaced: at most so often per tensor of a file.
 _REGISTRATIONS = 8
+_FILLS = (torch.nn.init.normal_, Tensor.normal_, Tensor.mul_, Tensor.div_)  # change numbers in place, and return the tensor
 _COPIES = 4  # a file may name a tied tensor several times; more memory than this many times the file's size is refused
 
 
@@ -117,10 +120,30 @@ def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
+        with on_meta_device():
             yield
     finally:
         hook.remove()
+
+
+@contextmanager
+def on_meta_device() -> Iterator[None]:
+    """Networks built inside have no memory for weights (`torch.device("meta")`), and building them does not import PyTorch's compiler."""
+    with torch.device("meta"), _WithoutNumbers():
+        yield
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Leaves out what only changes numbers, which weights without memory do not have; PyTorch would import its compiler for it."""
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Json], types: Sequence[type], args: Sequence[Json] = (), kwargs: Mapping[str, Json] | None = None
+    ) -> Json:
+        given = kwargs or {}
+        if func in _FILLS:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from dnadiff.checkpoint import shards
 from dnadiff.config import Config
 from dnadiff.data.files import atomic_write
+from dnadiff.training.data_module import with_current_state
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -32,7 +33,7 @@ class AtomicCheckpoints(TorchCheckpointIO):
     def load_checkpoint(  # type: ignore[override]  # tensors arrive on the CPU, and no code in the file runs, whatever is asked
         self, path: str | os.PathLike[str], map_location: object = None, weights_only: bool | None = None
     ) -> Config:
-        return shards.read(Path(path))
+        return with_current_state(shards.read(Path(path)))
 
 
 def _size(checkpoint: Config) -> int:

@@ -12,11 +12,11 @@ from dnadiff.training.stopping import Stopped
 if TYPE_CHECKING:
     from lightning import Trainer
 
-    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.training.data_module import TrainingData
     from dnadiff.training.module import DiffusionModule
 
 
-def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, start_from: Path | None) -> int:
+def fit(trainer: Trainer, module: DiffusionModule, data: TrainingData, start_from: Path | None) -> int:
     """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
 
     Raises:
@@ -28,7 +28,7 @@ def fit(trainer: Trainer, module: DiffusionModule, data: SequenceDataModule, sta
         return stopped.status
     except (RuntimeError, ConnectionError, EOFError) as error:
         step, remedy = trainer.global_step, f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
-        if (reason := worker_loss(error, data.num_workers)) is not None:
+        if (reason := worker_loss(error, data.data.num_workers)) is not None:
             text = (
                 f"a process that loads data ended at step {step}: {reason}; often memory was short: set data.num_workers lower and {remedy}"
             )

@@ -1,4 +1,4 @@
-"""Lightning data modules for DNA: what all of them share, and the one for genomes."""
+"""Data modules for DNA: what all of them share, and the one for genomes."""
 
 from __future__ import annotations
 

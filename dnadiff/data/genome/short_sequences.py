@@ -197,7 +197,7 @@ class ShortSequenceDataModule(DNADataModule):
     @override
     def train_batches(self) -> ShortSequences:
         chosen = Intervals.of(self._part("train")).record.tolist()
-        together = self.batch_size * self.rank_and_progress()[1]
+        together = self.batch_size * self.process.world_size
         return ShortSequences(
             self._sequences, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
         )

@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from dnadiff.data.files import chunks, decompressed
 from dnadiff.data.genome.fasta_parser import Header, parse
-from dnadiff.data.genome.genbank import read_genbank
 from dnadiff.data.genome.twobit import SIGNATURES, read_twobit
 from dnadiff.data.nucleotides import ID_OF_LETTER, IUPAC
 
@@ -41,6 +40,8 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
             return
         first += handle.read(_CHUNK)
         if first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t"):
+            from dnadiff.data.genome.genbank import read_genbank  # imports Biopython
+
             handle.seek(0)
             yield from read_genbank(path, handle, _TABLE)
         else:

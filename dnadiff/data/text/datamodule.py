@@ -1,4 +1,4 @@
-"""The Lightning data module for text: documents of local files or the Hugging Face Hub, tokenized once, in windows of one length."""
+"""The data module for text: documents of local files or the Hugging Face Hub, tokenized once, in windows of one length."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class TextDataModule(SequenceDataModule):
     def _stream_loader(self) -> StreamLoader:
         *_, documents = self.tokenized.documents(TRAIN)
         encode = partial(encode_documents, self.tokenized.tokenizer, self.detokenizer, self.tokenized.eos_of(TRAIN))
-        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.rank_and_progress())
+        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.process)
 
     def _padded(self, part: str, length: int, size: int | None = None) -> PaddedDocuments:
         numbers = [np.arange(i.start, i.end) for i in self.tokenized.documents_of(part) or ()]

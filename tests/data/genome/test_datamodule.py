@@ -14,6 +14,7 @@ from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.draws import Draws
+from dnadiff.training.data_module import TrainingData
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 
@@ -238,7 +239,7 @@ def fit(data, callbacks=(), resume=None, interrupt=None, **options):
     saving = any(isinstance(c, ModelCheckpoint) for c in callbacks)
     trainer = lightning.Trainer(**quiet, callbacks=list(callbacks), enable_checkpointing=saving, **options)
     try:
-        trainer.fit(model, data, ckpt_path=resume, weights_only=True)
+        trainer.fit(model, TrainingData(data), ckpt_path=resume, weights_only=True)
     except (KeyboardInterrupt, SystemExit):
         assert interrupt is not None
     return model.seen

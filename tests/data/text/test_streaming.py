@@ -12,6 +12,7 @@ from dnadiff.data.text.hub import Hub, HubPart
 from dnadiff.data.text.packing import Ends
 from dnadiff.data.text.streaming import StreamLoader
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.training.data_module import TrainingData
 
 LETTERS = CharTokenizer("abcdefghij")
 TEXTS = ["abc", "", "defghij", "a", "bcdefghijabcdefghijabcdefghij", "ab", "cdefg", "h", "", "ij", "abcdefgh"]
@@ -147,7 +148,7 @@ def test_a_run_resumed_from_a_checkpoint_sees_the_same_batches(tmp_path, monkeyp
         model = Recorder()
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", limit_val_batches=0, **quiet)
-        trainer.fit(model, data, ckpt_path=resume, weights_only=True)
+        trainer.fit(model, TrainingData(data), ckpt_path=resume, weights_only=True)
         trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return model.seen
 
