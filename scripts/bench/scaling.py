@@ -172,12 +172,12 @@ def main() -> None:
         if 2.1 * size > free - 5e9:
             print(f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are free")
             continue
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:  # of many files, whose removal takes minutes
             results[name] = measure(make, Path(folder))
-        print(name, json.dumps(results[name]), flush=True)
-        part = options.json.with_suffix(".part")
-        part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        part.replace(options.json)
+            print(name, json.dumps(results[name]), flush=True)
+            part = options.json.with_suffix(".part")
+            part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            part.replace(options.json)
 
 
 if __name__ == "__main__":
