@@ -17,6 +17,7 @@ from dnadiff.config import PACKAGE, SHARED, Config, Json, Keys, config_dir, loca
 if TYPE_CHECKING:
     from dnadiff.shards.folder import ShardFolder
     from dnadiff.shards.manifest import Manifest
+    from dnadiff.shards.mark import MergeMark
 
 SHARDED = ("score", "variants", "embed", "sample", "predict", "genome", "judge")  # commands with the key `shard`
 log = logging.getLogger("dnadiff")
@@ -26,47 +27,46 @@ KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Merge and return the output."""
     from dnadiff.data.files import check_output
-    from dnadiff.design.output import temporary_path
     from dnadiff.shards.folder import ShardFolder
+    from dnadiff.shards.mark import MergeMark
 
     for key in ("keep", "overwrite"):
         boolean(key, config[key])
     output = expand_user(config["output"])
     folder = ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
-    # While it exists, an output without unfinished files next to it is that of these shards.
-    marker = temporary_path(output, "merging")
-    if marker.exists() and not folder.path.exists():  # stopped while it removed them
-        return finish(output, marker, folder)
+    mark = MergeMark(output)
+    if mark.has_output and not folder.path.exists():  # stopped while it removed them
+        return finish(mark, folder)
     if config["shards"] is None and not folder.path.exists() and output.exists():
         raise FileExistsError(f"{output} is complete already, and {folder.path} with its shards does not exist")
     manifest = folder.check_complete()
     if len(different := folder.environments(manifest)) > 1:
         log.warning(f"shards were computed in different environments, and numbers may differ in their last digits: {'; '.join(different)}")
     settings = command_config(config, manifest, folder)
-    resume = marker.exists() and not config["overwrite"] and (output.exists() or temporary_path(output, "journal").exists())
+    resume = mark.is_under_way and not config["overwrite"]
     check_output(output, config["overwrite"] or resume)
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    if not resume:
+        mark.set()
     settings |= {"output": str(output), "overwrite": config["overwrite"]} | ({"resume": resume} if "resume" in settings else {})
     try:
         importlib.import_module(f"dnadiff.{manifest.command}").run(settings, run_dir, list(manifest.overrides))
     except FileExistsError:
         if not resume:
-            marker.unlink()
+            mark.remove()
             raise  # otherwise of a command without `resume`, which writes its output last
-    return finish(output, marker, None if config["keep"] else folder)
+    return finish(mark, None if config["keep"] else folder)
 
 
-def finish(output: Path, marker: Path, folder: ShardFolder | None) -> Path:
-    """Remove the shards and the marker; what is left when this is interrupted, the next start removes."""
+def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
+    """Remove the shards and the mark; what is left when this is interrupted, the next start removes."""
     if folder is not None:
         unwanted = folder.path.with_name(f".{folder.path.name}.removed")
         if folder.path.exists():
             folder.path.rename(unwanted)
         shutil.rmtree(unwanted, ignore_errors=True)
-    marker.unlink()
-    print(f"{output} is complete")
-    return output
+    mark.remove()
+    print(f"{mark.output} is complete")
+    return mark.output
 
 
 def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> Config:

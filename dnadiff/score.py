@@ -78,6 +78,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if track is not None:  # checked before anything is computed
         path, settings = expand_user(config["per_base"]), assignment.settings(TRACK, tasks[TRACK].settings)
         of_track = resumable(path, track.collected_in(path), settings, assignment.interval, config)
+        if (
+            of_track is not None and not of_track.bytes and not of_track.complete
+        ):  # begun before the table: an older track is not taken for it
+            of_track.append(b"", 0)  # a track without a known base is an empty file
     if stream is not None:
         write_table(config, model, source, stream, scores, assignment)
         print(f"files are in {output}")
@@ -186,8 +190,6 @@ def write_track(config: Config, stream: ResumableOutput, work: TrackWork, assign
     bar = Progress(work.information.num_tiles(work.source, work.sites), "per_base", stream.done)
     work.report = bar.update
     try:
-        if not stream.bytes and not stream.complete:
-            stream.append(b"", 0)  # a track without a known base is an empty file
         for result in assignment.results(TRACK, work, stream.done):
             done += result.about["bases"]
             stream.append(result.content, result.items, bases=done)

@@ -218,7 +218,9 @@ def test_a_killed_command_continues_to_the_same_bytes(cli, trained, records, tmp
         made = (f"output={number}/s.tsv", f"per_base={number}/{name}")
         stop = place % total
         calls.clear()
-        assert cli(*run, *made)[0] == 130
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / name).write_text("of an earlier run")
+        assert cli(*run, *made, "overwrite=true")[0] == 130
         stop = None
         status, _, err = cli(*run, *made, "resume=true")
         assert status == 0, err

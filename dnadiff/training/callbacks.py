@@ -114,7 +114,7 @@ class Checkpoints(Callback):
     def _validate(self, trainer: Trainer) -> None:
         # As in Lightning's training loop. Its own restart would skip the validation.
         log.info(f"validating step {trainer.global_step}, at which the run was stopped")
-        if isinstance(trainer.logger, MetricsFile):
+        if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero:
             trainer.logger.remove_validation(trainer.global_step)
         loop = trainer.fit_loop.epoch_loop.val_loop
         loop.restarting = False

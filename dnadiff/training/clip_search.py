@@ -23,6 +23,7 @@ from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.clipped import Clipped
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.training.module import Batch, DiffusionModule
+from dnadiff.training.sharded import reshard
 
 LOWEST = 1e-3  # of the rates that are searched, as published: from 0 on the variance is infinite
 WIDTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # as published
@@ -113,7 +114,8 @@ class ClipSearch(Callback):
         objective = pl_module.valid_objective
         assert isinstance(objective, MaskedObjective)
         with trainer.precision_plugin.val_step_context():
-            found = sums_by_count(objective, pl_module.denoiser, batch, pl_module.draws("clip", len(batch["ids"]), batch_idx))
+            found = sums_by_count(objective, pl_module.for_windows, batch, pl_module.draws("clip", len(batch["ids"]), batch_idx))
+        reshard(pl_module)
         self._sums = found if self._sums is None else self._sums + found
 
     @override

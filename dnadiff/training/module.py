@@ -102,10 +102,14 @@ class DiffusionModule(lightning.LightningModule):
         total = float(self.trainer.strategy.reduce(tokens.detach().double(), reduce_op="sum"))
         return float(tokens) * self.trainer.world_size / total if total else 1.0
 
+    @property
+    def for_windows(self) -> BaseDenoiser:
+        """The denoiser of complete windows; under context parallelism `denoiser` reads the piece of this process alone."""
+        return self.denoiser if self.peers is None else PiecewiseDenoiser(self.denoiser, self.peers)
+
     def loss(self, batch: Batch, objective: Objective, draws: Draws) -> Loss:
         """The loss of a batch under an objective."""
-        denoiser = self.denoiser if self.peers is None else PiecewiseDenoiser(self.denoiser, self.peers)
-        return objective(denoiser, batch["ids"].long(), batch["weight"].float(), draws, batch.get("cond"), batch.get("valid"))
+        return objective(self.for_windows, batch["ids"].long(), batch["weight"].float(), draws, batch.get("cond"), batch.get("valid"))
 
     def valid_loss(self, batch: Batch, batch_idx: int) -> Loss:
         """The low-variance form of the objective, with the same masks at every validation."""

@@ -1,6 +1,7 @@
 """Time and memory of large genomes, of many genomes, and of many small records: packing, opening, splitting, and cutting windows.
 
-    python scripts/bench/scaling.py --json scaling.json [--folder FOLDER] [--genomes 3.1e8,3.1e9] [--corpora 100x4e6,10000x1e5] [--records 1e6]
+    python scripts/bench/scaling.py --json scaling.json [--folder FOLDER] [--genomes 3.1e8,3.1e9] [--twobit 2e10] [--corpora 100x4e6,10000x1e5]
+        [--records 1e6]
 
 Each case is made (random sequence, no compression), packed by one process, and opened and read by another, which measures itself; then its
 files are removed. Results are written after every case, and a case that is in the JSON file already is not run again. A case that needs more
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -79,6 +81,21 @@ def make_genome(folder: Path, bases: int) -> Path:
     return path
 
 
+def make_twobit(folder: Path, bases: int) -> Path:
+    """The same as a 2bit file with 64-bit offsets, a quarter of the size."""
+    path, names, size = folder / "genome.2bit", [b"chr%d" % number for number in range(21)], bases // 21 // 4  # bytes of a chromosome
+    body, first = np.random.default_rng(0).bytes(STRETCH // 4), 16 + sum(9 + len(name) for name in names)
+    with path.open("wb") as file:
+        file.write(struct.pack("<4I", 0x1A412743, 1, len(names), 0))
+        for number, name in enumerate(names):
+            file.write(bytes([len(name)]) + name + struct.pack("<Q", first + number * (16 + size)))
+        for _ in names:
+            file.write(struct.pack("<4I", 4 * size, 0, 0, 0))
+            for start in range(0, size, len(body)):
+                file.write(body[: size - start])
+    return path
+
+
 def make_corpus(folder: Path, count: int, bases: int) -> Path:
     """Genomes of one chromosome and some contigs, each different, and their manifest."""
     body, draw = letters(STRETCH), np.random.default_rng(1)
@@ -109,6 +126,8 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, int, object]]:
     """Name, bytes of the sequence, and the function that makes it."""
     for bases in options.genomes:
         yield f"genome of {bases / 1e9:g} Gb", int(bases), lambda folder, n=int(bases): make_genome(folder, n)
+    for bases in options.twobit:
+        yield f"genome of {bases / 1e9:g} Gb, 2bit", int(bases), lambda folder, n=int(bases): make_twobit(folder, n)
     for count, bases in options.corpora:
         name = f"{count:,} genomes of {bases / 1e6:g} Mb"
         yield name, int(count * bases), lambda folder, n=count, b=int(bases): make_corpus(folder, n, b)
@@ -118,7 +137,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, int, object]]:
 
 def measure(make: object, folder: Path) -> dict[str, object]:
     path = make(folder)
-    size = sum(file.stat().st_size for file in folder.rglob("*.fa"))
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     time.sleep(2.5)  # a file younger than two seconds is read again, because it might still change
     found: dict[str, object] = {"file_gb": size / 1e9}
     for what in ("pack", "read"):
@@ -141,6 +160,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="results; those in it are kept")
     parser.add_argument("--folder", type=Path, default=None, help="folder for the temporary files")
     parser.add_argument("--genomes", type=numbers, default=[3.1e8, 3.1e9], metavar="BASES,...")
+    parser.add_argument("--twobit", type=numbers, default=[], metavar="BASES,...")
     parser.add_argument("--corpora", type=pairs, default=[(100, 4e6), (1000, 1e5), (10_000, 1e5)], metavar="FILESxBASES,...")
     parser.add_argument("--records", type=numbers, default=[1e5, 1e6], metavar="COUNT,...")
     options = parser.parse_args()
@@ -152,12 +172,12 @@ def main() -> None:
         if 2.1 * size > free - 5e9:
             print(f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are free")
             continue
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:  # of many files, whose removal takes minutes
             results[name] = measure(make, Path(folder))
-        print(name, json.dumps(results[name]), flush=True)
-        part = options.json.with_suffix(".part")
-        part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        part.replace(options.json)
+            print(name, json.dumps(results[name]), flush=True)
+            part = options.json.with_suffix(".part")
+            part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            part.replace(options.json)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
     merge = Case("merge", (f"output={{out}}/parts/{OUTPUTS[command]}",))
     killer = Killer(12)
     bench.start(merge, decide=killer, timeout=_TIMEOUT)
-    if killer.call is not None:
+    found["merge killed"] = killer.call is not None
+    if found["merge killed"]:
         finished(bench, merge)
     equal = contents(whole.parent) == contents(parts.parent)  # no shards or temporary files are left either
     return found | {"bytes": whole.stat().st_size, "equal": equal, "seconds": round(time.monotonic() - start, 1)}

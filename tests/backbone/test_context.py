@@ -43,7 +43,7 @@ def batch(padded):
     draws = torch.Generator().manual_seed(1)
     valid = torch.ones(3, LENGTH, dtype=torch.bool)
     valid[1, 15:], valid[2, 4:] = False, False  # the second row ends within a piece, the third leaves pieces empty
-    weight = torch.ones(3, LENGTH).index_fill(1, torch.tensor([2, 3]), 0)
+    weight = torch.ones(3, LENGTH).index_fill(1, torch.arange(6), 0)  # of four pieces, the first one has nothing to predict
     return torch.randint(7, 11, (3, LENGTH), generator=draws), weight * valid if padded else weight, valid if padded else None
 
 

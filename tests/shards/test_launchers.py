@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,8 @@ from dnadiff.shards.launcher import base, job
 from dnadiff.shards.launcher.base import failure
 from dnadiff.shards.launcher.job import ShardJob, as_text, from_text
 from dnadiff.shards.launcher.processes import Processes
+from dnadiff.shards.launcher.ray import Ray
+from dnadiff.shards.mark import MergeMark
 from dnadiff.shards.shard import Shard
 
 SAMPLE = ("num_samples=8", "batch_size=2", "length=20", "sampler.num_groups=4", "accelerator=cpu", "output=s.fa")
@@ -61,6 +64,27 @@ def test_the_message_of_a_failed_shard_is_that_of_its_command(tmp_path):
     assert failure(one, -9).startswith("shard 1/1 was killed")
 
 
+def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
+    errors = type(
+        "exceptions", (), {"RayError": (error := type("RayError", (Exception,), {})), "WorkerCrashedError": type("Crashed", (error,), {})}
+    )
+
+    def get(found):
+        raise errors.WorkerCrashedError if found == "1" else errors.RayError("traceback\nModuleNotFoundError: No module named 'dnadiff'")
+
+    task = SimpleNamespace(remote=lambda job: str(job.shard.number))
+    fake = SimpleNamespace(
+        init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get, exceptions=errors,
+        wait=lambda waiting: (waiting[:1], []), remote=lambda run: SimpleNamespace(options=lambda **_: task),
+    )  # fmt: skip
+    monkeypatch.setattr("dnadiff.shards.launcher.ray.library", lambda: fake)
+    first, second = jobs(tmp_path, 2)
+    statuses = Ray(2).statuses([first, second])
+    assert next(statuses) == (first, -9)
+    with pytest.raises(ValueError, match="shard 2/2: Ray could not run it"):
+        next(statuses)
+
+
 def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_checks_the_configuration(
     cli, trained, tmp_path, monkeypatch, capfd
 ):
@@ -79,8 +103,11 @@ def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_chec
     config = {"shard": None, "output": "s.fa", "overwrite": False}
     overrides = [f"checkpoint={trained}", *SAMPLE, "launcher=processes", "launcher.shards=3"]
     assert cli("sample", *overrides[:-2], "shard=2/3")[0] == 0
-    for expected in ([1, 3], [1]):
+    for expected in ([1, 3], [1], [1]):
         ran.clear()
+        if len(merged) == 2:  # a merge was stopped when it had written the output
+            MergeMark(tmp_path / "s.fa").set()
+            (tmp_path / "s.fa").write_text("merged")
         Here(3).launch("sample", config, overrides, None)
         assert ran == expected and merged[-1][-2:] == ["output='s.fa'", "overwrite=false"]
     with pytest.raises(ValueError, match=r"holds shards with seed=1, not 2; .*\(shard 1/3; "):

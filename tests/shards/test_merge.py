@@ -131,6 +131,22 @@ def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
 
 
+def test_a_file_from_before_a_stopped_merge_is_not_its_output(shards, cli, expected, tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    (tmp_path / "s.fa").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_command, "run", stop)
+        assert cli("merge", "output=s.fa", "overwrite=true")[0] == 130
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and "s.fa exists; set overwrite=true" in err and (tmp_path / "s.fa").read_text() == "old"
+    (tmp_path / "s.fa.shards").rename(tmp_path / "elsewhere")
+    assert cli("merge", "output=s.fa", "shards=missing")[0] == 1
+    assert cli("merge", "output=s.fa", "shards=elsewhere", "overwrite=true")[0] == 0
+    assert (tmp_path / "s.fa").read_bytes() == expected
+
+
 def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
     manifest = tmp_path / "s.fa.shards" / "manifest.json"
     content = json.loads(manifest.read_text())

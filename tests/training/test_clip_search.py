@@ -1,5 +1,6 @@
 """The search for the interval of mask rates: known variances, refusals, and what a run does with it."""
 
+import copy
 import json
 import math
 import os
@@ -116,6 +117,27 @@ def test_sums_are_those_of_whole_blocks(make):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_windows_in_pieces_have_the_sums_of_the_whole(peers):
+    torch.manual_seed(0)
+    batch = {"ids": torch.randint(7, 11, (6, 12)), "weight": torch.ones(6, 12)}
+    objective = MDLM(AbsorbingProcess(DNA, LogLinear()), Clipped())
+    denoiser = objective.denoiser(Caduceus(DNA, 8, 1).double())
+    trainer = SimpleNamespace(precision_plugin=SimpleNamespace(val_step_context=torch.no_grad))
+
+    def own(one=None):
+        module, search = DiffusionModule(copy.deepcopy(denoiser), objective, None, None), ClipSearch()
+        module.draws = lambda purpose, size, step: Draws.for_batch(0, size)
+        if one is not None:
+            module.peers = one
+            module.denoiser.backbone.spread(one)
+        search.on_validation_batch_end(trainer, module, None, batch, 0)
+        return search._sums
+
+    expected = own()
+    for found in peers.together(2, own):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def module_with(masking):
     """A module outside of a run, and what it logs."""
     logged, objective = {}, BlockMDLM(AbsorbingProcess(DNA, LogLinear()), 4, masking, "nelbo")
@@ -228,9 +250,10 @@ class Recorder(Callback):
 
 
 @pytest.mark.slow
-def test_two_processes_choose_one_interval(tiny_fasta, train_args, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_choose_one_interval(strategy, tiny_fasta, train_args, tmp_path):
     (tmp_path / "recorder.py").write_text(RECORDER)
-    two = ["trainer.devices=2", "trainer.strategy=ddp", "+callbacks.recorder._target_=recorder.Recorder"]
+    two = ["trainer.devices=2", f"trainer.strategy={strategy}", "+callbacks.recorder._target_=recorder.Recorder"]
     command = [sys.executable, "-m", "dnadiff.train", *train_args("caduceus", 8, *BLOCKS, *two)]
     env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)

@@ -13,10 +13,10 @@ from pathlib import Path
 from dnadiff.checks import Natural, PositiveInt, expand_user
 from dnadiff.config import Config, quoted
 from dnadiff.data.files import check_output
-from dnadiff.design.output import temporary_path
 from dnadiff.progress import Progress
 from dnadiff.shards.folder import ShardFolder
 from dnadiff.shards.launcher.job import ShardJob
+from dnadiff.shards.mark import MergeMark
 from dnadiff.shards.shard import Shard, without
 
 log = logging.getLogger("dnadiff")
@@ -53,21 +53,22 @@ class Launcher(ABC):
         if config["output"] is None:
             raise ValueError("launcher= needs output=, the file to write")
         output = expand_user(config["output"])
-        is_merging = temporary_path(output, "merging").exists()
-        check_output(output, config["overwrite"] or is_merging)
+        mark = MergeMark(output)
+        check_output(output, config["overwrite"] or mark.is_under_way)
         folder, own = ShardFolder.of(output), [f"--config-dir={config_folder}"] * (config_folder is not None)
-        given = without(overrides, ("launcher", "shard"))
+        given = without(overrides, ("launcher", "shard", "overwrite"))
+        replaces = f"overwrite={str(config['overwrite'] or mark.has_output).lower()}"  # shards do not write the output
         jobs = [
             ShardJob(
                 shard,
                 command,
-                [*own, *given, f"shard={shard}", f"hydra.run.dir={quoted(str(folder.path / 'run'))}"],
+                [*own, *given, replaces, f"shard={shard}", f"hydra.run.dir={quoted(str(folder.path / 'run'))}"],
                 os.getcwd(),
                 str(folder.log(shard).absolute()),
             )
             for shard in self._unfinished(folder)
         ]
-        if not is_merging or folder.path.exists():  # otherwise all that is left is to remove files
+        if not mark.has_output or folder.path.exists():  # otherwise all that is left is to remove files
             self._run(command, jobs)
         merging = [f"output={quoted(str(output))}", f"overwrite={str(config['overwrite']).lower()}"]
         merging += [o for o in given if o.startswith("trust=")]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from typing_extensions import override
 
-from dnadiff.checks import Natural, NonNegative, PositiveInt
+from dnadiff.checks import Natural, NonNegative, Positive, PositiveInt
 from dnadiff.shards.launcher.base import Launcher
 from dnadiff.shards.launcher.job import ShardJob, run
 
@@ -34,7 +34,7 @@ class Ray(Launcher):
         retries: Natural = 2,
         address: str | None = None,
         workers: PositiveInt = 2,
-        cpus: NonNegative = 1,
+        cpus: Positive = 1,
         gpus: NonNegative = 0,
     ) -> None:
         super().__init__(shards, retries)
@@ -59,6 +59,9 @@ class Ray(Launcher):
                         status = ray.get(found)
                     except ray.exceptions.WorkerCrashedError:
                         status = -9
+                    except ray.exceptions.RayError as error:  # a machine without dnadiff, out of memory, ...
+                        reason = (str(error).strip().splitlines() or [""])[-1]
+                        raise ValueError(f"shard {job.shard}: Ray could not run it ({type(error).__name__}: {reason[:200]})") from error
                     yield job, status
         finally:
             ray.shutdown()
