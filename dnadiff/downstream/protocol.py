@@ -86,10 +86,12 @@ class FewItems(FixedSplit):
                 f"train_items {self.train_items:,}: {data.name} has {len(data.train):,} training items; give at most that, or null"
             )
         num_valid = max(_FEWEST_VALID, round(len(data.valid) * self.train_items / len(data.train)))
-        parts = {}
-        for name, part, number in (("train", data.train, self.train_items), ("valid", data.valid, num_valid)):
-            parts[name] = part.select(draw_items(data.target.strata(part.labels.numpy())[0], number, hash64(seed, name, "items")))
-        divided = replace(data, **parts)
+
+        def draw(items: Items, number: int, name: str) -> Items:
+            strata = data.target.strata(items.labels.numpy())[0]
+            return items.select(draw_items(strata, number, hash64(seed, name, "items")))
+
+        divided = replace(data, train=draw(data.train, self.train_items, "train"), valid=draw(data.valid, num_valid, "valid"))
         _check_parts(divided, seed)
         return [Round(divided, whole.tested)]
 

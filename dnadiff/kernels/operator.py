@@ -12,7 +12,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.library import CustomOpDef, Library
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _IMPLEMENTATIONS = Library("dnadiff", "FRAGMENT")
 
 

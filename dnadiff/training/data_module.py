@@ -38,7 +38,7 @@ class TrainingData(lightning.LightningDataModule):
 
         # After Ctrl-C the current batch has left the loader, but the model is not trained on it.
         def progress() -> tuple[int, float]:
-            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches
+            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
 
         self.data.process = ProcessRank(trainer.global_rank // pieces, trainer.world_size // pieces, progress)
         return self.data.train_dataloader()
