@@ -65,7 +65,7 @@ def train(python, folder, name, processes, *options, status=0, **more):
     """The content of the last checkpoint of a finished run."""
     started = start(python, folder, name, processes, *options, **more)
     found = [process.wait(600) for process in started]
-    assert found == [status] * processes, "\n".join(process.errors for process in started)
+    assert found == [status] * processes, "\n".join(process.output + process.errors for process in started)
     return read(folder / name / "checkpoints" / "last.ckpt")
 
 
