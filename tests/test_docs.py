@@ -88,3 +88,10 @@ def test_every_cell_about_a_peer_links_to_where_it_was_read():
         assert all(match and match[2] in links for row in found for match in row), name
         tables[name] = {row[0]: row[2:] for row in cells}
     assert tables["README.md"].items() <= tables["docs/peers.md"].items()
+
+
+def test_tables_of_studies_name_no_path_of_a_machine():
+    tables = sorted((ROOT / "docs" / "tables").glob("*.json"))
+    assert tables
+    for table in tables:
+        assert not re.findall(r"""["=']/[^"]*""", table.read_text(encoding="utf-8")), table.name

@@ -182,7 +182,7 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging()
     quick = options.quick
-    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL, options.data.resolve())
+    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL, options.data)
     study.work(it.pieces, it.kept, options)
     if not options.list:
         print("\n" + it.table())

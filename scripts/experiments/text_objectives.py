@@ -223,7 +223,7 @@ def main() -> None:
     options = parser.parse_args()
     it = Study(
         options.output / "quick" if options.quick else options.output,
-        options.data.resolve(),
+        options.data,
         QUICK if options.quick else FULL,
         options.quick,
     )
