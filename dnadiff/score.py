@@ -78,10 +78,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if track is not None:  # checked before anything is computed
         path, settings = expand_user(config["per_base"]), assignment.settings(TRACK, tasks[TRACK].settings)
         of_track = resumable(path, track.collected_in(path), settings, assignment.interval, config)
-        if (
-            of_track is not None and not of_track.bytes and not of_track.complete
-        ):  # begun before the table: an older track is not taken for it
-            of_track.append(b"", 0)  # a track without a known base is an empty file
+        # Begun before the table, so that an older track is not taken for it; without a known base it is an empty file.
+        if of_track is not None and not of_track.bytes and not of_track.complete:
+            of_track.append(b"", 0)
     if stream is not None:
         write_table(config, model, source, stream, scores, assignment)
         print(f"files are in {output}")
