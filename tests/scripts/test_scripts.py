@@ -344,6 +344,7 @@ def test_accuracies_of_few_windows_have_no_interval():
         ("experiments/infilling", "| ecoli | random | most frequent base |"),
         ("experiments/downstream", "# Linear probes"),
         ("experiments/pretraining", "| fine-tuned, mlm_mdlm |"),
+        ("experiments/fine_tuning", "| fine-tuned, LoRA |"),
     ],
 )
 def test_studies_run_and_reuse_finished_pieces(name, shows, tmp_path):
