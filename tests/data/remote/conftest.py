@@ -1,7 +1,11 @@
-"""A web server on this machine that can do what real ones do wrong, and S3 by moto."""
+"""A web server on this machine that can do what real ones do wrong, and three object stores."""
 
 import http.server
+import runpy
 import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -81,6 +85,60 @@ def server():
     running.server_close()
 
 
+class Bucket(ABC):
+    """Files of one store on this machine, as its owner sees them: {path: content}."""
+
+    url: str
+
+    @abstractmethod
+    def put(self, name: str, content: bytes) -> None: ...
+
+    @abstractmethod
+    def get(self, name: str) -> bytes | None: ...
+
+    @property
+    def files(self):
+        """The file system that reads it in this process."""
+        import fsspec
+
+        return fsspec.filesystem(self.url.partition(":")[0])
+
+
+class S3(Bucket):
+    """S3 by moto; a request of its own for every file."""
+
+    url = "s3://genomes"
+
+    def __init__(self):
+        import fsspec
+
+        self.own = fsspec.filesystem("s3", skip_instance_cache=True)
+        if self.own.exists("genomes"):
+            self.own.rm("genomes", recursive=True)
+        self.own.mkdir("genomes")
+
+    def put(self, name, content):
+        self.own.pipe_file(f"genomes/{name}", content)
+
+    def get(self, name):
+        self.own.invalidate_cache()
+        return self.own.cat_file(f"genomes/{name}") if self.own.exists(f"genomes/{name}") else None
+
+
+class Kept(Bucket):
+    """A server that keeps its files in a dictionary of this process."""
+
+    def __init__(self, url, kept):
+        self.url, self.kept = url, kept
+        kept.clear()
+
+    def put(self, name, content):
+        self.kept[name] = content
+
+    def get(self, name):
+        return self.kept.get(name)
+
+
 @pytest.fixture(scope="session")
 def s3_server():
     """The address of an S3 server on this machine."""
@@ -93,17 +151,43 @@ def s3_server():
     running.stop()
 
 
-@pytest.fixture
-def bucket(s3_server, monkeypatch):
-    """An empty bucket as a file system of fsspec; its address is `bucket.url`."""
-    import fsspec
+@pytest.fixture(scope="session")
+def stores():
+    """The module `stores` of this folder."""
+    pytest.importorskip("flask", reason="flask is not installed (extra test)")
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("stores.py"))))
 
-    for key, value in (("AWS_ENDPOINT_URL", s3_server), ("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")):
+
+@pytest.fixture(scope="session")
+def google_server(stores):
+    """The files of a server with the interface of Google Cloud Storage."""
+    config = pytest.importorskip("fsspec.config", reason="fsspec is not installed (extra remote)")
+    with stores.serving(stores.google_storage(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # true asks a second server, by gRPC and TLS, for the kind of bucket
+        patch.setitem(config.conf, "gs", {"token": "anon"})
+        pytest.importorskip("gcsfs", reason="gcsfs is not installed (extra remote)")
+        yield kept
+
+
+@pytest.fixture(scope="session")
+def hub_server(stores):
+    """The files of a server with the interface of the Hugging Face Hub."""
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed (extra hub)")
+    config = pytest.importorskip("fsspec.config", reason="fsspec is not installed (extra remote)")
+    with stores.serving(stores.hub(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(config.conf, "hf", {"endpoint": url, "token": "hf_test"})
+        yield kept
+
+
+@pytest.fixture(params=["s3", "gs", "hf"])
+def bucket(request, monkeypatch):
+    """An empty bucket; its address is `bucket.url`."""
+    if request.param == "gs":
+        return Kept("gs://genomes", request.getfixturevalue("google_server"))
+    if request.param == "hf":
+        return Kept("hf://datasets/lab/genomes", request.getfixturevalue("hub_server"))
+    for key, value in (("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(key, value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    files = fsspec.filesystem("s3", skip_instance_cache=True)
-    if files.exists("genomes"):
-        files.rm("genomes", recursive=True)
-    files.mkdir("genomes")
-    files.url = "s3://genomes"
-    return files
+    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_server"))
+    return S3()

@@ -1,6 +1,7 @@
-"""S3 by moto: genomes, patterns and manifests are read, and outputs are uploaded as a whole."""
+"""S3, Google Cloud Storage and the Hugging Face Hub: genomes, patterns and manifests are read, and outputs are uploaded as a whole."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -13,87 +14,101 @@ from dnadiff.data.remote.store import LostError
 RUN = Path("runs/x")
 
 
-def test_a_genome_is_fetched_from_s3_and_again_when_it_changed(bucket):
-    bucket.pipe_file("genomes/g.fa", b">chr1\nACGT\n")
-    assert Genome.open("s3://genomes/g.fa").lengths == {"chr1": 4}
-    bucket.pipe_file("genomes/g.fa", b">chr1\nACGTAC\n")
-    assert Genome.open("s3://genomes/g.fa").lengths == {"chr1": 4}  # this process has asked
+def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
+    bucket.put("g.fa", b">chr1\nACGT\n")
+    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}
+    bucket.put("g.fa", b">chr1\nACGTAC\n")
+    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}  # this process has asked
     cached._current.clear()
-    assert Genome.open("s3://genomes/g.fa").lengths == {"chr1": 6}
+    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 6}
 
 
-def test_patterns_and_manifests_of_s3(bucket):
+def test_patterns_and_manifests(bucket):
     for name in "ab":
-        bucket.pipe_file(f"genomes/set/{name}.fa", f">{name}\nACGT\n".encode())
-    bucket.pipe_file("genomes/set/m.tsv", b"path\tlabel\tweight\nb.fa\tyeast\t2\na.fa\thuman\t1\n")
-    assert Genome.open("s3://genomes/set/*.fa").names == ["a", "b"]
-    genome = Genome.open("s3://genomes/set/m.tsv")
+        bucket.put(f"set/{name}.fa", f">{name}\nACGT\n".encode())
+    bucket.put("set/m.tsv", b"path\tlabel\tweight\nb.fa\tyeast\t2\na.fa\thuman\t1\n")
+    assert Genome.open(f"{bucket.url}/set/*.fa").names == ["a", "b"]
+    genome = Genome.open(f"{bucket.url}/set/m.tsv")
     assert genome.names == ["yeast:b", "human:a"] and genome.weights.tolist() == [2, 1]
-    with pytest.raises(FileNotFoundError, match=r"s3://genomes/set/\*\.fna matches no file"):
-        Genome.open("s3://genomes/set/*.fna")
-    bucket.pipe_file("genomes/set/bad.tsv", b"path\n/etc/hostname\n")
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{bucket.url}/set/*.fna matches no file")):
+        Genome.open(f"{bucket.url}/set/*.fna")
+    bucket.put("set/bad.tsv", b"path\n/etc/hostname\n")
     with pytest.raises(ValueError, match=r"bad\.tsv: line 2: /etc/hostname is not in the folder of the manifest"):
-        Genome.open("s3://genomes/set/bad.tsv")
+        Genome.open(f"{bucket.url}/set/bad.tsv")
 
 
 def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(bucket, monkeypatch):
     content = bytes(range(256)) * 40
-    bucket.pipe_file("genomes/x.bin", content)
+    bucket.put("x.bin", content)
     monkeypatch.setattr("dnadiff.data.remote.objects.BLOCK", 1000)
-    failures = iter([True, True, False, True] + [False] * 99)
-    read = type(bucket).cat_file
+    failures, asked = iter([True, True, False, True] + [False] * 99), []
+    files = bucket.files
+    read = files.cat_file
 
-    def lossy(self, path, **options):
+    def lossy(path, start, end):
+        asked.append((start, end))
         if next(failures):
             raise TimeoutError("no answer")
-        return read(self, path, **options)
+        return read(path, start=start, end=end)
 
-    monkeypatch.setattr(type(bucket), "cat_file", lossy)
-    assert resolve("s3://genomes/x.bin").read_bytes() == content
+    monkeypatch.setattr(files, "cat_file", lossy)
+    assert resolve(f"{bucket.url}/x.bin").read_bytes() == content
+    first = [(0, 1000)] * 3 + [(1000, 2000)] * 2  # what came stays
+    assert asked == first + [(at, min(at + 1000, len(content))) for at in range(2000, len(content), 1000)]
 
 
 def test_what_does_not_exist_is_one_line(bucket):
-    for address in ("s3://genomes/none.fa", "s3://no-such-bucket/none.fa"):
-        with pytest.raises(FileNotFoundError, match=rf"{address} does not exist; check the address"):
+    for address in (f"{bucket.url}/none.fa", f"{bucket.url}-of-nobody/none.fa"):
+        with pytest.raises(FileNotFoundError, match=f"{address} does not exist; check the address"):
             resolve(address)
-    with pytest.raises(ValueError, match="s3://genomes names no file"):
-        resolve("s3://genomes")
+    bucket.put("set/a.fa", b">a\nACGT\n")
+    with pytest.raises(FileNotFoundError, match=f"{bucket.url}/set is a folder; name a file in it"):
+        resolve(f"{bucket.url}/set")
+    scheme = bucket.url.partition(":")[0]
+    with pytest.raises(ValueError, match=f"{scheme}://genomes names no file"):
+        resolve(f"{scheme}://genomes")
 
 
 def test_an_output_is_uploaded_when_it_is_complete(bucket, folder, caplog):
-    with pytest.raises(RuntimeError), atomic_write("s3://genomes/out/x.txt") as file:
+    with pytest.raises(RuntimeError), atomic_write(f"{bucket.url}/out/x.txt") as file:
         file.write(b"half")
         raise RuntimeError
-    assert not bucket.exists("genomes/out/x.txt")
-    with caplog.at_level(logging.INFO, logger="dnadiff"), atomic_write("s3://genomes/out/x.txt") as file:
+    assert bucket.get("out/x.txt") is None
+    with caplog.at_level(logging.INFO, logger="dnadiff"), atomic_write(f"{bucket.url}/out/x.txt") as file:
         file.write(b"whole")
-    assert bucket.cat_file("genomes/out/x.txt") == b"whole" and "uploaded 5 bytes" in caplog.text
+    assert bucket.get("out/x.txt") == b"whole" and "uploaded 5 bytes" in caplog.text
     assert not list((folder / "outputs").iterdir())
     with (
-        pytest.raises(FileExistsError, match=r"s3://genomes/out/x\.txt exists; set overwrite=true"),
-        atomic_write("s3://genomes/out/x.txt"),
+        pytest.raises(FileExistsError, match=re.escape(f"{bucket.url}/out/x.txt exists; set overwrite=true")),
+        atomic_write(f"{bucket.url}/out/x.txt"),
     ):
         pass
-    with atomic_write("s3://genomes/out/x.txt", overwrite=True) as file:
+    with atomic_write(f"{bucket.url}/out/x.txt", overwrite=True) as file:
         file.write(b"other")
-    bucket.invalidate_cache()
-    assert bucket.cat_file("genomes/out/x.txt") == b"other"
+    assert bucket.get("out/x.txt") == b"other"
+
+
+def test_a_large_file_is_uploaded_in_parts(bucket):
+    content = bytes(range(256)) * (6 << 12)  # 6 MiB: more than stores take in one request
+    with atomic_write(f"{bucket.url}/large.bin") as file:
+        file.write(content)
+    assert bucket.get("large.bin") == content
 
 
 def test_a_command_gets_files_of_this_machine(bucket):
-    with outputs.uploading({"output": "s3://genomes/run/scores.tsv", "input": "s3://genomes/g.fa", "overwrite": False}, RUN) as config:
-        assert config["input"] == "s3://genomes/g.fa"
+    with outputs.uploading({"output": f"{bucket.url}/run/scores.tsv", "input": f"{bucket.url}/g.fa", "overwrite": False}, RUN) as config:
+        assert config["input"] == f"{bucket.url}/g.fa"
         place = config["output"]
         assert place.endswith("/scores.tsv") and place.startswith("/")
         Path(place).write_text("table")
         Path(place).with_suffix(".json").write_text("{}")
-    assert [bucket.cat_file(f"genomes/run/scores.{ending}") for ending in ("tsv", "json")] == [b"table", b"{}"]
-    with pytest.raises(FileExistsError, match="overwrite=true"), outputs.uploading({"output": "s3://genomes/run/scores.tsv"}, RUN):
+    assert [bucket.get(f"run/scores.{ending}") for ending in ("tsv", "json")] == [b"table", b"{}"]
+    with pytest.raises(FileExistsError, match="overwrite=true"), outputs.uploading({"output": f"{bucket.url}/run/scores.tsv"}, RUN):
         pass
 
 
 def test_a_resumed_command_finds_what_it_had_written(bucket):
-    config = {"output": "s3://genomes/run/a.tsv", "overwrite": False, "resume": False}
+    config = {"output": f"{bucket.url}/run/a.tsv", "overwrite": False, "resume": False}
     with pytest.raises(RuntimeError), outputs.uploading(config, RUN) as local:
         Path(local["output"]).write_text("half")
         raise RuntimeError
@@ -108,8 +123,8 @@ def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
         raise LostError(f"{address.text} could not be read or written (no answer)")
 
     monkeypatch.setattr("dnadiff.data.remote.objects.ObjectStore.upload", fails)
-    message = r"s3://genomes/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
-    with pytest.raises(OSError, match=message) as error, atomic_write("s3://genomes/y.txt") as file:
+    message = rf"{bucket.url}/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
+    with pytest.raises(OSError, match=message) as error, atomic_write(f"{bucket.url}/y.txt") as file:
         file.write(b"result")
     place = str(error.value).rpartition(" ")[2]
     assert Path(place, "y.txt").read_text() == "result"
