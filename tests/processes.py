@@ -86,13 +86,13 @@ class Starter:
                 _serve(theirs)
             theirs.close()
 
-    def start(self, *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Process:
-        """Start `python COMMAND` with one thread for each OpenMP region."""
+    def start(self, *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, fork: bool = True) -> Process:
+        """Start `python COMMAND` with one thread for each OpenMP region. `torch.compile` fails in a forked process: `fork=False`."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         printed, words = (folder / "output", folder / "errors"), [str(word) for word in command]
         env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         with printed[0].open("wb") as output, printed[1].open("wb") as errors:
-            if self._socket is None:
+            if self._socket is None or not fork:
                 handle = subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, stdout=output, stderr=errors)
                 return Process(handle, printed)
             reader, writer = os.pipe()

@@ -3,10 +3,9 @@
     python scripts/experiments/ecoli_blocks.py [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 The setting of ecoli_objectives.py: a 64x4 Caduceus (164,160 parameters; for `ar` a Mamba with one layer more), 12 M tokens, windows of 512.
-Each model tries the same learning rates with a quarter of the tokens and seed 1; a model whose tuning pieces are not finished takes the rate
-of the model in TUNED_AS. The rate with the best bound on the validation part is used at full length, with three seeds for the models in
-SEEDS. The checkpoint is the best of six validations. The test part (80-90 % of the chromosome) is read once for each run, in `test-`. `ar`
-is exact, the others are bounds in count form with 8 draws.
+Each model tries the same learning rates with a quarter of the tokens and seed 1. The rate with the best bound on the validation part is used
+at full length, with three seeds for the models in SEEDS. The checkpoint is the best of six validations. The test part (80-90 % of the
+chromosome) is read once for each run, in `test-`. `ar` is exact, the others are bounds in count form with 8 draws.
 
 Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed-MODEL`, for an idle machine: training tokens per second compared
 with `mdlm`, and seconds to sample 1 and 64 sequences of 1,024 bases that lose 2 % of the structure, compared with `ar`; `minutes-MODEL` and
@@ -42,12 +41,9 @@ CADUCEUS = ["backbone=caduceus"]
 MODELS = {
     "ar": ["objective=ar", "backbone=mamba"],
     **{f"b{size}": ["objective=block_mdlm", f"objective.block_size={size}", *CADUCEUS] for size in BLOCKS},
-    "b4next": ["objective=block_mdlm", "objective.block_size=4", "objective.next_token_weight=0.5", *CADUCEUS],
-    "b16next": ["objective=block_mdlm", "objective.block_size=16", "objective.next_token_weight=0.5", *CADUCEUS],
     "mdlm": ["objective=mdlm", *CADUCEUS],
 }
 SEEDS = {"ar": (1, 2, 3), "b4": (1, 2, 3), "b16": (1, 2, 3), "mdlm": (1, 2, 3)}
-TUNED_AS = {"b1": "b4", "b2": "b4", "b8": "b16", "b32": "b16", "b64": "b16", "b4next": "b4", "b16next": "b16"}  # until tuned themselves
 CHR20 = ["data=fasta", "data/split=blocks", "data.name=human chr20", "data.split.test=9", "data.split.valid=8"]
 ELSEWHERE = ("ar", "b4", "b16", "mdlm")
 TIMED = ("ar", "b4", "b16", "mdlm")
@@ -111,9 +107,7 @@ class Study:
         return {"training": self.train(name, model, self.size["tune_steps"], rate, 1), "valid": self.score(name, "valid")}
 
     def rate(self, model: str) -> tuple[str, dict[str, float]]:
-        """The learning rate with the best bound on validation, and all of them, of the model or of the one in TUNED_AS."""
-        if any(f"tune-{model}-{rate}" not in self.kept for rate in self.size["rates"]):
-            model = TUNED_AS.get(model, model)
+        """The learning rate with the best bound on validation, and all of them."""
         bits = {rate: self.kept[f"tune-{model}-{rate}"]["valid"]["groups"]["all"]["bits"] for rate in self.size["rates"]}
         return min(bits, key=bits.get), bits
 

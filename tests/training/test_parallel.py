@@ -57,7 +57,8 @@ def start(python, folder, name, processes, *options, windows=8, pieces=1):
         place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         env = {**os.environ, **{key: str(value) for key, value in place.items()}, **address} if processes > 1 else os.environ
-        found.append(python(*command, *options, f"hydra.run.dir={name}", cwd=folder, env=env))
+        fork = "backbone.compile=true" not in options
+        found.append(python(*command, *options, f"hydra.run.dir={name}", cwd=folder, env=env, fork=fork))
     return found
 
 
