@@ -161,13 +161,16 @@ def stores():
 @pytest.fixture(scope="session")
 def google_server(stores):
     """The files of a server with the interface of Google Cloud Storage."""
-    config = pytest.importorskip("fsspec.config", reason="fsspec is not installed (extra remote)")
+    gcsfs = pytest.importorskip("gcsfs.core", reason="gcsfs is not installed (extra remote)")
+    from fsspec import config, register_implementation
+
     with stores.serving(stores.google_storage(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", url)
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # true asks a second server, by gRPC and TLS, for the kind of bucket
         patch.setitem(config.conf, "gs", {"token": "anon"})
-        pytest.importorskip("gcsfs", reason="gcsfs is not installed (extra remote)")
+        # The default class asks a second server, by gRPC and TLS, for the kind of bucket.
+        register_implementation("gs", gcsfs.GCSFileSystem, clobber=True)
         yield kept
+    register_implementation("gs", "gcsfs.GCSFileSystem", clobber=True)
 
 
 @pytest.fixture(scope="session")
