@@ -6,7 +6,6 @@ import argparse
 import ctypes
 import difflib
 import functools
-import logging
 import os
 import re
 import sys
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 # Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1  # the first two: mallopt's names in malloc.h
 Command = Callable[[Config, Path, list[str]], object]
-log = logging.getLogger("dnadiff")
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
     "evaluate": "held-out likelihood with error bars, compared with Markov models",
@@ -52,13 +50,12 @@ COMMANDS = {
 }
 
 
-def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = None, start: str = "") -> None:
+def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = None) -> None:
     """Run one command: compose `configs/<name>.yaml` with the overrides, then call `function(config, run folder, overrides)`.
 
     `keys` are the type hints of its own keys; those of the config groups come from the classes that they name.
     An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
-    A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process. `start` is logged first, by a
-    command whose imports take several seconds.
+    A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process.
     """
     # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower. docs/results/performance.md has the numbers.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -71,7 +68,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
         return print(help_text(name, folder))
     before, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"  # Hydra then raises an error instead of printing it
     try:
-        _compose_and_call(name, function, keys, start)
+        _compose_and_call(name, function, keys)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         raise SystemExit(130) from None
@@ -85,7 +82,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def _compose_and_call(name: str, function: Command, keys: Keys, start: str) -> None:
+def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     from dnadiff.config import call_composed
 
     existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
@@ -94,8 +91,6 @@ def _compose_and_call(name: str, function: Command, keys: Keys, start: str) -> N
     def main(config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
         run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
         configure_logging()
-        if start and not any(int(os.environ.get(rank) or 0) for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):  # once for all processes
-            log.info(start)
         try:
             call(name, function, keys, config, run_dir, overrides)
         except Exception as error:

@@ -276,7 +276,7 @@ def peak_memory_mb() -> int:
 
 def main() -> None:
     """Run the command."""
-    commands.run("train", run, KEYS, start="loading PyTorch and Lightning")
+    commands.run("train", run, KEYS)
 
 
 if __name__ == "__main__":
