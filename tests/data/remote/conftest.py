@@ -176,9 +176,10 @@ def google_server(stores):
 @pytest.fixture(scope="session")
 def hub_server(stores):
     """The files of a server with the interface of the Hugging Face Hub."""
-    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed (extra hub)")
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed (extra hub)")
     config = pytest.importorskip("fsspec.config", reason="fsspec is not installed (extra remote)")
     with stores.serving(stores.hub(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)  # this server is local; HF_HUB_OFFLINE=1 is read on import
         patch.setitem(config.conf, "hf", {"endpoint": url, "token": "hf_test"})
         yield kept
 
