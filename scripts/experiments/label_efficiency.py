@@ -1,0 +1,112 @@
+"""The picture of label efficiency: the score on the test part against the number of training items, from the pieces `few-` of fine_tuning.py.
+
+    python scripts/experiments/label_efficiency.py [--table docs/tables/fine_tuning.json] [--output docs/label_efficiency.svg]
+
+Each point is the mean over seeds, and its bar the lowest and the highest seed. Each seed draws other training items.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import study
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DEFAULT_TABLE, DEFAULT_OUTPUT = Path("docs/tables/fine_tuning.json"), Path("docs/label_efficiency.svg")
+ADAPTER = "fine-tuned, LoRA"
+# The networks that start from a pretrained model have solid lines.
+STYLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fine-tuned": ("pretrained, fine-tuned", {"color": "#c0392b", "marker": "o"}),
+    ADAPTER: ("pretrained, LoRA", {"color": "#d99000", "marker": "s"}),
+    "frozen + logistic regression": ("pretrained, frozen features", {"color": "#7b4fa3", "marker": "^"}),
+    "scratch": ("the same network from scratch", {"color": "#8a8f98", "marker": "o", "linestyle": "--"}),
+    "CNN": ("published CNN", {"color": "#3b6fb6", "marker": "D", "linestyle": "--"}),
+    "6-mers": ("6-mers", {"color": "#1b9e77", "marker": "v", "linestyle": "--"}),
+}
+
+
+class Point(NamedTuple):
+    """The score of a model with `items` training items, and the scores of its seeds."""
+
+    items: int
+    value: float
+    seeds: Sequence[float]
+
+
+def curves(pieces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[Point]]]:
+    """Points of each model for each set, by the number of training items."""
+    found: dict[str, dict[str, list[Point]]] = {}
+    for name, row in pieces.items():
+        if not name.startswith("few-"):
+            continue
+        task, _, kind = name.removeprefix("few-").rsplit("-", 2)
+        items = sum(row["task"]["items"]["train"].values())
+        for model, scores in row["models"].items():
+            key = shown_as(model, kind)
+            if key in STYLES:
+                found.setdefault(task, {}).setdefault(key, []).append(Point(items, scores["value"], scores["per_seed"]))
+    return {task: {key: sorted(models[key]) for key in STYLES if key in models} for task, models in found.items()}
+
+
+def shown_as(model: str, kind: str) -> str:
+    """The key of `STYLES` of a row of `finetune`; the linear model on 6-mers has other names for values."""
+    if model.startswith("6-mer"):
+        return "6-mers"
+    return ADAPTER if (model, kind) == ("fine-tuned", "lora") else model
+
+
+def draw(axes: Axes, task: str, metric: str, models: Mapping[str, Sequence[Point]]) -> None:
+    """One set."""
+    for key, points in models.items():
+        label, style = STYLES[key]
+        values = np.array([point.value for point in points])
+        low, high = (np.array([edge(point.seeds or [point.value]) for point in points]) for edge in (min, max))
+        bars = np.stack([np.maximum(values - low, 0), np.maximum(high - values, 0)])
+        axes.errorbar([point.items for point in points], values, yerr=bars, label=label, markersize=4, linewidth=1.2, capsize=2, **style)
+    axes.set(xscale="log", title=task, ylabel=metric)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def picture(pieces: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw all sets.
+
+    Raises:
+        ValueError: if no piece `few-` is finished.
+    """
+    found = curves(pieces)
+    if not found:
+        raise ValueError("the table has no piece few-; run python scripts/experiments/fine_tuning.py --only few- --collect FILE")
+    metrics = {
+        name.removeprefix("few-").rsplit("-", 2)[0]: row["task"]["metric"] for name, row in pieces.items() if name.startswith("few-")
+    }
+    columns = min(3, len(found))
+    matplotlib.rcParams.update({"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9})
+    figure = Figure(figsize=(3.4 * columns, 2.7 * -(-len(found) // columns) + 0.5), layout="constrained")
+    grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False).ravel()
+    for axes, (task, models) in zip(grid, found.items()):
+        draw(axes, task, metrics[task], models)
+        axes.set_xlabel("training items")
+    for axes in grid[len(found) :]:
+        axes.set_visible(False)
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, default=DEFAULT_TABLE, help="what fine_tuning.py --collect wrote (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="default: %(default)s")
+    options = parser.parse_args()
+    picture(study.read_json(options.table), options.output)
+    print(options.output)
+
+
+if __name__ == "__main__":
+    main()
