@@ -11,7 +11,7 @@ comparison chooses a recipe, and the test part stays unread.
   Windows with fewer counted bases have all of them, and windows without one are left out.
 - Probe: logistic regression on frozen mean features, `ecoli_coding`, accuracy on the task's validation items for the network that is chosen.
 
-Pieces: `train-NAME-RATE`, `probe-NAME`.
+Pieces: `train-NAME-RATE`, and of the better rate `measure-NAME` and `probe-NAME`.
 """
 
 import json
@@ -54,18 +54,22 @@ class Study:
 
     def __init__(self, folder: Path, size: dict) -> None:
         self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
+        self.measures = {"measure": self.measure, "probe": self.probe}
         self.pieces = {f"train-{slug(m)}-{rate}": lambda m=m, r=rate: self.train(m, r) for m in MODELS for rate in size["rates"]}
-        self.pieces |= {f"probe-{slug(m)}": lambda m=m: self.probe(m) for m in MODELS}
+        self.pieces |= {f"{kind}-{slug(m)}": lambda m=m, work=work: work(m) for m in MODELS for kind, work in self.measures.items()}
 
     def train(self, model: str, rate: str) -> dict:
         name = f"{slug(model)}-{rate}"
         steps = self.size["steps"]
         often = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={max(1, steps // 3)}"]
         common = [f"optimizer.lr={rate}", "weight_decay=0.01", "seed=1", "matmul_precision=medium", *often]
-        run = self.runs / name
-        training = study.train(run, [*MODELS[model], *self.size["network"], *common])
+        return {"training": study.train(self.runs / name, [*MODELS[model], *self.size["network"], *common])}
+
+    def measure(self, model: str) -> dict:
+        """The NELBO and single sites."""
+        run = self.chosen_run(model)
         found = study.evaluate(run, run / "evaluate.json", "part=valid", "orders=[]", f"num_draws={self.size['num_draws']}")
-        return {"training": training, "nelbo": found["groups"], "site": self.site(run)}
+        return {"nelbo": found["groups"], "site": self.site(run)}
 
     def site(self, run: Path) -> dict:
         """Bits of single sites, by window."""
@@ -93,8 +97,13 @@ class Study:
         losses = {rate: self.kept[f"train-{slug(model)}-{rate}"]["training"]["best_valid_nll"] for rate in self.size["rates"]}
         return min(losses, key=losses.get)
 
+    def chosen_run(self, model: str) -> Path:
+        """The run with that rate."""
+        return self.runs / f"{slug(model)}-{self.chosen(model)}"
+
     def probe(self, model: str) -> dict:
-        run = self.runs / f"{slug(model)}-{self.chosen(model)}"
+        """The accuracy of frozen features."""
+        run = self.chosen_run(model)
         options = ["task=ecoli_coding", "probe=true", "fine_tune=false", "scratch=false", "seeds=1", *self.size["probe"]]
         study.command("finetune", f"checkpoint={run}", *options, f"hydra.run.dir={run / 'probe'}", "overwrite=true")
         path = run / "probe" / "finetune.json"
@@ -106,10 +115,9 @@ class Study:
         rows = []
         base = None
         for model in MODELS:
-            if any(f"train-{slug(model)}-{rate}" not in self.kept for rate in self.size["rates"]):
+            if f"measure-{slug(model)}" not in self.kept:
                 continue
-            rate = self.chosen(model)
-            found = self.kept[f"train-{slug(model)}-{rate}"]
+            rate, found = self.chosen(model), self.kept[f"measure-{slug(model)}"]
             site = np.array(found["site"]["by_window"])
             base = site if model == "uniform" else base
             paired = ""
