@@ -1,6 +1,7 @@
 """The command line `predict`, from the run of `finetune` that saves the networks."""
 
 import csv
+import functools
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
+from dnadiff.downstream import ensemble, work
 from dnadiff.downstream.finetuning import NetworkModel
 from dnadiff.downstream.prediction_table import mean_coverage
 from dnadiff.downstream.sequences import Query, chunks, window_bounds
@@ -388,3 +390,21 @@ def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli,
         expected = f"x.fa: {got}, and the FlattenHead of this classifier accepts only sequences of 20; {remedy}"
         assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
         assert not list(tmp_path.glob("*p.tsv*"))
+
+
+def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_path):
+    random = np.random.default_rng(1)
+    sizes = random.integers(20, 90, 25)
+    (tmp_path / "x.fa").write_text("".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes)))
+    for module in (work, ensemble):
+        monkeypatch.setattr(module, "chunks", functools.partial(chunks, size=300))
+    args = ("input=x.fa", "window=24", "stride=8", "track_class=rich")
+    outputs = {folder: (f"output={folder}/p.tsv.gz", f"track={folder}/p.bedgraph") for folder in ("whole", "parts")}
+    assert predict(*args, *outputs["whole"])[0] == 0
+    for number in (3, 1, 2):
+        status, _, err = predict(*args, *outputs["parts"], f"shard={number}/3")
+        assert status == 0, err
+    status, _, err = cli("merge", "output=parts/p.tsv.gz")
+    assert status == 0, err
+    for name in ("p.tsv.gz", "p.bedgraph"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

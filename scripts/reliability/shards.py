@@ -1,6 +1,6 @@
 """Kill a third of the shards of a scoring and of a sampling run, requeue them, merge, and compare with one run.
 
-    python scripts/reliability/shards.py --json docs/tables/shards.json       # 200 shards of each: about 10 minutes on one core
+    python scripts/reliability/shards.py --json docs/tables/shards.json       # 200 shards of each: about 20 minutes on one core
     python scripts/reliability/shards.py --shards 6 --command sample
 
 Shards run in random order, each in a process of its own. A third of them are killed with SIGKILL just before one of their calls that

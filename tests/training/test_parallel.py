@@ -118,6 +118,15 @@ def test_several_processes_equal_one_in_float64(way, alone, python, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", [["backbone=caduceus_ps"], ["backbone=mamba", "objective=ar"]], ids=["caduceus_ps", "mamba"])
+def test_pieces_of_other_networks_equal_whole_windows(network, python, tmp_path):
+    short = [*network, *DOUBLE, "trainer.max_steps=3"]
+    alone, pieces = (train(python, tmp_path, f"run{n}", n, *short, pieces=n)["state_dict"] for n in (1, 2))
+    for name, weight in alone.items():
+        torch.testing.assert_close(pieces[name], weight, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_several_processes_agree_with_one_in_float32(way, alone, python, tmp_path):
     processes, pieces, options = WAYS[way]
@@ -213,6 +222,24 @@ def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tm
     if status == 1:
         assert "error: no more data" in second.errors
     assert read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "context"])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(way, alone, python, tmp_path):
+    processes, pieces, options = WAYS[way]
+    (tmp_path / "signaled.py").write_text(
+        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass Signaled(Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n"
+        "        if trainer.global_step == 2 and trainer.global_rank: os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    options = [*DOUBLE, *options, "+callbacks.signaled._target_=signaled.Signaled", "resume=true"]
+    first, second = start(python, tmp_path, "run", processes, *options, pieces=pieces)
+    assert (first.wait(600), second.wait(600)) == (143, 138), first.errors + second.errors
+    assert read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 3
+    found = train(python, tmp_path, "run", processes, *options, pieces=pieces)
+    for name, weight in alone[1]["float64"]["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], weight, rtol=0, atol=1e-10, msg=name)
 
 
 NETWORK = ["backbone.d_model=8", "backbone.n_layers=1"]
