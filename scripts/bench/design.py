@@ -1,10 +1,11 @@
 """Time and memory of generating many sequences: streamed to disk by the command line, compared with a loop that keeps them all in memory.
 
-    python scripts/bench/design.py --checkpoint RUN [--num 10000] [--length 1024] [--batch 32] [--calls 16] [--json FILE]
+    python scripts/bench/design.py --checkpoint RUN [--num 10000] [--length 1024] [--batch 32] [--calls 16] [--json FILE] [KEY=VALUE ...]
 
 Each side is a separate process with `calls` network calls per batch: `python -m dnadiff.sample` for NUM sequences and for a tenth of them,
 and the same draws in a Python process that keeps the sequences in a list. Memory is the maximum resident set size of the process. The
-script checks that the FASTA files have the same sequences.
+script checks that the FASTA files have the same sequences. KEY=VALUE are further keys of `sample`, such as `reward=gc method=smc`; then
+only the command is measured.
 """
 
 from __future__ import annotations
@@ -56,18 +57,19 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, help="a model of DNA")
     for name, value in (("num", 10_000), ("length", 1024), ("batch", 32), ("calls", 16)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="further keys of python -m dnadiff.sample")
     parser.add_argument("--skip-naive", action="store_true", help="only the streamed side")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {"settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}}
     with tempfile.TemporaryDirectory() as folder:
         sample = [sys.executable, "-m", "dnadiff.sample", f"checkpoint={options.checkpoint}", f"length={options.length}"]
-        sample += [f"batch_size={options.batch}", f"sampler.num_groups={options.calls}", f"hydra.run.dir={folder}/run"]
+        sample += [f"batch_size={options.batch}", f"sampler.num_groups={options.calls}", f"hydra.run.dir={folder}/run", *options.keys]
         sides = {"a tenth, streamed": (max(options.num // 10, 1), "tenth"), "streamed": (options.num, "all")}
         for name, (num, file) in sides.items():
             results[name] = measured([*sample, f"num_samples={num}", f"output={folder}/{file}.fa"]) | {"sequences": num}
             print(f"{name}: {results[name]}", flush=True)
-        if not options.skip_naive:
+        if not (options.skip_naive or options.keys):
             numbers = [str(n) for n in (options.num, options.length, options.batch, options.calls)]
             naive = [sys.executable, "-c", NAIVE, options.checkpoint, *numbers, f"{folder}/naive.fa"]
             results["kept in memory"] = measured(naive) | {"sequences": options.num}

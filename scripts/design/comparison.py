@@ -11,6 +11,7 @@ import measures
 import numpy as np
 import study
 from designers import BASELINE
+from matplotlib.axes import Axes
 
 from dnadiff.metrics import composition
 
@@ -18,6 +19,8 @@ ORACLE, LOG_PROB, MATCH, NEAREST = "A", "log p per base", "longest match", "near
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)
 PRICE = ("calls_per_design", "seconds", "in_model", "in_oracle")
 KMER = 6
+OWN, PEERS = ("smc", "svdd", "classifier_guidance", "metropolis"), ("genetic", "ledidi")
+STRONG_OWN, STRONG_PEERS = ("metropolis_strong",), ("genetic_strong",)  # these start from measured promoters
 Rows = Mapping[str, Mapping]
 
 
@@ -85,13 +88,15 @@ def _interval(found: Mapping) -> dict[str, float]:
     return {key: found[key] for key in ("value", "low", "high")}
 
 
-def differences(rows: Rows, names: Sequence[str], num_resamples: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
-    """The mean of each method minus that of the baseline, with a 95 % interval; designs of two methods are resampled independently."""
+def differences(
+    rows: Rows, names: Sequence[str], base: str = BASELINE, num_resamples: int = 1000
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The mean of each method minus that of `base`, with a 95 % interval; designs of two methods are resampled independently."""
     random = np.random.default_rng(0)
     draws = {name: _replicates(row, names, num_resamples, random) for name, row in rows.items()}
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for method in (name for name in rows if name != BASELINE):
-        minus = {name: draws[method][name] - draws[BASELINE][name] for name in names}
+    for method in (name for name in rows if name != base):
+        minus = {name: draws[method][name] - draws[base][name] for name in names}
         low_high = {name: np.quantile(each[1:], (0.025, 0.975)) for name, each in minus.items()}
         found[method] = {
             name: {"value": float(minus[name][0]), "low": float(low), "high": float(high)} for name, (low, high) in low_high.items()
@@ -139,10 +144,20 @@ def natural_table(found: Rows, prices: Rows) -> str:
     )
 
 
-def differences_table(found: Mapping, counted: Sequence[str]) -> str:
-    """Each method minus the baseline, under A and the judges that count."""
+def differences_table(found: Mapping, counted: Sequence[str], base: str = BASELINE) -> str:
+    """Each method minus `base`, under A and the judges that count."""
     lines = [[name, *(measures.shown(row[value], 2, sign=True) for value in (ORACLE, *counted))] for name, row in found.items()]
-    return study.markdown([f"method minus {BASELINE}", *(f"{value} (95 %)" for value in (ORACLE, *counted))], lines)
+    return study.markdown([f"method minus {base}", *(f"{value} (95 %)" for value in (ORACLE, *counted))], lines)
+
+
+def peer_tables(found: Rows, counted: Sequence[str]) -> list[str]:
+    """The methods of the package minus each peer that starts from the same kind of sequences."""
+    tables = []
+    for peers, own in ((PEERS, OWN), (STRONG_PEERS, STRONG_OWN)):
+        for peer in (name for name in peers if name in found):
+            rows = {name: found[name] for name in (*own, peer) if name in found}
+            tables.append(differences_table(differences(rows, (ORACLE, *counted), peer), counted, peer))
+    return tables
 
 
 def throughput_table(rows: Rows) -> str:
@@ -156,12 +171,20 @@ def throughput_table(rows: Rows) -> str:
     return study.markdown(["method", "designs", "calls per design", "designs/s", "in the model", "in the oracle", "peak MB"], lines)
 
 
-def picture(found: Rows, judge: str, path: Path) -> None:
-    """A against a judge: all designs, and the mean of each method with its interval. Reward hacking is to the right and down."""
+def picture(found: Rows, judges: Sequence[str], path: Path) -> None:
+    """A against each judge: all designs, and the mean of each method with its interval. Reward hacking is to the right and down."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(6 * len(judges), 5.5), layout="constrained")
+    panels = figure.subplots(1, len(judges), squeeze=False)[0]
+    for axes, judge in zip(panels, judges):
+        _panel(axes, found, judge)
+    panels[-1].legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def _panel(axes: Axes, found: Rows, judge: str) -> None:
     for number, (name, row) in enumerate(found.items()):
         color, (x, y) = f"C{number % 10}", (row["mean"][value] for value in (ORACLE, judge))
         axes.scatter(row["values"][ORACLE], row["values"][judge], s=6, alpha=0.3, color=color, linewidths=0)
@@ -177,7 +200,5 @@ def picture(found: Rows, judge: str, path: Path) -> None:
             label=name,
             markeredgecolor="black",
         )
-    axes.set(xlabel="reward: prediction of A, log(1 + expression)", ylabel=f"judge: {judge}, log(1 + expression)")
-    axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    unit = "bits" if judge == judging.MATRIX else "log(1 + expression)"
+    axes.set(xlabel="reward: prediction of A, log(1 + expression)", ylabel=f"judge: {judge}, {unit}")

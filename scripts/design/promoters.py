@@ -259,8 +259,9 @@ class Promoters:
             counted = comparison.counting(judges)
             parts += [comparison.designs_table(found["methods"], key) for key in ("mean", "top")]
             parts.append(comparison.differences_table(found["minus"], counted))
+            parts += comparison.peer_tables(found["methods"], counted)
             parts.append(comparison.natural_table(found["methods"], found["price"]))
-            comparison.picture(found["methods"], (counted or [judging.CNN])[0], self.kept.folder / PICTURE)
+            comparison.picture(found["methods"], counted or [judging.CNN], self.kept.folder / PICTURE)
         measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
 

@@ -168,6 +168,18 @@ def test_tables_compare_with_the_baseline():
     ) == pytest.approx(2 / 3)
 
 
+def test_tables_compare_methods_with_the_peers_that_start_from_the_same_sequences():
+    means = {"smc": 2.0, "genetic": 1.0, "ledidi": 3.0, "metropolis_strong": 5.0, "genetic_strong": 4.0, "unguided": 0.0}
+    found = {name: {"group": [0, 1], "values": {"A": [mean, mean], "B": [mean, mean]}} for name, mean in means.items()}
+    tables = [[line.split(" | ") for line in table.splitlines()] for table in comparison.peer_tables(found, ["B"])]
+    rows = {table[0][0].removeprefix("| "): [(row[0].removeprefix("| "), row[1][:5]) for row in table[2:]] for table in tables}
+    assert rows == {
+        "method minus genetic": [("smc", "+1.00")],
+        "method minus ledidi": [("smc", "-1.00")],
+        "method minus genetic_strong": [("metropolis_strong", "+1.00")],
+    }
+
+
 def test_a_judge_that_changed_is_refused():
     judging.checked("x", [1.0, 2.0], np.array([1.0, 2.00005]))
     with pytest.raises(ValueError, match="judge x changed by"):
