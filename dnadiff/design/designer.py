@@ -18,6 +18,8 @@ from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
 
+_DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}  # after the decimal point, in headers
+_NO_DRAW = "nothing can be drawn"  # of the error of `dnadiff.categorical.draw`
 LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]  # bases of sequences -> longest match of each with the training data
 
 
@@ -56,7 +58,7 @@ class Designer(ConditionalSampler):
 
     @property
     def reward_calls(self) -> int:
-        """Sequences that the reward evaluated so far; a gradient counts twice."""
+        """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of `CountedReward` do not count."""
         return self.goal.reward.calls
 
     @override
@@ -65,7 +67,7 @@ class Designer(ConditionalSampler):
         return True if self.method.has_weights and self.sampler.supports_weights(request.lengths[1]) else None
 
     def check_request(self, request: Request) -> None:
-        """Raise ValueError for several lengths of one template, and for lengths that the method or the bounds do not take."""
+        """Raise ValueError for several lengths of one template, and for lengths that the method, the reward or the bounds do not take."""
         (low, high), longest = request.lengths, self.denoiser.max_length
         if low < high and request.num_groups == 1:
             raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
@@ -73,6 +75,8 @@ class Designer(ConditionalSampler):
             problem = f"bounds need whole sequences, and {high} tokens are more than the {longest} that this network takes"
             raise ValueError(f"num_draws {self.num_draws}: {problem}; set num_draws=0")
         self.method.check_length(self, high)
+        for length in sorted({end - start for start, end in (target.shown for target in request.first_of_groups())}):
+            self.goal.reward.reward.check_length(length)
 
     @override
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
@@ -83,33 +87,52 @@ class Designer(ConditionalSampler):
 
     @override
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
-        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` on its batch."""
+        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` on its batch.
+
+        Raises:
+            ValueError: if the reward fails, or the model gives a template probability 0.
+        """
         self.check_request(request)
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
             before = self.reward_calls
             targets = [request[i] for i in range(start, end)]
-            batch = self.method.run(self, self.goal, targets, range(start, end), hash64(seed, "design"))
+            batch = self._run(targets, range(start, end), seed)
             yield batch._replace(reward_calls=self.reward_calls - before)
 
+    def _run(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+        problem = f"the model gives probability 0 to what the template of {targets[0].name} allows; change its letters, motif= or label="
+        try:
+            batch = self.method.run(self, self.goal, targets, numbers, hash64(seed, "design"))
+        except ValueError as error:
+            if _NO_DRAW in str(error):
+                raise ValueError(problem) from error
+            raise
+        if batch.log_weight is not None and not np.isfinite(np.logaddexp.reduce(batch.log_weight)):
+            raise ValueError(problem)
+        return batch
+
     @override
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
-        """Reward, effective sample size of the batch, changes from the start, bound on the log-probability, longest match."""
+    def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
         assert batch.rewards is not None
-        columns: dict[str, Sequence[Json]] = {"reward": _rounded(batch.rewards, 6)}
+        number = len(batch.targets)
+        columns: dict[str, Sequence[Json]] = {"reward": batch.rewards.tolist(), "reward_calls": [batch.reward_calls / number] * number}
         if batch.log_weight is not None:
-            columns["ess"] = [round(effective_size(batch.log_weight), 1)] * len(numbers)
+            columns["ess"] = [effective_size(batch.log_weight)] * number
         if batch.targets[0].start is not None:
             columns["changes"] = changes(batch)
-        if self.num_draws:
-            columns["log_prob"] = _rounded(self.bounds(batch, numbers, self.num_draws, seed), 3)
         if self.longest_match is not None:
             tokenizer, (start, end) = dna_tokenizer(self.tokenizer), batch.targets[0].designed
             columns["longest_match"] = self.longest_match(tokenizer.bases(tokens[start:end]) for tokens in batch.tokens).tolist()
-        return [{name: values[row] for name, values in columns.items()} for row in range(len(numbers))]
+        return [{name: values[row] for name, values in columns.items()} for row in range(number)]
 
-
-def _rounded(values: NDArray[np.float64], digits: int) -> list[float]:
-    return [round(value, digits) for value in values.tolist()]
+    @override
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
+        """What `facts` says of each design and the bound on its log-probability, rounded."""
+        found = self.facts(batch)
+        if self.num_draws:
+            bounds = self.bounds(batch, numbers, self.num_draws, seed).tolist()
+            found = [{**facts, "log_prob": bound} for facts, bound in zip(found, bounds)]
+        return [{name: round(value, _DIGITS[name]) if name in _DIGITS else value for name, value in facts.items()} for facts in found]
 
 
 def changes(batch: SampleBatch) -> list[int]:

@@ -16,6 +16,7 @@ from dnadiff.blocks import after_first
 from dnadiff.config import Json
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.constraint import Constrained
+from dnadiff.design.designs import Design, Designs
 from dnadiff.design.request import Request, Target
 from dnadiff.design.template import FREE, Pattern, allowed_letters, dna_tokenizer
 from dnadiff.draws import Draws, hash64
@@ -23,8 +24,6 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler, Samples
 
 if TYPE_CHECKING:
-    import pandas
-
     from dnadiff.data.tokenizer import Tokenizer
 
 
@@ -48,38 +47,6 @@ class SampleBatch(NamedTuple):
     log_weight: NDArray[np.float64] | None
     rewards: NDArray[np.float64] | None = None
     reward_calls: int = 0
-
-
-class Design(str):
-    """A sample as a string.
-
-    Attributes:
-        log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the fixed part, nats, which a single estimate
-            may exceed; exact for an autoregressive model and for blocks of one token; None if not requested.
-        log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
-        reward: None unless it was designed for one.
-    """
-
-    log_prob: float | None
-    log_weight: float | None
-    reward: float | None
-
-    def __new__(cls, text: str, log_prob: float | None = None, log_weight: float | None = 0.0, reward: float | None = None) -> Design:
-        """The string with its numbers."""
-        design = super().__new__(cls, text)
-        design.log_prob, design.log_weight, design.reward = log_prob, log_weight, reward
-        return design
-
-
-class Designs(list[Design]):
-    """Samples in their order."""
-
-    def to_frame(self) -> pandas.DataFrame:
-        """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`."""
-        import pandas  # comes with the package datasets
-
-        columns = ("sequence", "log_prob", "log_weight", "reward")
-        return pandas.DataFrame([(str(each), each.log_prob, each.log_weight, each.reward) for each in self], columns=columns)
 
 
 class Prepared(NamedTuple):
@@ -171,8 +138,8 @@ class ConditionalSampler:
     def constrains(self, request: Request) -> bool:
         """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the samples of a request."""
         # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
-        firsts = (request[group * request.each] for group in range(request.num_groups))
-        return self.tilt != 0 or any(map(self._is_constrained, request.evenly_spaced() if request.num_groups == 1 else firsts))
+        targets = request.evenly_spaced() if request.num_groups == 1 else request.first_of_groups()
+        return self.tilt != 0 or any(map(self._is_constrained, targets))
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
@@ -224,6 +191,10 @@ class ConditionalSampler:
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
         return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
 
+    def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
+        """The attributes of `Design` of each sample of a batch, other than its bound and its weight."""
+        return [{}] * len(batch.targets)
+
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
         """Further entries of the header of each sample."""
         return [{}] * len(batch.targets)
@@ -266,9 +237,8 @@ class ConditionalSampler:
             numbers = range(len(designs), len(designs) + len(batch.targets))
             bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else [None] * len(numbers)
             weights = [no_weight] * len(numbers) if batch.log_weight is None else batch.log_weight.tolist()
-            rewards = [None] * len(numbers) if batch.rewards is None else batch.rewards.tolist()
             texts = map(self.text, batch.targets, batch.tokens)
-            designs += [Design(*each) for each in zip(texts, bounds, weights, rewards)]
+            designs += [Design(*each, **facts) for *each, facts in zip(texts, bounds, weights, self.facts(batch))]
         return designs
 
 

@@ -7,7 +7,7 @@ the name and the template of sample i on demand, and `dnadiff.design.generate` f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +61,10 @@ class Request(ABC):
     def lengths(self) -> tuple[int, int]:
         """Tokens in the shortest and in the longest sample."""
 
+    def first_of_groups(self) -> Iterator[Target]:
+        """The first sample of each group."""
+        return (self[group * self.each] for group in range(self.num_groups))
+
     def evenly_spaced(self, maximum: int = 256) -> list[Target]:
         """At most `maximum` samples, evenly spaced over the request."""
         return [self[i] for i in np.unique(np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(int)).tolist()]
@@ -104,7 +108,7 @@ class Free(Request):
         self._pattern = pattern
         lengths = sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
         for n in lengths:
-            check_has_masks(pattern(n), tokenizer.vocab.mask_id, f"the {'motifs' if motifs else 'prompt'} and length {n}")
+            check_has_masks(pattern(n), tokenizer.vocab.mask_id, f"{'motif' if motifs else 'prompt'} at length {n}")
 
     def _length(self, number: int) -> int:
         low, high = self._lengths
@@ -163,7 +167,7 @@ def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
     """Raise a ValueError if a pattern has no masked position; the message calls the pattern `what`."""
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
-        raise ValueError(f"{what} leave nothing to generate; give {way}" if len(pattern.ids) else f"{what} is empty")
+        raise ValueError(f"{what} leaves nothing to generate; give {way}" if len(pattern.ids) else f"{what} is empty")
 
 
 def from_text(

@@ -40,6 +40,9 @@ class Reward(Configurable, ABC):
         """
         raise ValueError(f"reward {type(self).__name__} has no gradient; choose another reward, or a method that needs none")
 
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if it does not take sequences of `length` bases; called before anything is sampled."""
+
     def inputs(self) -> dict[str, str]:
         """The SHA-256 of each file that the values depend on, by its path."""
         return {}
@@ -66,6 +69,10 @@ class Toward(Reward):
 
     def __init__(self, reward: Reward, target: float) -> None:
         self.reward, self.target = reward, target
+
+    @override
+    def check_length(self, length: int) -> None:
+        self.reward.check_length(length)
 
     @override
     def inputs(self) -> dict[str, str]:
@@ -102,11 +109,13 @@ class CountedReward:
     """A reward with checks on what it returns, and the number of its calls.
 
     Attributes:
-        calls: sequences that were evaluated so far; a gradient counts twice.
+        calls: sequences that were evaluated so far; a gradient counts twice. Evaluations for the checks are not counted.
     """
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.calls, self._is_checked = reward, 0, False
+        self.reward, self.calls = reward, 0
+        self._is_checked = self._is_gradient_checked = False
+        self._known: dict[str, float] = {}  # rewards of the first calls, until there are two sequences to check
 
     @property
     def name(self) -> str:
@@ -123,7 +132,7 @@ class CountedReward:
                 on the other sequences of the call.
         """
         values = self._evaluated(sequences)
-        if not self._is_checked and len(set(sequences)) > 1:
+        if not self._is_checked:
             self._check_independence(sequences, values)
         self.calls += len(sequences)
         return values
@@ -137,9 +146,9 @@ class CountedReward:
             raise ValueError(f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: sequences, positions and bases")
         if not np.isfinite(slopes).all():
             raise ValueError(f"reward {self.name} has a gradient that is not finite; choose a method that needs none")
-        if not self._is_checked:
+        if not self._is_gradient_checked:
             self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
-            self._is_checked = True
+            self._is_gradient_checked = True
         self.calls += 2 * len(sequences)
         return values, slopes
 
@@ -163,11 +172,15 @@ class CountedReward:
             raise ValueError(f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only")
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
-        # Once: the first sequence by itself, and all in the reverse order. These evaluations are not counted.
-        self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
-        for sequence, value, other in zip(sequences, values, self._evaluated(sequences[::-1])[::-1]):
-            self._check_same(sequence, value, other)
-        self._is_checked = True
+        # Once: the first sequence by itself, and all in the reverse order. If all are the same, they wait for the next call with another one.
+        if not self._known:
+            self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
+        self._known |= dict(zip(sequences, values.tolist()))
+        if len(self._known) > 1:
+            again = list(reversed(self._known))
+            for sequence, other in zip(again, self._evaluated(again)):
+                self._check_same(sequence, self._known[sequence], other)
+            self._is_checked = True
 
     def _check_same(self, sequence: str, value: float, other: float) -> None:
         if abs(value - other) > _TOLERANCE * max(1.0, abs(value)):

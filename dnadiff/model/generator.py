@@ -15,7 +15,8 @@ from dnadiff.data.nucleotides import is_sequence, plain
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
 from dnadiff.design.designer import Designer
-from dnadiff.design.generate import ConditionalSampler, Design, Designs
+from dnadiff.design.designs import Design, Designs
+from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.infill import infill_sequence
 from dnadiff.design.labels import Labels, conditioned
 from dnadiff.design.method.base import DesignMethod
@@ -80,7 +81,7 @@ class Generator:
                 and the network accepts whole sequences, else 0.
 
         Returns:
-            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.generate.Design`); `.to_frame()` makes them a data frame.
+            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.designs.Design`); `.to_frame()` makes them a data frame.
 
         Raises:
             ValueError: for a length that the network does not accept, an unknown label, a sampler for another kind of model, or
@@ -162,7 +163,7 @@ class Generator:
             num_draws: network calls for the bound on the log-probability of each design; 0 leaves it out.
 
         Returns:
-            Strings with the attributes `reward`, `log_prob` and `log_weight`.
+            Strings with the numbers of their records as attributes (`dnadiff.design.designs.Design`); `.to_frame()` makes a data frame.
 
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
@@ -268,7 +269,7 @@ def text_of(sequence: DNASequence) -> str:
 def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> Design:
     """The sequence with [start, end) from a design of the window that begins at `low`."""
     text = sequence[:start] + design[start - low : end - low] + sequence[end:]
-    return Design(text, design.log_prob, design.log_weight, design.reward)
+    return Design(text, **vars(design))
 
 
 _EXCLUSIVE = (("infill", "template"), ("infill", "motif"), ("infill", "start"), ("start", "length"), ("template", "length"))

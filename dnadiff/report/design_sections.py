@@ -34,9 +34,9 @@ def reward_name(design: Results) -> str:
 
 
 def described(settings: Json) -> str:
-    """An object of the configuration in words: its class, and its settings that are not null."""
+    """An object of the configuration in words: its class, and its settings that are neither null nor empty."""
     if isinstance(settings, Mapping):
-        inner = [f"{key} {described(value)}" for key, value in settings.items() if key != "_target_" and value is not None]
+        inner = [f"{key} {described(value)}" for key, value in settings.items() if key != "_target_" and value not in (None, [])]
         name = _class_name(settings) if "_target_" in settings else ""
         return f"{name} ({', '.join(inner)})" if name and inner else name or ", ".join(inner)
     if isinstance(settings, list):
@@ -114,8 +114,8 @@ def reward_and_likelihood(designs: DesignTable, log_prob: np.ndarray, real: Real
         points = None if real_log_prob is None or of_real is None else (real_log_prob, of_real)
         front = pareto_front(log_prob, reward)
         caption = (
-            f"Pareto front: {len(front):,} designs that no other design exceeds in one of both and reaches in the other. Log-probability is that "
-            f"of the designed bases given the fixed ones, under the model without the reward ({_BOUND})." + drawn
+            f"Pareto front: {len(front):,} designs that no other design matches or exceeds in both values and exceeds in at least one. "
+            f"Log-probability is that of the designed bases given the fixed ones, under the model without the reward ({_BOUND})." + drawn
         )
         figure = panel(partial(design_panels.tradeoff, log_prob=log_prob, reward=reward, real=points))
         pictures.append(picture(figure, "tradeoff", "Reward against log-probability per base, with the Pareto front.", caption))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from dnadiff.downstream import saved
 from dnadiff.downstream.classifier import Classifier
 from dnadiff.vocab import Vocab
 
+log = logging.getLogger("dnadiff")
+
 
 class PredictedReward(Reward):
     """The prediction of a run of `python -m dnadiff.finetune`, averaged over its seeds.
@@ -28,18 +31,37 @@ class PredictedReward(Reward):
         output: the class, label or column; None is the only one, or the second of two classes.
         batch_size: None is that of fine-tuning.
         device: of the network.
+        trust: packages besides dnadiff whose classes the fine-tuned run may name.
 
     Raises:
         FileNotFoundError, ValueError: if there is no fine-tuned model of that name, or it has no such output.
     """
 
-    def __init__(self, checkpoint: str, output: str | None = None, batch_size: int | None = None, device: str = "cpu") -> None:
-        self.checkpoint, self.output, self.batch_size, self.device = checkpoint, output, batch_size, device
-        self._model = saved.load(checkpoint, device=device)
+    def __init__(
+        self, checkpoint: str, output: str | None = None, batch_size: int | None = None, device: str = "cpu", trust: Sequence[str] = ()
+    ) -> None:
+        self.checkpoint, self.output, self.batch_size, self.device, self.trust = checkpoint, output, batch_size, device, trust
+        self._model, self._is_length_logged = saved.load(checkpoint, trust, device), False
         try:
             self._number = self._model.number_of(output)
         except ValueError as error:
             raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
+
+    @override
+    def check_length(self, length: int) -> None:
+        limits, got = self._model.limits, f"and designs have {length:,}"
+        if limits.fixed is not None and length != limits.fixed:
+            takes = f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; set length={limits.fixed}"
+            raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length")
+        if limits.maximum is not None and length > limits.maximum:
+            takes = f"its network takes at most {limits.maximum:,} bases, {got}; set length={limits.maximum} or less"
+            raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}")
+        if length != self._model.longest and not self._is_length_logged:
+            log.warning(
+                f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most {self._model.longest:,} bases, {got}; predictions "
+                "may be less accurate at other lengths"
+            )
+            self._is_length_logged = True
 
     @override
     def inputs(self) -> dict[str, str]:

@@ -33,6 +33,11 @@ class WeightedSum(Reward):
         return [(term, self.weights.get(name, 1.0)) for name, term in self.terms.items()]
 
     @override
+    def check_length(self, length: int) -> None:
+        for term in self.terms.values():
+            term.check_length(length)
+
+    @override
     def inputs(self) -> dict[str, str]:
         return {path: digest for term in self.terms.values() for path, digest in term.inputs().items()}
 

@@ -329,7 +329,7 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
         ("motif=TA@3", "for models of DNA"),
         ("gc=0.4", "for models of DNA"),
         ("prompt=THE", "'T' at position 1"),
-        ("template=full.txt", "leave nothing to generate; give [MASK]"),
+        ("template=full.txt", "leaves nothing to generate; give [MASK]"),
         ("template=huge.txt", "[MASK*99999999999] is more than can be generated at once"),
         ("output=a.fa", ".txt, .jsonl"),
     ):
@@ -355,7 +355,7 @@ def test_weights_of_text_are_summarized_too(cli, tmp_path):
 REFUSED = [
     (["template=bad.fa"], "bad.fa: line 2: record x: letter 'J' at column 3 is not a nucleotide"),
     (["template=none.fa"], "none.fa does not exist"),
-    (["template=full.fa"], "template x leave nothing to generate"),
+    (["template=full.fa"], "template x leaves nothing to generate"),
     (["template=ok.fa", "length=30"], "the template defines the length"),
     (["template=ok.fa", "prompt=ACG"], "template and prompt exclude each other"),
     (["motif=TAXT@3"], "motif TAXT@3: 'X' at position 3 is not an IUPAC letter"),

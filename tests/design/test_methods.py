@@ -54,13 +54,31 @@ class Linear(Reward):
         return self(sequences), np.broadcast_to(self.weight, (len(sequences), 3, 4))
 
 
+class Sine(Linear):
+    """A differentiable reward whose first order is not exact."""
+
+    def __call__(self, sequences):
+        return np.sin(super().__call__(sequences))
+
+    def gradient(self, sequences):
+        return self(sequences), np.cos(super().__call__(sequences))[:, None, None] * self.weight
+
+
 @pytest.fixture
 def generator(make_oracle):
-    def make(sampler=None, tilt=0.0):
-        denoiser = make_oracle(IDS, JOINT, DNA.vocab)
+    def make(sampler=None, tilt=0.0, joint=JOINT):
+        denoiser = make_oracle(IDS, joint, DNA.vocab)
         return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler or FirstHitting(), None, tilt)
 
     return make
+
+
+@pytest.fixture
+def quick_text(monkeypatch):
+    """Decode with a table: decoding takes most of the time of many designs for a reward that is a table."""
+    letters = np.zeros(DNA.vocab.size, np.uint8)
+    letters[DNA.ids_from_bases(range(4)).astype(int)] = list(b"ACGT")
+    monkeypatch.setattr(ConditionalSampler, "text", lambda self, target, ids: letters[ids].tobytes().decode())
 
 
 def request(count, template="NNN"):
@@ -120,6 +138,23 @@ def test_the_total_variation_of_many_designs_is_below_one_percent(generator, nam
     # Resampling at every step leaves fewer distinct ancestors: 64,000 designs are .016 away, and the distance falls with the root of their number.
     count = 300_000 if name == "smc that always resamples" else 100_000
     found, _ = reached(Designer(generator(), METHODS[name], as_reward(scores), BETA), count, 100_000, template)
+    assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("template", "count"), [("NNN", 150_000), ("NCN", 100_000)])
+def test_guidance_by_the_gradient_of_a_curved_reward_is_exact_with_its_weights(generator, quick_text, template, count):
+    found, log_mean = reached(Designer(generator(), ClassifierGuidance(gradient=True), Sine(), BETA), count, count, template)
+    exact, log_constant = target(Sine(), BETA, template)
+    assert 0.5 * np.abs(found - exact).sum() < 0.01 and abs(log_mean - log_constant) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("template", "count", "num_steps"), [("NNN", 100_000, 14), ("NCN", 40_000, 14), ("RNY", 40_000, 24)])
+def test_the_total_variation_of_many_chains_is_below_one_percent(generator, quick_text, template, count, num_steps):
+    # With a partial letter a proposal has one position, and takes more steps.
+    designer = Designer(generator(), Metropolis(num_steps, num_positions=3), as_reward(scores), BETA)
+    found, _ = reached(designer, count, count, template)
     assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
 
 
@@ -184,14 +219,27 @@ def test_designs_do_not_depend_on_the_batch(generator):
         assert found[0] == found[1] == found[2]
 
 
-def test_a_weight_of_zero_stays_zero(make_oracle):
-    # A model that excludes what a template asks for.
+def purines_first():
+    """A distribution (64,) in which C and T are never the first base."""
     joint = torch.tensor([0.0 if word[0] in "CT" else 1.0 for word in WORDS], dtype=torch.float64)
-    joint[WORDS.index("CAA")] = 0.2
-    made = ConditionalSampler(
-        make_oracle(IDS, joint / joint.sum(), DNA.vocab), AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, FirstHitting()
-    )
-    designer = Designer(made, SMC(threshold=1.0), as_reward(scores), BETA)
+    return joint / joint.sum()
+
+
+@pytest.mark.parametrize(
+    ("method", "template"),
+    [(SMC(), "CNN"), (SMC(), "YNN"), (SVDD(), "YAC"), (ClassifierGuidance(), "YNN"), (Metropolis(2), "CNN"), (BestOfN(2), "CNN")],
+)
+def test_a_template_of_probability_zero_is_refused(generator, method, template):
+    designer = Designer(generator(joint=purines_first()), method, as_reward(scores), BETA)
+    with pytest.raises(ValueError, match=r"probability 0 to what the template of x_1 allows; change its letters, motif= or label="):
+        list(designer.batches(request(8, template), 1, 8))
+
+
+def test_a_weight_of_zero_stays_zero(generator):
+    # A model that excludes most of what a template asks for.
+    joint = purines_first()
+    joint[WORDS.index("CAA")] = 0.2 / 32
+    designer = Designer(generator(joint=joint / joint.sum()), SMC(threshold=1.0), as_reward(scores), BETA)
     (batch,) = designer.batches(request(60, "NRY"), 1, 60)
     assert not np.isnan(batch.log_weight).any()
 
@@ -256,6 +304,18 @@ def test_designs_from_a_given_sequence_change_few_positions(generator):
     assert all(reward >= SCORES["GAT"] for reward in batch.rewards)  # best: never worse than the start
 
 
+def test_designs_in_python_have_the_numbers_of_their_records(generator):
+    (pattern,), start = request(1).patterns, DNA.encode("GAT").astype(np.int64)
+    chosen = Templates([pattern], 4, DNA.vocab.mask_id, start=[start] * 4)
+    designer = Designer(generator(), Metropolis(3), as_reward(scores), 0.0, longest_match=lambda bases: np.array([len(b) for b in bases]))
+    for design in designer.designs(chosen, 1, 4):
+        assert design.changes == sum(a != b for a, b in zip(design, "GAT")) and design.longest_match == 3 and design.ess is None
+    assert design.reward_calls == designer.reward_calls / 4
+    weighted = Designer(generator(), SVDD(num_candidates=2), as_reward(scores), BETA).designs(request(6), 1, 3)
+    assert all(design.reward_calls == 3 * 2 and 1 <= design.ess <= 3 and design.changes is None for design in weighted)
+    assert list(weighted.to_frame()) == ["sequence", "log_prob", "log_weight", "reward", "reward_calls", "ess"]
+
+
 def test_best_of_n_has_the_distribution_of_the_maximum(generator):
     designer = Designer(generator(), BestOfN(num_candidates=4), as_reward(scores), 1.0)
     found, _ = reached(designer, 2500, 500, "NCN")
@@ -307,6 +367,37 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
         BestOfN(0)
     with pytest.raises(ValueError, match=r"method.threshold 1\.5"):
         SMC(threshold=1.5)
+
+
+@pytest.mark.parametrize("method", [BestOfN(1), SMC(), ClassifierGuidance(gradient=True)])
+def test_a_random_reward_is_found_in_a_batch_of_one(generator, method):
+    random = np.random.default_rng(0)
+
+    class Random(Linear):
+        def __call__(self, sequences):
+            return random.normal(size=len(sequences))
+
+    with pytest.raises(ValueError, match="depends on the other sequences of a call"):
+        list(Designer(generator(), method, Random(), BETA).batches(request(1), 1, 1))
+
+
+def test_calls_with_one_sequence_are_checked_together():
+    sizes = []
+
+    def batch_mean(sequences):
+        sizes.append(len(sequences))
+        return np.arange(len(sequences)) - np.arange(len(sequences)).mean()
+
+    counted = CountedReward(FunctionReward(batch_mean))
+    assert counted(["ACG"]) == counted(["ACG"]) == 0
+    with pytest.raises(ValueError, match=r"depends on the other sequences of a call \(0 and -0.5 for TTT\)"):
+        counted(["TTT"])
+    assert sizes == [1, 1, 1, 1, 2] and counted.calls == 2
+    counted = wrong(lambda s: sizes.append(len(s)) or scores(s))
+    sizes.clear()
+    for word in ("ACG", "TTT", "ACG", "GGG"):
+        counted([word])
+    assert sizes == [1, 1, 1, 2, 1, 1] and counted.calls == 4  # checks are not counted
 
 
 def wrong(result):

@@ -49,6 +49,7 @@ def test_every_method_writes_designs_with_their_rewards(design, method):
     assert np.allclose([float(each["reward"]) for each in about], values, atol=1e-6)
     assert all(each["method"] == method and each.get("beta") == (None if method == "best_of_n" else "20") for each in about)
     assert all(float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about)
+    assert all(float(each["reward_calls"]) == pytest.approx(content["design"]["calls"] / 4, abs=1) for each in about)
     weighted = method in ("smc", "svdd", "classifier_guidance")
     assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
     found = content["design"]
@@ -95,8 +96,9 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python):
-    args = ["reward=gc", "method=svdd", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
+@pytest.mark.parametrize("method", ["svdd", "smc"])
+def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python, method):
+    args = ["reward=gc", f"method={method}", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
     process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)
     part, end = tmp_path / ".a.fa.part", time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None and not (part.exists() and part.stat().st_size > 500):
@@ -177,9 +179,10 @@ def test_designs_in_python(trained):
     assert all(d.startswith("ACGT") and d[12] in "AG" and d.log_prob is None and d.log_weight is not None for d in weighted)
     sequence = "acgtacgtac" * 6
     changed = model.design(gc, 2, infill=(sequence, 20, 30), length=40, sampler=Grouped(4), num_draws=0)
+    assert all(d.reward_calls == 16 and d.ess is None for d in [*found, *changed]) and all(1 <= d.ess <= 3 for d in weighted)
     assert all(d[:20] == sequence[:20] and d[30:] == sequence[30:] and len(d) == 60 for d in changed)
     near = model.design(gc, 2, Metropolis(10, max_changes=2, best=True), start="ATATATATAT", target=0.1, num_draws=0, template="ATNNNNNNNN")
-    assert all(sum(a != b for a, b in zip(d, "ATATATATAT")) <= 2 and d[:2] == "AT" for d in near)
+    assert all(sum(a != b for a, b in zip(d, "ATATATATAT")) == d.changes <= 2 and d[:2] == "AT" for d in near)
     assert [d.reward for d in near] == [-abs(value - 0.1) for value in gc(near)]
     with pytest.raises(ValueError, match="start is for methods that change given sequences, and BestOfN does not"):
         model.design(gc, start="ACGT")

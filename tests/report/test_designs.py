@@ -54,6 +54,7 @@ def test_the_page_says_what_the_files_say(page, tmp_path):
     front = pareto_front(log_prob / 24, reward)
     rows = [f"{records[i].name.replace('_', '_ ')} {reward[i]:.5g} −{-log_prob[i] / 24:.4f}" for i in front]
     assert " ".join(rows) in text and f"The Pareto front: {len(front)} designs." in text
+    assert "designs that no other design matches or exceeds in both values and exceeds in at least one" in text
     assert "python -m dnadiff.sample" in text and "screen them with current tools" in text and "windows of tiny.fa" in text
 
 
@@ -146,6 +147,6 @@ def test_values_on_a_grid_are_in_the_middle_of_bins():
 
 
 def test_configurations_in_words():
-    sites = {"_target_": "dnadiff.reward.restriction.RestrictionSites", "enzymes": ["EcoRI", "BsaI"], "file": None}
+    sites = {"_target_": "dnadiff.reward.restriction.RestrictionSites", "enzymes": ["EcoRI", "BsaI"], "file": None, "trust": []}
     weighted = {"_target_": "dnadiff.reward.weighted.Weighted", "terms": {"sites": sites}, "both": True}
     assert described(weighted) == "Weighted (terms sites RestrictionSites (enzymes EcoRI BsaI), both yes)"

@@ -8,13 +8,18 @@ import torch
 
 import dnadiff
 from dnadiff import commands, finetune
+from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.downstream import saved
+from dnadiff.metrics.designs import header_facts
 from dnadiff.reward.predicted import PredictedReward
+from dnadiff.reward.weighted import WeightedSum
 
 FEW = ["epochs=1", "batch_size=8", "lr=0.01", "kmer=1", "scratch=false", "accelerator=cpu", "seeds=2", "average=false"]
 RUNS = {
     "classes": ["task.label_column=label"],
     "values": ["task.label_column=value", "task.kind=regression", "task.transform=log1p"],
     "first strand": ["task.label_column=label", "task.stranded=true", "seeds=1"],
+    "one length": ["task.label_column=label", "head=flatten", "seeds=1"],
 }
 
 
@@ -76,6 +81,50 @@ def test_the_gradient_is_that_of_the_network(runs, name):
             weight[ids[moved]] += sign * step * (before[towards[moved]] - before[ids[moved]])
         found.append(changed(SEQUENCES))
     assert (found[0] - found[1]) / (2 * step) == pytest.approx(expected, rel=0.03, abs=0.003)
+
+
+def test_the_difference_of_two_predictions(cli, trained, runs, tmp_path):
+    terms = [f"+reward@reward.terms.{name}=predicted" for name in ("on", "off")]
+    terms += [f"reward.terms.on.checkpoint={runs['classes']}", f"reward.terms.off.checkpoint='{runs['first strand']}'"]
+    args = [*terms, "+reward.weights.off=-1", "num_samples=4", "batch_size=2", "length=20", "sampler.num_groups=5", "num_draws=0"]
+    status, _, err = cli("sample", f"checkpoint={trained}", "reward=weighted", *args, "method=smc", "output=a.fa")
+    assert status == 0, err
+    records = read_fasta(tmp_path / "a.fa")
+    texts = [record.sequence.decode() for record in records]
+    expected = PredictedReward(str(runs["classes"]))(texts) - PredictedReward(str(runs["first strand"]))(texts)
+    assert [float(header_facts(record.description)["reward"]) for record in records] == pytest.approx(expected, abs=1e-5)
+
+
+def test_lengths_are_checked_before_the_network_runs(cli, trained, runs, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network ran")
+
+    args = [f"checkpoint={trained}", "reward=predicted", "num_samples=2", "sampler.num_groups=5", "num_draws=0", "output=a.fa"]
+    with monkeypatch.context() as patch:
+        patch.setattr("dnadiff.design.designer.Designer.fill", refuse)
+        status, _, err = cli("sample", *args, f"reward.checkpoint={runs['one length']}", "length=30")
+        assert status == 1 and "FlattenHead takes only sequences of 20 bases, and designs have 30; set length=20" in err
+        with pytest.raises(ValueError, match="set length=20"):
+            model = dnadiff.load(trained, device="cpu")
+            reward = WeightedSum({"a": PredictedReward(str(runs["one length"]))})
+            model.design(reward, template="N" * 21, target=1.0)
+    assert cli("sample", *args, f"reward.checkpoint={runs['one length']}", "length=20")[0] == 0
+
+
+def test_another_length_than_that_of_fine_tuning_is_logged_once(runs, caplog):
+    reward = PredictedReward(str(runs["classes"]))
+    for length in (20, 30, 30, 40):
+        reward.check_length(length)
+    (line,) = [record.message for record in caplog.records if "was fine-tuned on" in record.message]
+    assert line.endswith("on sequences of at most 20 bases, and designs have 30; predictions may be less accurate at other lengths")
+
+
+def test_a_run_of_finetune_may_name_trusted_packages(cli, trained, runs, monkeypatch):
+    trusted, load = [], saved.load
+    monkeypatch.setattr(saved, "load", lambda checkpoint, trust, device: trusted.append(list(trust)) or load(checkpoint, trust, device))
+    args = ["length=20", "num_samples=1", "num_draws=0", "sampler.num_groups=2", "output=a.fa", "trust=[mine]"]
+    assert cli("sample", f"checkpoint={trained}", "reward=predicted", f"reward.checkpoint={runs['classes']}", *args)[0] == 0
+    assert trusted == [["mine"]]
 
 
 def test_designs_for_a_prediction(cli, trained, runs, tmp_path):
