@@ -12,19 +12,29 @@ import torch
 from torch import Tensor
 
 
+class NoMassError(ValueError):
+    """Every symbol has probability 0."""
+
+
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One id for each row: `log_probs (M, V)` (need not be normalized), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
 
-    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU. A row of NaN, or without any mass,
-    is a ValueError.
+    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
+
+    Raises:
+        NoMassError: if every symbol of a row has probability 0.
+        ValueError: if `log_probs` contains NaN or infinity.
     """
     device = log_probs.device
     if device.type == "mps":
         log_probs = log_probs.cpu()
     log_probs = log_probs.double()
     cdf = (log_probs - log_probs.amax(-1, keepdim=True)).exp().cumsum(-1)  # (M, V)
-    if not (cdf[:, -1] >= 1).all():  # the most probable symbol alone counts 1
-        raise ValueError("log_probs contains NaN, or a row in which every symbol has probability 0: nothing can be drawn")
+    impossible = ~(cdf[:, -1] >= 1)  # the most probable symbol alone counts 1
+    if impossible.any():
+        if (log_probs[impossible] == -torch.inf).all():
+            raise NoMassError("log_probs has a row in which every symbol has probability 0: nothing can be drawn")
+        raise ValueError("log_probs contains NaN or infinity: nothing can be drawn")
     target = uniform.to(cdf)[:, None] * cdf[:, -1:]
     ids = torch.searchsorted(cdf, target, right=True)[:, 0]
     # Rounding can lift the target to the total; the last symbol with mass is then the answer.

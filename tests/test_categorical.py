@@ -48,9 +48,15 @@ def test_impossible_settings_are_refused(function, value):
 
 
 def test_a_row_of_nan_or_without_mass_is_refused():
-    for row in ([torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]):
-        with pytest.raises(ValueError, match="log_probs contains NaN"):
-            categorical.draw(torch.tensor([[0.0, 0.0], row]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    wrong = {
+        "contains NaN or infinity": ([torch.nan, 0.0], [torch.inf, 0.0]),
+        "every symbol has probability 0": ([-torch.inf, -torch.inf],),
+    }
+    for message, rows in wrong.items():
+        for row in rows:
+            with pytest.raises(ValueError, match=message) as raised:
+                categorical.draw(torch.tensor([[0.0, 0.0], row]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+            assert isinstance(raised.value, categorical.NoMassError) == (message == "every symbol has probability 0")
 
 
 def test_a_tiny_temperature_takes_the_most_probable():

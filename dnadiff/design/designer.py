@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from dnadiff.categorical import NoMassError
 from dnadiff.checks import number
 from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
@@ -19,7 +20,6 @@ from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
 
 _DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}  # after the decimal point, in headers
-_NO_DRAW = "nothing can be drawn"  # of the error of `dnadiff.categorical.draw`
 LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]  # bases of sequences -> longest match of each with the training data
 
 
@@ -90,7 +90,7 @@ class Designer(ConditionalSampler):
         """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` on its batch.
 
         Raises:
-            ValueError: if the reward fails, or the model gives a template probability 0.
+            ValueError: if the reward fails, or no design of a batch has a probability above 0.
         """
         self.check_request(request)
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
@@ -100,13 +100,14 @@ class Designer(ConditionalSampler):
             yield batch._replace(reward_calls=self.reward_calls - before)
 
     def _run(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
-        problem = f"the model gives probability 0 to what the template of {targets[0].name} allows; change its letters, motif= or label="
+        problem = (
+            f"no design of the batch that begins with {targets[0].name} has a probability above 0 under the model and its template; change the "
+            "letters, motif= or label=, or set a larger batch_size"
+        )
         try:
             batch = self.method.run(self, self.goal, targets, numbers, hash64(seed, "design"))
-        except ValueError as error:
-            if _NO_DRAW in str(error):
-                raise ValueError(problem) from error
-            raise
+        except NoMassError as error:
+            raise ValueError(problem) from error
         if batch.log_weight is not None and not np.isfinite(np.logaddexp.reduce(batch.log_weight)):
             raise ValueError(problem)
         return batch

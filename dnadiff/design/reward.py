@@ -172,7 +172,7 @@ class CountedReward:
             raise ValueError(f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only")
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
-        # Once: the first sequence by itself, and all in the reverse order. If all are the same, they wait for the next call with another one.
+        # Once: the first sequence by itself, and all in the reverse order, which is repeated as soon as a different sequence arrives.
         if not self._known:
             self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
         self._known |= dict(zip(sequences, values.tolist()))
@@ -185,8 +185,8 @@ class CountedReward:
     def _check_same(self, sequence: str, value: float, other: float) -> None:
         if abs(value - other) > _TOLERANCE * max(1.0, abs(value)):
             raise ValueError(
-                f"reward {self.name} depends on the other sequences of a call ({value:g} and {other:g} for {_short(sequence)}); it must be a "
-                "function of the sequence, without normalization over a batch or random numbers"
+                f"reward {self.name} returned {value:g} and then {other:g} for {_short(sequence)}; it must be a function of the sequence, without "
+                "random numbers and without normalization over the sequences of a call"
             )
 
 

@@ -90,7 +90,18 @@ def make_designer(
     if made.has_weights(request) is None and made.constrains(request):
         log.info("these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     keys = ("reward", "target", "method", "beta", "num_draws")
-    return made, {**{key: config[key] for key in keys}, "reward_inputs": reward.inputs(), "copies": longest_match is not None}
+    return made, {
+        **{key: without_trust(config[key]) for key in keys},
+        "reward_inputs": reward.inputs(),
+        "copies": longest_match is not None,
+    }
+
+
+def without_trust(settings: Json) -> Json:
+    """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its values."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
 
 
 def start_request(config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None) -> Request:

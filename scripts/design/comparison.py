@@ -10,7 +10,7 @@ import judging
 import measures
 import numpy as np
 import study
-from designers import BASELINE
+from designers import BASELINE, METHODS, PEERS, TRANSFERRED, UNGUIDED
 from matplotlib.axes import Axes
 
 from dnadiff.metrics import composition
@@ -19,8 +19,6 @@ ORACLE, LOG_PROB, MATCH, NEAREST = "A", "log p per base", "longest match", "near
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)
 PRICE = ("calls_per_design", "seconds", "in_model", "in_oracle")
 KMER = 6
-OWN, PEERS = ("smc", "svdd", "classifier_guidance", "metropolis"), ("genetic", "ledidi")
-STRONG_OWN, STRONG_PEERS = ("metropolis_strong",), ("genetic_strong",)  # these start from measured promoters
 Rows = Mapping[str, Mapping]
 
 
@@ -153,10 +151,10 @@ def differences_table(found: Mapping, counted: Sequence[str], base: str = BASELI
 def peer_tables(found: Rows, counted: Sequence[str]) -> list[str]:
     """The methods of the package minus each peer that starts from the same kind of sequences."""
     tables = []
-    for peers, own in ((PEERS, OWN), (STRONG_PEERS, STRONG_OWN)):
-        for peer in (name for name in peers if name in found):
-            rows = {name: found[name] for name in (*own, peer) if name in found}
-            tables.append(differences_table(differences(rows, (ORACLE, *counted), peer), counted, peer))
+    for peer in (name for name in PEERS if name in found):
+        own = [name for name in METHODS if name not in (*PEERS, BASELINE, UNGUIDED) and (name in TRANSFERRED) == (peer in TRANSFERRED)]
+        rows = {name: found[name] for name in (*own, peer) if name in found}
+        tables.append(differences_table(differences(rows, (ORACLE, *counted), peer), counted, peer))
     return tables
 
 

@@ -32,7 +32,7 @@ from dnadiff.likelihood.monte_carlo import WindowBatch
 from dnadiff.model import Model
 from dnadiff.sampler.grouped import Grouped
 
-BASELINE, POOL = "best_of_n", "top of the pool"
+UNGUIDED, BASELINE, POOL = "unguided", "best_of_n", "top of the pool"
 BATCH = 40  # designs of a batch, and particles of a population
 Settings = dict[str, Any]
 
@@ -64,6 +64,10 @@ class TimedReward(Reward):
         if self.seen is not None:
             self.seen.update(zip(sequences, values.tolist()))
         return values
+
+    @override
+    def check_length(self, length: int) -> None:
+        self.reward.check_length(length)
 
     @property
     @override
@@ -221,7 +225,7 @@ def unguided(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Fou
 
 STRONG: Settings = {"start": "strong"}
 METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
-    "unguided": (unguided, [{"num_steps": 8}]),
+    UNGUIDED: (unguided, [{"num_steps": 8}]),
     BASELINE: (best_of_n, [{"num_steps": 8}]),
     "smc": (smc, [{"beta": beta, "proposals": 4} for beta in (5.0, 20.0, 80.0)]),
     "svdd": (svdd, [{"beta": beta, "candidates": count} for beta in (20.0, 80.0) for count in (4, 16)]),
@@ -235,6 +239,7 @@ METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
     "genetic_strong": (partial(genetic, **STRONG), [{"size": size, "keep": keep} for size, keep in ((16, 1), (64, 10))]),
     "ledidi": (ledidi, [{"batch": batch, "weight": weight, "target": 6.0} for batch, weight in ((4, 0.001), (4, 0.01), (1, 0.001))]),
 }
+PEERS = ("genetic", "genetic_strong", "ledidi")  # methods of others
 TRANSFERRED = ("metropolis_strong", "genetic_strong")  # they start from measured promoters, which the others do not see
 
 

@@ -3,8 +3,8 @@
     python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. Each network has five minutes (`minutes=5`) with its trials; a faster machine
-trains longer. The model is that of the organism, for others `multi`. Predictions of test
+share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has five minutes (`minutes=5`)
+with its trials; a faster machine trains longer. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
 items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
 
 Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
@@ -31,8 +31,8 @@ ORGANISMS = {
     **dict.fromkeys(("emp",), "yeast"),
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
-PUBLISHED = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null"]  # 10 epochs in the paper
-ABLATION = {"published": ["head=mean", *PUBLISHED], "head": [f"head={HEAD}", *PUBLISHED], "recipe": ["head=mean"], "both": [f"head={HEAD}"]}
+PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null"]  # one fixed rate, as published
+ABLATION = {"plain": ["head=mean", *PLAIN], "head": [f"head={HEAD}", *PLAIN], "recipe": ["head=mean"], "both": [f"head={HEAD}"]}
 KINDS = {
     "full": ["baselines=all"],
     "lora": ["adapter=lora", "scratch=false"],

@@ -6,7 +6,7 @@ Each point is the mean over seeds, and its bar the lowest and the highest seed. 
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ ADAPTER = "fine-tuned, LoRA"
 STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "fine-tuned": ("pretrained, fine-tuned", {"color": "#c0392b", "marker": "o"}),
     ADAPTER: ("pretrained, LoRA", {"color": "#d99000", "marker": "s"}),
-    "frozen + logistic regression": ("pretrained, frozen features", {"color": "#7b4fa3", "marker": "^"}),
+    "frozen": ("pretrained, frozen features", {"color": "#7b4fa3", "marker": "^"}),
     "scratch": ("the same network from scratch", {"color": "#8a8f98", "marker": "o", "linestyle": "--"}),
     "CNN": ("published CNN", {"color": "#3b6fb6", "marker": "D", "linestyle": "--"}),
     "6-mers": ("6-mers", {"color": "#1b9e77", "marker": "v", "linestyle": "--"}),
@@ -37,25 +37,32 @@ class Point(NamedTuple):
     seeds: Sequence[float]
 
 
+def few(pieces: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Set, kind and result of the pieces `few-SET-N-KIND`."""
+    for name, row in pieces.items():
+        if name.startswith("few-"):
+            task, _, kind = name.removeprefix("few-").rsplit("-", 2)
+            yield task, kind, row
+
+
 def curves(pieces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[Point]]]:
     """Points of each model for each set, by the number of training items."""
     found: dict[str, dict[str, list[Point]]] = {}
-    for name, row in pieces.items():
-        if not name.startswith("few-"):
-            continue
-        task, _, kind = name.removeprefix("few-").rsplit("-", 2)
+    for task, kind, row in few(pieces):
         items = sum(row["task"]["items"]["train"].values())
         for model, scores in row["models"].items():
             key = shown_as(model, kind)
-            if key in STYLES:
+            if key in STYLES and (key != "6-mers" or kind == "full"):  # every piece has this row
                 found.setdefault(task, {}).setdefault(key, []).append(Point(items, scores["value"], scores["per_seed"]))
     return {task: {key: sorted(models[key]) for key in STYLES if key in models} for task, models in found.items()}
 
 
 def shown_as(model: str, kind: str) -> str:
-    """The key of `STYLES` of a row of `finetune`; the linear model on 6-mers has other names for values."""
+    """The key of `STYLES` of a row of `finetune`; linear models have other names for values."""
     if model.startswith("6-mer"):
         return "6-mers"
+    if model.startswith("frozen + "):
+        return "frozen"
     return ADAPTER if (model, kind) == ("fine-tuned", "lora") else model
 
 
@@ -80,9 +87,7 @@ def picture(pieces: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     found = curves(pieces)
     if not found:
         raise ValueError("the table has no piece few-; run python scripts/experiments/fine_tuning.py --only few- --collect FILE")
-    metrics = {
-        name.removeprefix("few-").rsplit("-", 2)[0]: row["task"]["metric"] for name, row in pieces.items() if name.startswith("few-")
-    }
+    metrics = {task: row["task"]["metric"] for task, _, row in few(pieces)}
     columns = min(3, len(found))
     matplotlib.rcParams.update({"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9})
     figure = Figure(figsize=(3.4 * columns, 2.7 * -(-len(found) // columns) + 0.5), layout="constrained")

@@ -225,13 +225,12 @@ def purines_first():
     return joint / joint.sum()
 
 
-@pytest.mark.parametrize(
-    ("method", "template"),
-    [(SMC(), "CNN"), (SMC(), "YNN"), (SVDD(), "YAC"), (ClassifierGuidance(), "YNN"), (Metropolis(2), "CNN"), (BestOfN(2), "CNN")],
-)
+@pytest.mark.parametrize(("method", "template"), [(SMC(), "YNN"), (SVDD(), "YAC")])
 def test_a_template_of_probability_zero_is_refused(generator, method, template):
     designer = Designer(generator(joint=purines_first()), method, as_reward(scores), BETA)
-    with pytest.raises(ValueError, match=r"probability 0 to what the template of x_1 allows; change its letters, motif= or label="):
+    with pytest.raises(
+        ValueError, match=r"no design of the batch that begins with x_1 has a probability above 0.*change the letters, motif= or label="
+    ):
         list(designer.batches(request(8, template), 1, 8))
 
 
@@ -377,7 +376,7 @@ def test_a_random_reward_is_found_in_a_batch_of_one(generator, method):
         def __call__(self, sequences):
             return random.normal(size=len(sequences))
 
-    with pytest.raises(ValueError, match="depends on the other sequences of a call"):
+    with pytest.raises(ValueError, match=r"returned .* and then .* it must be a function of the sequence"):
         list(Designer(generator(), method, Random(), BETA).batches(request(1), 1, 1))
 
 
@@ -390,7 +389,7 @@ def test_calls_with_one_sequence_are_checked_together():
 
     counted = CountedReward(FunctionReward(batch_mean))
     assert counted(["ACG"]) == counted(["ACG"]) == 0
-    with pytest.raises(ValueError, match=r"depends on the other sequences of a call \(0 and -0.5 for TTT\)"):
+    with pytest.raises(ValueError, match=r"returned 0 and then -0\.5 for TTT"):
         counted(["TTT"])
     assert sizes == [1, 1, 1, 1, 2] and counted.calls == 2
     counted = wrong(lambda s: sizes.append(len(s)) or scores(s))
@@ -414,7 +413,7 @@ def test_rewards_are_checked():
         wrong(lambda s: [1.0])(two)
     with pytest.raises(ValueError, match=r"reward scores failed for CCCCC: KeyError: 'CCCCC'"):
         wrong(scores)(["CCCCC"])
-    with pytest.raises(ValueError, match=r"depends on the other sequences of a call \(-0.5 and 0 for ACG\)"):
+    with pytest.raises(ValueError, match=r"returned -0\.5 and then 0 for ACG"):
         wrong(lambda s: np.arange(len(s)) - np.arange(len(s)).mean())(two)
     with pytest.raises(ValueError, match="cannot be called"):
         as_reward("gc")
@@ -428,5 +427,5 @@ def test_rewards_are_checked():
     with pytest.raises(ValueError, match=r"gradient of shape \(2, 3, 3\), not \(2, 3, 4\)"):
         CountedReward(linear).gradient(two)
     linear.gradient = lambda s: (Linear()(s) + 1, np.zeros((len(s), 3, 4)))
-    with pytest.raises(ValueError, match="depends on the other sequences"):
+    with pytest.raises(ValueError, match=r"returned .* and then .* it must be a function of the sequence"):
         CountedReward(linear).gradient(two)
