@@ -135,8 +135,9 @@ def test_weighted_designs_have_the_target_distribution(generator, name, template
 @pytest.mark.parametrize("template", ["NNN", "NCN", "RNY"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_total_variation_of_many_designs_is_below_one_percent(generator, name, template):
-    # Resampling at every step leaves fewer distinct ancestors: 64,000 designs are .016 away, and the distance falls with the root of their number.
-    count = 300_000 if name == "smc that always resamples" else 100_000
+    # The distance falls with the root of the number of designs. Resampling at every step leaves fewer distinct ancestors (64,000 designs are
+    # .016 away), and the weights of SVDD vary more (100,000 are .011 away).
+    count = 300_000 if name == "smc that always resamples" or name.startswith("svdd") else 100_000
     found, _ = reached(Designer(generator(), METHODS[name], as_reward(scores), BETA), count, 100_000, template)
     assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
 
