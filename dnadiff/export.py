@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from dnadiff import commands
 from dnadiff.config import SHARED, Config, Keys
@@ -13,15 +14,24 @@ from dnadiff.progress import table
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
 _LICENSE = re.compile(r"[\w.-]{1,60}")
-KEYS: Keys = {**SHARED, "name": str | None, "license": str | None, "data_license": str | None, "duplicate_tied": bool}
+_OF_MODEL = ("license", "data_license", "note")  # if they are null, those recorded
+KEYS: Keys = {
+    **SHARED,
+    **dict.fromkeys(("name", *_OF_MODEL), str | None),
+    "duplicate_tied": bool,
+    "dtype": Literal["float32", "float16", "bfloat16"] | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Export, and return the folder."""
+    import torch
+
     from dnadiff import checkpoint
     from dnadiff.checkpoint import exported
     from dnadiff.data.files import write_json
     from dnadiff.published.layout import published_layout
+    from dnadiff.published.tensors import round_weights
     from dnadiff.sharing import record
     from dnadiff.sharing.card import write_card
     from dnadiff.sharing.folder import check_folder, new_folder
@@ -34,14 +44,17 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     target = check_folder(output, config["overwrite"], FILES)
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     published_layout(loaded.denoiser.backbone)  # refuses networks without one
+    dtype = None if config["dtype"] is None else getattr(torch, config["dtype"])
+    if dtype is not None:  # before the hash of the weights is compared with that of the evaluation
+        round_weights(loaded.denoiser, dtype)
     evaluation = record.stored_evaluation(loaded)
     origin = record.origin_of(loaded, evaluation, config["trust"], reads_data=True)
-    given = {key: config[key] or vars(origin)[key] for key in ("license", "data_license")}
+    given = {key: config[key] or vars(origin)[key] for key in _OF_MODEL}
     origin = replace(origin, data=record.without_paths(origin.data), **given)
     name = config["name"] or target.name
-    about = record.summary(loaded, origin) | {"duplicate_tied": config["duplicate_tied"]}
+    about = record.summary(loaded, origin) | {key: config[key] for key in ("duplicate_tied", "dtype")}
     with new_folder(target) as folder:
-        checkpoint.export_published(loaded.denoiser, folder, needs_description=True, duplicate_tied=config["duplicate_tied"])
+        checkpoint.export_published(loaded.denoiser, folder, needs_description=True, duplicate_tied=config["duplicate_tied"], dtype=dtype)
         write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))

@@ -26,12 +26,14 @@ LABELS = {
     "split_hash": "hash of the split",
     "step": "steps",
     "tokens": "tokens seen",
+    "seconds": "seconds of training",
     "license": "license",
     "data_license": "license of the data",
     "purpose": "for",
+    "note": "note",
 }
 MISSING = "not recorded"
-OPTIONAL = ("labels", "max_length")  # absent means that there are none
+OPTIONAL = ("labels", "max_length", "seconds", "note")  # absent means that there are none
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:

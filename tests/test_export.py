@@ -106,6 +106,7 @@ def test_an_exported_model_needs_data_again_where_data_are_read(cli, run, tiny_f
     ("arguments", "message"),
     [
         (["output=model"], "error: output: model exists; set overwrite=true to replace it, or choose another name"),
+        (["output=new", "dtype=float8"], "error: dtype 'float8' is not known; choose one of float32, float16, bfloat16 or null"),
         (["output=new", "license=my own words"], "error: license 'my own words' is not an identifier of the Hugging Face Hub"),
         (["output=run", "overwrite=true"], "error: output run holds other files (checkpoints, config.yaml, metrics.csv, metrics.json)"),
     ],
@@ -129,6 +130,39 @@ def test_tied_projections_are_written_once_on_request(cli, run, tmp_path):
     assert torch.equal(model.log_probs(ids), shared.log_probs(ids))
     assert "which loads them too" in (tmp_path / "both" / "README.md").read_text()
     assert "stored once" in (tmp_path / "once" / "README.md").read_text()
+
+
+def test_a_file_of_half_precision_is_measured_after_rounding(cli, evaluated, trained, tmp_path):
+    note = "note=Trained for a test: not for use."
+    status, out, err = cli("export", "checkpoint=run", "output=half", "dtype=float16", note)
+    assert status == 0 and "evaluate.json is ignored: it was measured with other weights" in out + err, err
+    folder, full = tmp_path / "half", tmp_path / "full"
+    assert cli("export", "checkpoint=run", "output=full")[0] == 0
+    sizes = [(path / "model.safetensors").stat().st_size for path in (folder, full)]
+    assert 0.4 * sizes[1] < sizes[0] < 0.7 * sizes[1] and not (folder / "evaluate.json").exists()
+    data = ["data=fasta", f"data.path={trained.parent / 'tiny.fa'}", "data.length=64"]
+    assert cli("evaluate", "checkpoint=half", *data, "num_draws=2", "orders=[]", "output=half/evaluate.json")[0] == 0
+    status, out, err = cli("export", "checkpoint=half", "output=shared", "dtype=float16")
+    assert status == 0 and "ignored" not in out + err, err + out
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "float16; what is reported here was measured with them" in card and "Trained for a test: not for use." in card
+    bits = json.loads((tmp_path / "shared" / "evaluate.json").read_text())["groups"]["all"]["bits"]
+    assert f"| all | {bits:.4f} |" in card and "h(n)" in card and "seconds of training" in card
+    assert checkpoint.load(tmp_path / "shared").origin.curve["bits"]
+
+
+def test_a_network_with_labels_keeps_their_names(cli, tiny_fasta, tmp_path):
+    small = ["backbone.d_model=16", "backbone.n_layers=1", "backbone.d_state=4", "backbone.num_labels=2", "trainer.max_steps=1"]
+    data = ["data=fasta", f"data.path={{first:{tiny_fasta},second:{tiny_fasta}}}", "data.length=64", "data.batch_size=2"]
+    status, _, err = cli("train", *data, *small, "trainer.accelerator=cpu", "trainer.val_check_interval=1", "hydra.run.dir=labeled")
+    assert status == 0, err
+    status, _, err = cli("export", "checkpoint=labeled", "output=model")
+    assert status == 0, err
+    run, model = checkpoint.load(tmp_path / "labeled"), checkpoint.load(tmp_path / "model")
+    ids, cond = torch.tensor([[7, 3, 3, 10]]), torch.tensor([[0.0, 1.0]])
+    assert model.labels == run.labels == ("first", "second")
+    assert torch.equal(model.denoiser.log_probs(ids, cond=cond), run.denoiser.log_probs(ids, cond=cond))
+    assert "| labels | first, second |" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_an_export_is_replaced_with_overwrite(cli, run, tmp_path):

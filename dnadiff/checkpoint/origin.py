@@ -52,6 +52,13 @@ class HeldOutLikelihood(TypedDict):
     markov: list[MarkovLikelihood]
 
 
+class CurvePoints(TypedDict):
+    """h(n): bits per token of a token with n others visible, in ranges of n."""
+
+    visible: list[float]
+    bits: list[float]
+
+
 class DataDescription(TypedDict, total=False):
     """What is used of a description of data (`SequenceDataModule.describe`)."""
 
@@ -74,8 +81,11 @@ class Origin:
         data: description of the training data (`SequenceDataModule.describe`).
         data_changed: the files of the training data held something else when the model was exported.
         likelihood: held-out likelihood with its baselines, as `held_out_likelihood` returns it.
+        curve: h(n) on the held-out part, if the order of the tokens is free.
+        seconds: of training.
         license: of the weights.
         data_license: of the training data.
+        note: how it was trained and what it is for, in words.
     """
 
     kind: str = "run"
@@ -85,8 +95,11 @@ class Origin:
     data: Config | None = None
     data_changed: bool = False
     likelihood: Config | None = None
+    curve: Config | None = None
+    seconds: float | None = None
     license: str | None = None
     data_license: str | None = None
+    note: str | None = None
 
 
 def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
@@ -98,6 +111,7 @@ def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
     check_value("origin", content, dict)
     check_arguments(Origin, content, "origin.")
     check_value("origin.data", content.get("data"), DataDescription | None)
+    check_value("origin.curve", content.get("curve"), CurvePoints | None)
     likelihood = content.get("likelihood")
     found = None if likelihood is None else held_out_likelihood(likelihood, "origin.likelihood")
     return Origin(kind, **{**content, "likelihood": found})

@@ -22,12 +22,18 @@ from dnadiff.published.keys import MAX_LAYERS, MAX_VOCAB, Key, arguments, read_k
 from dnadiff.published.layout import Family, PublishedLayout, published_layout
 from dnadiff.vocab import Vocab
 
+LABELS_KEY = "dnadiff_labels"  # not a published key: written for a network with labels
+
 
 @published_layout.register
 def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
-    """The layout of Caduceus-Ph; ValueError if the network has labels, time conditioning or no layers."""
-    if network.condition is not None:
-        raise ValueError("the published Caduceus has no labels and no time conditioning; a network built with them cannot be exported")
+    """The layout of Caduceus-Ph; ValueError if the network has time conditioning or no layers.
+
+    Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of other names for them. Published code reports these
+    tensors as unused, and its network is this one without a label.
+    """
+    if network.takes_sigma:
+        raise ValueError("the published Caduceus has no time conditioning; a network built with it cannot be exported")
     block = network.layers[0]
     assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
     mixer, direction = block.mixer, block.mixer.fwd
@@ -58,6 +64,10 @@ def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
         "complement_map": None,
         "tie_word_embeddings": True,
     }
+    if network.condition is not None:
+        label_map = network.condition.label_map
+        assert label_map is not None
+        config[LABELS_KEY] = {"num_labels": label_map.in_features, "cond_dim": label_map.out_features}
     # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
     shaped = {own: p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data for own, p in network.named_parameters()}
     return PublishedLayout(config, [(tensor, published_names(own, tied)) for own, tensor in shaped.items()], {})
@@ -114,7 +124,9 @@ _KEYS = {
     "rcps": Key(bool, False),
     "complement_map": Key(dict, None, null=True),
     "tie_word_embeddings": Key(bool, True, only=True),
+    LABELS_KEY: Key(dict, None, null=True),
 }
+_LABEL_KEYS = {"num_labels": Key(int, argument="num_labels"), "cond_dim": Key(int, argument="cond_dim")}
 _SSM_KEYS = {
     "layer": Key(str, "Mamba1", only="Mamba1"),
     "d_state": Key(int, 16, argument="d_state"),
@@ -143,6 +155,8 @@ class CaduceusFamily(Family):
         if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
             raise ValueError(f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA")
         common = arguments(given, _KEYS) | arguments(ssm, _SSM_KEYS)
+        if given[LABELS_KEY] is not None:
+            common |= read_keys(given[LABELS_KEY], _LABEL_KEYS)
         common["pad_vocab_to"] = pad if math.ceil(vocab.size / pad) * pad == rows else rows
         if given["rcps"]:
             return {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"], **common}

@@ -36,10 +36,12 @@ class PublishedLayout:
     weights: Sequence[tuple[Tensor, tuple[str, ...]]]
     constants: Mapping[str, Tensor]
 
-    def tensors(self, duplicate_tied: bool = True) -> dict[str, Tensor]:
-        """The contents of a file: detached copies of all tensors, tied ones under all their names or under the first."""
-        named = {name: tensor for tensor, names in self.weights for name in (names if duplicate_tied else names[:1])} | dict(self.constants)
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+    def tensors(self, duplicate_tied: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The contents of a file: detached copies of all tensors, tied ones under all their names or under the first; weights as `dtype`."""
+        weights = {
+            name: tensor.to(dtype or tensor.dtype) for tensor, names in self.weights for name in (names if duplicate_tied else names[:1])
+        }
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in (weights | dict(self.constants)).items()}
 
     @torch.no_grad()
     def fill(self, given: Mapping[str, Tensor], source: Path | str) -> None:

@@ -198,6 +198,7 @@ def export_published(
     overwrite: bool = False,
     needs_description: bool = False,
     duplicate_tied: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`, each atomically.
 
@@ -206,6 +207,7 @@ def export_published(
         needs_description: record in `config.json` that the model is not complete without a `dnadiff.json`; published code ignores it.
         duplicate_tied: write a tied tensor under each of its published names, as published code expects; False writes it once, under the
             first, as `safetensors.torch.save_model` does. This package loads both.
+        dtype: of the weights in the file; None is that of the network. See `round_weights`.
 
     Raises:
         ValueError: if the network has parts that the format does not support.
@@ -217,7 +219,7 @@ def export_published(
     config = described_config(denoiser, layout) | ({DESCRIPTION_KEY: DESCRIPTION} if needs_description else {})
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
-    content = save(layout.tensors(duplicate_tied), metadata={"format": "pt"})
+    content = save(layout.tensors(duplicate_tied, dtype), metadata={"format": "pt"})
     with atomic_write(path / TENSORS[0], overwrite, len(content)) as file:
         file.write(content)
     write_json(path / CONFIG, config)

@@ -91,6 +91,24 @@ def fingerprint(network: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
+@torch.no_grad()
+def round_weights(network: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round all parameters to the values that a file of `dtype` can hold; their own type stays.
+
+    Raises:
+        ValueError: if a value is outside the range of `dtype`; no parameter has changed then.
+    """
+    rounded = {name: parameter.to(dtype) for name, parameter in network.named_parameters()}
+    for (name, parameter), value in zip(network.named_parameters(), rounded.values(), strict=True):
+        if not torch.equal(value.isfinite(), parameter.isfinite()):
+            raise ValueError(
+                f"{name} has the value {parameter.abs().max():g}, and {str(dtype).removeprefix('torch.')} holds at most "
+                f"{torch.finfo(dtype).max:g}; use another dtype"
+            )
+    for name, parameter in network.named_parameters():
+        parameter.copy_(rounded[name])
+
+
 def check_memory(given: Iterable[Tensor], path: Path) -> None:
     """Raise ValueError if the tensors of a file need far more memory than the file's size, as views that repeat a few numbers do."""
     needed, size = sum(t.numel() * t.element_size() for t in given), path.stat().st_size

@@ -12,6 +12,7 @@ from dnadiff.sharing.record import bits_text
 
 LIBRARY, UNKNOWN = "dnadiff", "unknown"  # `unknown` is what the Hub calls a license that is not stated
 _SHOWN = 8  # held-out records named in the table
+_POINTS = 8  # of h(n)
 _GUIDE = "RESPONSIBLE_USE.md"
 _INFO = "python -m dnadiff.info"
 
@@ -21,13 +22,14 @@ def model_card(name: str, about: Config) -> str:
 
     Args:
         name: of the model, its title.
-        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied`, as `export_published` takes it.
+        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and `dtype` of the
+            weights in the file.
     """
     sections = {
         "What it is": what(about),
         "Data": data(about),
         "Split": split(about),
-        "Likelihood": likelihood(about["likelihood"]),
+        "Likelihood": likelihood(about["likelihood"], about["curve"]),
         "License": licenses(about),
         "Intended use": intended(about),
         "Responsible use": responsible(about),
@@ -75,10 +77,12 @@ def what(about: Config) -> str:
         "longest input, tokens": about["max_length"],
         "optimizer steps": about["step"],
         "tokens seen in training": about["tokens"],
+        "seconds of training": None if about["seconds"] is None else round(about["seconds"]),
+        "weights in the file": f"{about['dtype']}; what is reported here was measured with them" if about.get("dtype") else None,
         "SHA-256 of the weights": about["fingerprint"],
     }
     text = f"A language model of {about['alphabet']} that predicts masked tokens, trained with dnadiff.\n\n{rows(table)}"
-    return f"{text}\n\n{about['remark']}" if about["remark"] else text
+    return "\n\n".join(filter(None, (text, about["remark"], about["note"])))
 
 
 def data(about: Config) -> str:
@@ -101,8 +105,8 @@ def split(about: Config) -> str:
     return rows(table) if about["split"] or about["split_hash"] else "The split is not recorded."
 
 
-def likelihood(found: Config | None) -> str:
-    """Held-out likelihood next to its baselines."""
+def likelihood(found: Config | None, curve: Config | None = None) -> str:
+    """Held-out likelihood next to its baselines, and h(n)."""
     if not found:
         return "Not measured. `python -m dnadiff.evaluate` measures it and compares it with Markov models of the same training part."
     header = ["tokens counted", "bits per token", "95 % interval", "number"]
@@ -130,6 +134,10 @@ def likelihood(found: Config | None) -> str:
             "Back-off Markov models fitted on the training part of the same data; a negative difference means that this model is better.",
             _markdown(["baseline", "bits per token", "this model minus it", "95 % interval"], baselines),
         ]
+    if curve:
+        shown = range(0, len(curve["visible"]), max(1, len(curve["visible"]) // _POINTS))
+        points = [[f"{curve['visible'][i]:,.0f}", bits_text(curve["bits"][i])] for i in shown]
+        text += ["Bits of one token with n others of the window visible, h(n):", _markdown(["n", "h(n)"], points)]
     return "\n\n".join(text)
 
 

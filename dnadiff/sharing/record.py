@@ -57,15 +57,35 @@ def likelihood_of(evaluation: Config) -> Config:
     return held_out_likelihood(evaluation | of_data)
 
 
+def curve_of(evaluation: Config) -> Config | None:
+    """h(n) in an `evaluate.json`; None if it has none."""
+    curve = evaluation.get("curve")
+    return None if curve is None else {"visible": curve["visible"], "bits": curve["bits"]}
+
+
+def training_seconds(loaded: Loaded) -> float | None:
+    """The duration of the training, from the `metrics.json` of the run; None if the run is not finished or has none."""
+    path = loaded.path.parent.parent / "metrics.json"
+    if not path.is_file():
+        return None
+    try:
+        content = read_json(path, ("step", "seconds"))
+        return float(content["seconds"]) if content["step"] == loaded.step else None
+    except _DAMAGED:
+        return None
+
+
 def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False) -> Origin:
     """What the source records, completed by an evaluation next to the model and, with `reads_data`, by the training data themselves."""
     origin = loaded.origin
     if evaluation is not None:
-        origin = replace(origin, likelihood=likelihood_of(evaluation))
+        origin = replace(origin, likelihood=likelihood_of(evaluation), curve=curve_of(evaluation))
         if origin.data is None and evaluation["own_data"]:
             origin = replace(origin, data=dict(evaluation["data"]))
     if origin.data is None and reads_data:
         origin = described(loaded, origin, trust)
+    if origin.seconds is None:
+        origin = replace(origin, seconds=training_seconds(loaded))
     if origin.data_license is None:
         origin = replace(origin, data_license=data_license(loaded.config.get("data")))
     return origin
@@ -135,10 +155,7 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "held_out_records": known.get("held_out_records"),
         "split_tokens": known.get("split_tokens"),
         "step": loaded.step or None,
-        "tokens": origin.tokens,
-        "likelihood": origin.likelihood,
-        "license": origin.license,
-        "data_license": origin.data_license,
+        **{key: vars(origin)[key] for key in ("tokens", "seconds", "likelihood", "curve", "license", "data_license", "note")},
         "purpose": purpose(loaded),
         "remark": remark(loaded),
         "fingerprint": fingerprint(denoiser),

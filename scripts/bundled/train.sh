@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a bundled model, measures its held-out likelihood and writes it to dnadiff/bundled/NAME. About one hour on two CPU cores; started again
-# after an interruption, it continues.
+# after an interruption, it continues. A finished run in runs/bundled/NAME, such as one of scripts/gpu/bundled.sh, is not trained again; its card
+# names the device in TRAINED_ON.
 #
 #   scripts/bundled/train.sh ecoli
 #   scripts/bundled/train.sh yeast GENOMES
@@ -23,18 +24,30 @@ esac
 yeast=$genomes/scerevisiae_R64-1-1.fa.gz
 human=$genomes/GRCh37_chr20.fa.gz
 worm=$genomes/celegans_WBcel235_chrI.fa.gz
+recipe=(experiment=bundled) draws=2 # a network call for each of millions of held-out bases needs few draws
 case $name in
-  ecoli) data=(experiment=ecoli_bundled) ;;
-  yeast) data=(experiment=bundled data/split=fraction "data.path='$yeast'" "data.name='S. cerevisiae R64-1-1'") ;;
-  human_chr20) data=(experiment=bundled data/split=chr20 "data.path='$human'" "data.name='human chr20 (GRCh37)'") ;;
-  multi) data=(
-    experiment=bundled data/split=regions data.split.bed=bundled:multi.split.bed backbone.num_labels=4
+  ecoli) recipe=(experiment=ecoli_bundled) data=() draws=8 ;;
+  yeast) data=(data=fasta data/split=fraction "data.path='$yeast'" "data.name='S. cerevisiae R64-1-1'") draws=8 ;;
+  human_chr20) data=(data=fasta data/split=chr20 "data.path='$human'" "data.name='human chr20 (GRCh37)'") ;;
+  multi) recipe+=(backbone.num_labels=4) data=(
+    data=fasta data/split=regions data.split.bed=bundled:multi.split.bed
     "data.path={ecoli:'bundled:ecoli_K12_MG1655.fa.gz',human:'$human',worm:'$worm',yeast:'$yeast'}"
     "data.name='E. coli, S. cerevisiae, C. elegans chrI, human chr20'"
   ) ;;
 esac
+note="Trained by scripts/bundled/train.sh on ${TRAINED_ON:-CPU cores}. To fine-tune, to embed, to score and to sample sequences of what it was trained on."
+note="$note Not for statements about variants of patients, about other organisms, or about function."
 
 run=runs/bundled/$name
-[ -f "$run/metrics.json" ] || python -m dnadiff.train "${data[@]}" hydra.run.dir="$run" resume=true
-[ -f "$run/evaluate.json" ] || python -m dnadiff.evaluate checkpoint="$run" length=4096 num_draws=8 hydra.run.dir="$run"
-python -m dnadiff.export checkpoint="$run" output="dnadiff/bundled/$name" license=apache-2.0 duplicate_tied=false overwrite=true
+[ -f "$run/metrics.json" ] || python -m dnadiff.train "${recipe[@]}" "${data[@]}" hydra.run.dir="$run" resume=true
+export=(license=apache-2.0 "note='$note'" duplicate_tied=false overwrite=true)
+if [ "$name" = multi ]; then # the largest: stored in half precision, and measured as it is stored
+  export+=(dtype=float16)
+  [ -d "$run/model" ] || python -m dnadiff.export checkpoint="$run" output="$run/model" "${export[@]}"
+  run=$run/model
+  data+=(data.length=1024)
+else
+  data=()
+fi
+[ -f "$run/evaluate.json" ] || python -m dnadiff.evaluate checkpoint="$run" "${data[@]}" length=4096 num_draws=$draws output="$run/evaluate.json"
+python -m dnadiff.export checkpoint="$run" output="dnadiff/bundled/$name" "${export[@]}"

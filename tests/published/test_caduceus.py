@@ -34,7 +34,11 @@ def test_published_names_of_tied_and_untied_projections():
     assert published_names("embedding.weight", tied=True) == ("caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight")
 
 
-@pytest.mark.parametrize("options", [{}, {"bidirectional_weight_tie": False}, {"rms_norm": False, "d_state": 5, "dt_rank": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bidirectional_weight_tie": False}, {"rms_norm": False, "d_state": 5, "dt_rank": 3}, {"num_labels": 3, "cond_dim": 7}],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
 def test_the_config_of_a_layout_describes_the_network(kind, options):
     network = kind(DNA, 16, 2, **options)
@@ -54,8 +58,9 @@ def test_names_of_a_layout_are_unique():
 
 
 def test_networks_without_a_published_form_are_refused():
-    with pytest.raises(ValueError, match="cannot be exported"):
-        caduceus_layout(Caduceus(DNA, 16, 1, num_labels=2))
+    for num_labels in (0, 2):
+        with pytest.raises(ValueError, match="no time conditioning; a network built with it cannot be exported"):
+            caduceus_layout(Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True))
     with pytest.raises(ValueError, match=r"backbone\.n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
@@ -13,7 +13,9 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.config import build
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.noise import LogLinear
 from dnadiff.published import model
+from dnadiff.published.tensors import round_weights
 
 DNA = DNATokenizer().vocab
 FIRST = "caduceus.backbone.layers.0.mixer."
@@ -246,9 +248,56 @@ def test_exports_are_replaced_only_with_overwrite_and_leave_no_other_files(tmp_p
         model.export_published(denoiser, tmp_path / "out")
     model.export_published(denoiser, tmp_path / "out", overwrite=True)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
-    with pytest.raises(ValueError, match="no labels and no time conditioning"):
-        model.export_published(Denoiser(Caduceus(DNA, 16, 1, num_labels=2)), tmp_path / "none")
+    with pytest.raises(ValueError, match="no time conditioning"):
+        timed = Caduceus(DNA, 16, 1, time_conditioning=True)
+        model.export_published(Denoiser(timed, noise=LogLinear(), time_conditioning=True), tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
+def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_without_a_label(kind, tmp_path):
+    network = kind(DNA, 16, 2, num_labels=3, cond_dim=5)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    network.eval()
+    model.export_published(Denoiser(network), tmp_path / "labels")
+    ids, cond = torch.randint(7, 11, (2, 9)), torch.eye(3)[:2]
+    again = model.load_published(tmp_path / "labels").backbone
+    assert torch.equal(again(ids, cond=cond), network(ids, cond=cond)) and not torch.equal(again(ids), again(ids, cond=cond))
+
+    config = json.loads((tmp_path / "labels" / "config.json").read_text())
+    content = load_file(tmp_path / "labels" / "model.safetensors")
+    plain = {name: tensor for name, tensor in content.items() if "condition" not in name and "adaLN" not in name}
+    assert config.pop("dnadiff_labels") == {"num_labels": 3, "cond_dim": 5} and len(content) - len(plain) == 3
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    assert torch.equal(model.load_published(tmp_path / "plain").backbone(ids), network(ids))
+
+
+def test_half_precision_files_hold_the_rounded_weights(tmp_path):
+    denoiser = Denoiser(Caduceus(DNA, 16, 1)).eval()
+    ids, before = torch.randint(7, 11, (2, 9)), [p.clone() for p in denoiser.parameters()]
+    round_weights(denoiser, torch.float16)
+    assert all(
+        torch.equal(p, old.half().float()) and p.dtype == torch.float32 for p, old in zip(denoiser.parameters(), before, strict=True)
+    )
+    model.export_published(denoiser, tmp_path / "half", dtype=torch.float16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float16}
+    again = model.load_published(tmp_path / "half")
+    assert torch.equal(again.log_probs(ids), denoiser.log_probs(ids)) and {p.dtype for p in again.parameters()} == {torch.float32}
+
+
+def test_weights_outside_the_range_of_a_type_are_refused():
+    network = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        network.weight[0, 0] = 1e6
+    before = [p.clone() for p in network.parameters()]
+    with pytest.raises(ValueError, match=r"weight has the value 1e\+06, and float16 holds at most 65504; use another dtype"):
+        round_weights(network, torch.float16)
+    assert all(map(torch.equal, network.parameters(), before))
+    round_weights(network, torch.bfloat16)
 
 
 def test_loading_does_not_change_the_random_state(tmp_path, folder_of):
