@@ -92,6 +92,20 @@ def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
     assert 1.85 < bits < 1.95, bits  # 1.895 on the whole test part; order 3 costs 1.951
 
 
+@pytest.mark.parametrize("name", sources.bundled_names())
+def test_every_bundled_model_has_a_card_with_what_it_was_measured_on(name):
+    loaded, card = checkpoint.load(name), (sources.BUNDLED / name / "README.md").read_text()
+    likelihood, curve = loaded.origin.likelihood, loaded.origin.curve
+    assert f"| all | {likelihood['groups']['all']['bits']:.4f} |" in card and likelihood["part"] == "test" and likelihood["own_data"]
+    orders = {row["order"]: row["groups"]["novel"]["bits"] for row in likelihood["markov"]}
+    assert {0, 3, 6, 12} <= orders.keys() and likelihood["groups"]["novel"]["bits"] < min(orders.values())
+    assert curve["bits"][0] > curve["bits"][-1] and loaded.origin.license == "apache-2.0" and loaded.origin.note in card
+
+
+def test_the_bundled_models_stay_small():
+    assert sum(file.stat().st_size for name in sources.bundled_names() for file in (sources.BUNDLED / name).iterdir()) < 9_000_000
+
+
 LETTERS = "ACGTTGAACGTTGACATTGACCAG"
 CPU = "accelerator=cpu"
 COMMANDS = {

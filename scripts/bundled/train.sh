@@ -38,9 +38,10 @@ esac
 note="Trained by scripts/bundled/train.sh on ${TRAINED_ON:-CPU cores}. To fine-tune, to embed, to score and to sample sequences of what it was trained on."
 note="$note Not for statements about variants of patients, about other organisms, or about function."
 
+licenses="Public reference sequences, which may be used and redistributed without restriction"
 run=runs/bundled/$name
 [ -f "$run/metrics.json" ] || python -m dnadiff.train "${recipe[@]}" "${data[@]}" hydra.run.dir="$run" resume=true
-export=(license=apache-2.0 "note='$note'" duplicate_tied=false overwrite=true)
+export=(license=apache-2.0 "data_license='$licenses'" "note='$note'" duplicate_tied=false overwrite=true)
 if [ "$name" = multi ]; then # the largest: stored in half precision, and measured as it is stored
   export+=(dtype=float16)
   [ -d "$run/model" ] || python -m dnadiff.export checkpoint="$run" output="$run/model" "${export[@]}"
