@@ -6,11 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dnadiff import commands
 from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import table
+
+if TYPE_CHECKING:
+    import torch
+
+    from dnadiff.denoiser import BaseDenoiser
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
 _LICENSE = re.compile(r"[\w.-]{1,60}")
@@ -31,7 +36,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.checkpoint import exported
     from dnadiff.data.files import write_json
     from dnadiff.published.layout import published_layout
-    from dnadiff.published.tensors import round_weights
     from dnadiff.sharing import record
     from dnadiff.sharing.card import write_card
     from dnadiff.sharing.folder import check_folder, new_folder
@@ -45,9 +49,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     published_layout(loaded.denoiser.backbone)  # refuses networks without one
     dtype = None if config["dtype"] is None else getattr(torch, config["dtype"])
-    if dtype is not None:  # before the hash of the weights is compared with that of the evaluation
-        round_weights(loaded.denoiser, dtype)
+    changed = dtype is not None and rounded(
+        loaded.denoiser, dtype
+    )  # before the hash of the weights is compared with that of the evaluation
     evaluation = record.stored_evaluation(loaded)
+    if changed and evaluation is None:  # what the source records is of other weights
+        loaded = replace(loaded, origin=replace(loaded.origin, likelihood=None, curve=None))
     origin = record.origin_of(loaded, evaluation, config["trust"], reads_data=True)
     given = {key: config[key] or vars(origin)[key] for key in _OF_MODEL}
     origin = replace(origin, data=record.without_paths(origin.data), **given)
@@ -65,6 +72,15 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         print("the license of the training data is not recorded: give data_license=, or state it in README.md before you share the folder")
     print(f"files are in {target}")
     return target
+
+
+def rounded(denoiser: BaseDenoiser, dtype: torch.dtype) -> bool:
+    """Round the weights to what a file of `dtype` can hold; returns whether that changed them."""
+    from dnadiff.published.tensors import fingerprint, round_weights
+
+    before = fingerprint(denoiser)
+    round_weights(denoiser, dtype)
+    return fingerprint(denoiser) != before
 
 
 def main() -> None:

@@ -145,10 +145,19 @@ def test_a_file_of_half_precision_is_measured_after_rounding(cli, evaluated, tra
     status, out, err = cli("export", "checkpoint=half", "output=shared", "dtype=float16")
     assert status == 0 and "ignored" not in out + err, err + out
     card = (tmp_path / "shared" / "README.md").read_text()
-    assert "float16; what is reported here was measured with them" in card and "Trained for a test: not for use." in card
+    assert "float16; the likelihood below was measured with them" in card and "Trained for a test: not for use." in card
     bits = json.loads((tmp_path / "shared" / "evaluate.json").read_text())["groups"]["all"]["bits"]
     assert f"| all | {bits:.4f} |" in card and "h(n)" in card and "seconds of training" in card
     assert checkpoint.load(tmp_path / "shared").origin.curve["bits"]
+
+    # Rounding once more changes no weight, and what is known stays; to another type it does, and what is known is of other weights.
+    shutil.rmtree(tmp_path / "half")
+    (tmp_path / "shared" / "evaluate.json").unlink()
+    for dtype, measured in (("float16", True), ("bfloat16", False)):
+        assert cli("export", "checkpoint=shared", f"output={dtype}", f"dtype={dtype}")[0] == 0
+        card, origin = (tmp_path / dtype / "README.md").read_text(), checkpoint.load(tmp_path / dtype).origin
+        assert (f"| all | {bits:.4f} |" in card) == measured and ("measured with them" in card) == measured
+        assert (origin.likelihood is None and origin.curve is None) == (not measured) and origin.note
 
 
 def test_a_network_with_labels_keeps_their_names(cli, tiny_fasta, tmp_path):
@@ -162,7 +171,8 @@ def test_a_network_with_labels_keeps_their_names(cli, tiny_fasta, tmp_path):
     ids, cond = torch.tensor([[7, 3, 3, 10]]), torch.tensor([[0.0, 1.0]])
     assert model.labels == run.labels == ("first", "second")
     assert torch.equal(model.denoiser.log_probs(ids, cond=cond), run.denoiser.log_probs(ids, cond=cond))
-    assert "| labels | first, second |" in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| labels | first, second |" in card and "There the model is the one without a label" in card
 
 
 def test_an_export_is_replaced_with_overwrite(cli, run, tmp_path):

@@ -64,7 +64,7 @@ class Designer(ConditionalSampler):
     @override
     def has_weights(self, request: Request) -> bool | None:
         """True, or None if the method has no weights or the sampler does not support them."""
-        return True if self.method.has_weights and self.sampler.supports_weights(request.lengths[1]) else None
+        return True if self.method.supports_weights(self.sampler, request.lengths[1]) else None
 
     def check_request(self, request: Request) -> None:
         """Raise ValueError for several lengths of one template, and for lengths that the method, the reward or the bounds do not take."""
@@ -87,7 +87,7 @@ class Designer(ConditionalSampler):
 
     @override
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
-        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` on its batch.
+        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` and `ResampleMove` on its batch.
 
         Raises:
             ValueError: if the reward fails, or no design of a batch has a probability above 0.

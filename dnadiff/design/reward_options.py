@@ -51,7 +51,7 @@ def check(config: Config) -> None:
         raise ValueError(f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis")
     if config["resample"] and not method.has_weights:
         raise ValueError(
-            f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc or svdd"
+            f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc, svdd or resample_move"
         )
     if config["start"] is not None and (
         config["infill"] is not None or config["length"] is not None or config["prompt"] or config["motif"]

@@ -120,6 +120,10 @@ class Sampler(Configurable, ABC):
         """Whether samples of `length` tokens or fewer have importance weights: `has_weights`, temperature 1 and no truncation."""
         return self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
 
+    def draws_one_by_one(self, length: int) -> bool:
+        """Whether every network call draws at most one position of a sequence of `length` tokens."""
+        return False
+
     def check_length(self, length: int) -> None:
         """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
 

@@ -26,6 +26,10 @@ class FirstHitting(PlannedSampler):
     has_weights = True
 
     @override
+    def draws_one_by_one(self, length: int) -> bool:
+        return True
+
+    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         u = u.masked_fill(~masked.to(u.device), -1.0)

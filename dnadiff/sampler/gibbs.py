@@ -51,7 +51,7 @@ class Gibbs(Sampler):
 
     @override
     def supports_weights(self, length: int) -> bool:
-        return super().supports_weights(length) and self._grouped.num_steps_for(length) >= length
+        return super().supports_weights(length) and self._grouped.draws_one_by_one(length)
 
     @override
     def check_length(self, length: int) -> None:

@@ -67,6 +67,10 @@ class Grouped(PlannedSampler):
             raise ValueError(f"num_groups {self.num_groups} is larger than the length {length}; set sampler.num_groups to at most {length}")
 
     @override
+    def draws_one_by_one(self, length: int) -> bool:
+        return self.num_steps_for(length) >= length and self.sizes is None
+
+    @override
     def num_steps_for(self, length: int) -> int:
         return min(_GROUPS, length) if self.num_groups is None else self.num_groups
 

@@ -78,11 +78,18 @@ def what(about: Config) -> str:
         "optimizer steps": about["step"],
         "tokens seen in training": about["tokens"],
         "seconds of training": None if about["seconds"] is None else round(about["seconds"]),
-        "weights in the file": f"{about['dtype']}; what is reported here was measured with them" if about.get("dtype") else None,
+        "weights in the file": weights_in_file(about),
         "SHA-256 of the weights": about["fingerprint"],
     }
     text = f"A language model of {about['alphabet']} that predicts masked tokens, trained with dnadiff.\n\n{rows(table)}"
     return "\n\n".join(filter(None, (text, about["remark"], about["note"])))
+
+
+def weights_in_file(about: Config) -> str | None:
+    """The type of rounded weights; None if they were not rounded."""
+    if about.get("dtype") is None:
+        return None
+    return f"{about['dtype']}; the likelihood below was measured with them" if about["likelihood"] else str(about["dtype"])
 
 
 def data(about: Config) -> str:
@@ -135,7 +142,8 @@ def likelihood(found: Config | None, curve: Config | None = None) -> str:
             _markdown(["baseline", "bits per token", "this model minus it", "95 % interval"], baselines),
         ]
     if curve:
-        shown = range(0, len(curve["visible"]), max(1, len(curve["visible"]) // _POINTS))
+        last = len(curve["visible"]) - 1
+        shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)})
         points = [[f"{curve['visible'][i]:,.0f}", bits_text(curve["bits"][i])] for i in shown]
         text += ["Bits of one token with n others of the window visible, h(n):", _markdown(["n", "h(n)"], points)]
     return "\n\n".join(text)
@@ -181,6 +189,8 @@ def loading(about: Config) -> str:
         layout = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code"
         once = f"{layout}, except that tied projections are stored once. For that code, export them again with `duplicate_tied=true`."
         published = f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
+        if about["labels"]:
+            published += " There the model is the one without a label; the tensors of labels are reported as unused."
     return (
         "In a copy of this folder (elsewhere write its path instead of the dot):\n\n"
         f'```python\nimport dnadiff\n\nmodel = dnadiff.load(".")\nmodel.nll({sequences})  # nats per token, an upper bound\n'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a bundled model, measures its held-out likelihood and writes it to dnadiff/bundled/NAME. About one hour on two CPU cores; started again
 # after an interruption, it continues. A finished run in runs/bundled/NAME, such as one of scripts/gpu/bundled.sh, is not trained again; its card
-# names the device in TRAINED_ON.
+# says how in TRAINED, such as TRAINED="by scripts/gpu/bundled.sh on one GPU" (without quotation marks in it).
 #
 #   scripts/bundled/train.sh ecoli
 #   scripts/bundled/train.sh yeast GENOMES
@@ -35,7 +35,7 @@ case $name in
     "data.name='E. coli, S. cerevisiae, C. elegans chrI, human chr20'"
   ) ;;
 esac
-note="Trained by scripts/bundled/train.sh on ${TRAINED_ON:-CPU cores}. To fine-tune, to embed, to score and to sample sequences of what it was trained on."
+note="Trained ${TRAINED:-by scripts/bundled/train.sh on CPU cores}. To fine-tune, to embed, to score and to sample sequences of what it was trained on."
 note="$note Not for statements about variants of patients, about other organisms, or about function."
 
 licenses="Public reference sequences, which may be used and redistributed without restriction"

@@ -24,6 +24,7 @@ from dnadiff.design.method.base import DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.method.classifier_guidance import ClassifierGuidance
 from dnadiff.design.method.metropolis import Metropolis
+from dnadiff.design.method.resample_move import ResampleMove
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Request, from_text, starting_from
@@ -135,7 +136,9 @@ def run_method(
     texts = [designer.text(target, tokens) for batch in batches for target, tokens in zip(batch.targets, batch.tokens)]
     rewards = np.concatenate([rewards_of(batch) for batch in batches])
     groups = (
-        np.repeat(np.arange(len(batches)), [len(batch.targets) for batch in batches]) if isinstance(method, SMC) else np.arange(len(texts))
+        np.repeat(np.arange(len(batches)), [len(batch.targets) for batch in batches])
+        if isinstance(method, (SMC, ResampleMove))
+        else np.arange(len(texts))
     )
     chosen = np.arange(num)
     if proposals > 1:
@@ -188,6 +191,20 @@ def metropolis(task: Task, num: int, calls: int, seed: int, beta: float, positio
     return run_method(task, free(task, num, seed), method, num, 8, seed, beta)
 
 
+def resample_move(task: Task, num: int, calls: int, seed: int, beta: float, positions: int, proposals: int) -> Found:
+    """A population of `proposals` sequences for each design, of which the best different ones of each batch are kept."""
+    proposals = min(proposals, max(calls // 2, 1))
+    method = ResampleMove(num_stages=max(calls // proposals - 1, 1), num_positions=positions, num_groups=2)
+    found = run_method(task, free(task, num * proposals, seed), method, num * proposals, 8, seed, beta)
+    sequences, rewards, groups, values, batch = [], [], [], np.asarray(found.rewards), np.asarray(found.groups)
+    for group in dict.fromkeys(found.groups):
+        rows = np.flatnonzero(batch == group)
+        kept = (rows[-1] + 1) // proposals - rows[0] // proposals  # `num` in all batches together
+        texts, best = peers.survivors([found.sequences[row] for row in rows], values[rows], kept)
+        sequences, rewards, groups = sequences + texts, rewards + best.tolist(), groups + [group] * len(texts)
+    return Found(sequences, rewards, groups, found.calls)
+
+
 def genetic(task: Task, num: int, calls: int, seed: int, size: int, keep: int, start: str = "uniform") -> Found:
     """A genetic algorithm in runs of their own: each has `keep` times the calls of one design, and gives its `keep` best sequences."""
     reward, sequences, rewards, groups = CountedReward(task.reward), [], [], []
@@ -231,6 +248,7 @@ METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
     "svdd": (svdd, [{"beta": beta, "candidates": count} for beta in (20.0, 80.0) for count in (4, 16)]),
     "classifier_guidance": (guidance, [{"beta": beta} for beta in (20.0, 80.0, 320.0)]),
     "metropolis": (metropolis, [{"beta": beta, "positions": count} for beta, count in ((20.0, 8), (80.0, 8), (80.0, 3))]),
+    "resample_move": (resample_move, [{"beta": beta, "positions": 8, "proposals": 4} for beta in (20.0, 80.0, 320.0)]),
     "genetic": (
         genetic,
         [{"size": size, "keep": keep, "start": start} for size, keep in ((16, 1), (64, 10)) for start in ("uniform", "model")],

@@ -1,15 +1,16 @@
 """Fine-tuning from the bundled models: all sets, few labels, regression, and what head, recipe and pretraining contribute.
 
-    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has five minutes (`minutes=5`)
-with its trials; a faster machine trains longer. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
+share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its trials:
+with three, all pieces take about 14 hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
 items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
 
 Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
-`seeds-TASK` (three seeds), `bases-TASK` (heads that also read the bases, with the same head on the bases alone as control),
-`few-TASK-N-KIND` (N training items, three seeds; KIND is full, lora or probe), `values-TASK` (regression), `ablation-TASK-CHANGE` on six sets.
+`values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is full, lora or probe),
+`ablation-TASK-CHANGE` on six sets, `seeds-TASK` (three seeds on six sets), `bases-TASK` (heads that also read the bases, with the same head on
+the bases alone as control).
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ KINDS = {
     "lora": ["adapter=lora", "scratch=false"],
     "probe": ["fine_tune=false", "scratch=false", "probe=true"],
 }
-FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, 3000, None), "model": None, "minutes": 5, "more": ()}
+MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
+FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
 QUICK = {
     "tasks": {name: ("ecoli_coding", None, ("task.max_train=60",)) for name in SIX[:1]},
     **{"seeds": 2, "few": (40,), "model": "ecoli", "minutes": None, "more": ("epochs=1", "patience=null", "lr=1e-3", "lr_scratch=1e-3")},
@@ -56,7 +58,7 @@ class Study:
         runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
         runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
         runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n in size["few"] for t in FEW if t in self.tasks for k in KINDS}
-        runs |= {f"ablation-{t}-{c}": (t, [several, *changes]) for t in six for c, changes in ABLATION.items()}
+        runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes]) for t in six for c, changes in ABLATION.items()}
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
         runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in sets}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
@@ -64,7 +66,8 @@ class Study:
 
     def few(self, task: str, number: int | None, kind: str) -> list[str]:
         """The arguments for a number of training items."""
-        return [f"seeds={self.size['seeds']}", f"train_items={number or 'null'}", f"head={HEAD}", *KINDS[kind]]
+        seeds = 1 if number is None or number >= MANY_ITEMS else self.size["seeds"]
+        return [f"seeds={seeds}", f"train_items={number or 'null'}", f"head={HEAD}", *KINDS[kind]]
 
     def model(self, task: str) -> str:
         """The bundled model to start from."""
@@ -182,10 +185,11 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = study.arguments(__doc__, "runs/fine_tuning")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with benchmarks/ and expression/")
+    parser.add_argument("--minutes", type=float, default=3, help="of each trained network, with its trials (default: %(default)g)")
     options = parser.parse_args()
     configure_logging()
     quick = options.quick
-    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL, options.data)
+    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL | {"minutes": options.minutes}, options.data)
     study.work(it.pieces, it.kept, options)
     if not options.list:
         print("\n" + it.table())

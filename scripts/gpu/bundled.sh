@@ -8,9 +8,10 @@
 # stopped run is saved and can be resumed.
 set -u
 genomes=$(realpath -e "${1:?usage: scripts/gpu/bundled.sh GENOMES OUTPUT [SECONDS]}") || exit 1
-output=$(realpath "${2:?usage: scripts/gpu/bundled.sh GENOMES OUTPUT [SECONDS]}")
+: "${2:?usage: scripts/gpu/bundled.sh GENOMES OUTPUT [SECONDS]}"
+mkdir -p "$2" || exit 1
+output=$(realpath -e "$2") || exit 1
 seconds=${3:-300}
-mkdir -p "$output"
 export OMP_NUM_THREADS=4
 
 train() { # NAME KEY=VALUE ...

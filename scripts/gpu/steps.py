@@ -3,13 +3,14 @@
     python scripts/gpu/steps.py --output DIR [--only NAME] [--genomes FOLDER] [--device cuda] [--collect FILE] [--list]
     python scripts/gpu/steps.py --output DIR --device cpu --quick          # tests the script itself
 
-Pieces are finished one at a time and kept, so that a session of a few minutes continues where the last one ended. Several processes can work in
-one folder: most of the time of the kernels' cases is compilation on the CPU. Every row has the card, its driver, and the versions of PyTorch and
+Pieces are finished one at a time and kept, so that a session of a few minutes continues where the last one ended. Several processes can run
+`--only kernels` in one folder, because compilation takes most of the time of these cases; what is timed needs the GPU for itself. Every row has the card, its driver, and the versions of PyTorch and
 Triton. The scan against mamba-ssm and training steps are in `scripts/bench/gpu.py`, the bundled models in `scripts/gpu/bundled.sh`.
 
 Pieces: `kernels-CASE` (largest error of a Triton kernel against the float64 reference, and the limit of the tests), `parity-FILE-TYPE` (outputs
 of the published networks), `curve-PRECISION` (losses of 100 training steps on the CPU and on the GPU with the same seed), `sampling-SAMPLER-BATCH`
-and `long-SAMPLER` (seconds), `variants` (per second), `science-OBJECTIVE` (Caduceus 256x8 on chr20 for minutes, then bits on held-out bases).
+and `long-SAMPLER` (seconds), `variants` (per second), `science-OBJECTIVE` (Caduceus 256x8 for minutes, then bits on held-out bases; of chr20
+with `--genomes`, otherwise of E. coli).
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ class Steps:
     """The pieces."""
 
     def __init__(self, folder: Path, size: dict[str, Any], device: str, genomes: Path | None) -> None:
-        self.kept, self.size, self.device, self.folder = study.Kept(folder, size | {"device": device}), size, device, folder
+        self.kept, self.size, self.device, self.folder = (
+            study.Kept(folder, size | {"device": device, "data": "ecoli" if genomes is None else "chr20"}),
+            size,
+            device,
+            folder,
+        )
         self.accelerator = "gpu" if device == "cuda" else "cpu"
         chr20 = None if genomes is None else genomes / "GRCh37_chr20.fa.gz"
         self.data = ["data=ecoli"] if chr20 is None else ["data=fasta", "data/split=chr20", f"data.path='{chr20}'"]
@@ -189,7 +195,13 @@ class Steps:
         )
         found = study.read_json(run / "evaluate.json")
         bits = {group: row["bits"] for group, row in found["groups"].items()}
-        return {"bits": bits, "groups": found["groups"], "markov": found["markov"], "training": study.read_json(run / "metrics.json")}
+        return {
+            "data": found["data"]["name"],
+            "bits": bits,
+            "groups": found["groups"],
+            "markov": found["markov"],
+            "training": study.read_json(run / "metrics.json"),
+        }
 
     def table(self) -> str:
         """The finished pieces, one line each."""

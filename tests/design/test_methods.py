@@ -13,6 +13,7 @@ from dnadiff.design.generate import ConditionalSampler, effective_size
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.method.classifier_guidance import ClassifierGuidance
 from dnadiff.design.method.metropolis import Metropolis
+from dnadiff.design.method.resample_move import ResampleMove
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Free, Templates
@@ -113,6 +114,8 @@ METHODS = {
     "smc that always resamples": SMC(threshold=1.0, anneal=False),
     "importance sampling": SMC(threshold=0.0),
     "smc, every second step": SMC(threshold=0.9, every=2),
+    "resample_move": ResampleMove(num_stages=4, num_moves=2, num_positions=3, threshold=0.95),
+    "annealed importance sampling": ResampleMove(num_stages=4, num_positions=3, threshold=0.0),
     "svdd": SVDD(num_candidates=3),
     "svdd, every second step": SVDD(num_candidates=3, every=2),
     "classifier_guidance": ClassifierGuidance(),
@@ -226,7 +229,7 @@ def purines_first():
     return joint / joint.sum()
 
 
-@pytest.mark.parametrize(("method", "template"), [(SMC(), "YNN"), (SVDD(), "YAC")])
+@pytest.mark.parametrize(("method", "template"), [(SMC(), "YNN"), (SVDD(), "YAC"), (ResampleMove(num_stages=2), "YAC")])
 def test_a_template_of_probability_zero_is_refused(generator, method, template):
     designer = Designer(generator(joint=purines_first()), method, as_reward(scores), BETA)
     with pytest.raises(
@@ -275,6 +278,35 @@ def test_metropolis_reaches_the_target_distribution(generator, template, tilt):
     found, _ = reached(designer, 2000, 2000, template)
     assert not designer.has_weights(request(1))
     assert 0.5 * np.abs(found - target(scores, BETA, template, tilt)[0]).sum() < 0.06
+
+
+@pytest.mark.parametrize(("template", "tilt"), [("RNC", 0.0), ("NCN", 0.7)])
+def test_resample_move_reaches_the_target_distribution_with_constraints(generator, template, tilt):
+    designer = Designer(generator(tilt=tilt), ResampleMove(num_stages=5, num_positions=3, threshold=0.9), as_reward(scores), BETA)
+    found, log_mean = reached(designer, 3_000, 3_000, template)
+    exact, log_constant = target(scores, BETA, template, tilt)
+    assert 0.5 * np.abs(found - exact).sum() < 0.06 and abs(log_mean - log_constant) < 0.08
+
+
+def test_the_mean_weight_of_small_populations_is_unbiased(generator):
+    method = ResampleMove(num_stages=3, num_positions=2, threshold=1.0)
+    designer = Designer(generator(), method, as_reward(scores), BETA)
+    means = np.array([np.exp(batch.log_weight).mean() for batch in designer.batches(request(4_500), 1, 3)])
+    expected = np.exp(target(scores, BETA)[1])
+    assert abs(means.mean() - expected) < 4 * means.std() / np.sqrt(len(means)) and means.std() > 0.05 * expected
+
+
+def test_resample_move_has_weights_only_if_every_call_draws_one_position(generator):
+    for sampler, groups, weighted in (
+        (FirstHitting(), None, True),
+        (Grouped(), None, True),
+        (Grouped(num_groups=2), None, False),
+        (FirstHitting(), 2, False),
+        (FirstHitting(temperature=0.9), None, False),
+    ):
+        designer = Designer(generator(sampler), ResampleMove(num_stages=2, num_groups=groups), as_reward(scores), BETA)
+        (batch,) = designer.batches(request(6), 1, 6)
+        assert (batch.log_weight is not None) == bool(designer.has_weights(request(6))) == weighted
 
 
 def test_metropolis_leaves_the_target_distribution_unchanged(generator):
@@ -358,8 +390,8 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
         Designer(generator(), ClassifierGuidance(gradient=True), as_reward(scores))
     causal = generator(Autoregressive())
     monkeypatch.setattr(type(causal.denoiser), "left_to_right", True)
-    for method in (SMC(), Metropolis()):
-        with pytest.raises(ValueError, match="goes from left to right; use best_of_n"):
+    for method in (SMC(), Metropolis(), ResampleMove()):
+        with pytest.raises(ValueError, match=f"method {type(method).__name__} .*goes from left to right; use best_of_n"):
             Designer(causal, method, as_reward(scores))
     with pytest.raises(ValueError, match="is not a design method; give an object such as SMC"):
         Designer(generator(), "smc", as_reward(scores))

@@ -21,6 +21,7 @@ METHODS = {
     "svdd": ["method.num_candidates=2"],
     "classifier_guidance": ["method.gradient=true"],
     "metropolis": ["method.num_steps=4", "method.num_positions=2"],
+    "resample_move": ["method.num_stages=3", "method.num_positions=2"],
 }
 FEW = ["num_samples=4", "batch_size=2", "length=24", "output=a.fa"]
 
@@ -50,7 +51,7 @@ def test_every_method_writes_designs_with_their_rewards(design, method):
     assert all(each["method"] == method and each.get("beta") == (None if method == "best_of_n" else "20") for each in about)
     assert all(float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about)
     assert all(float(each["reward_calls"]) == pytest.approx(content["design"]["calls"] / 4, abs=1) for each in about)
-    weighted = method in ("smc", "svdd", "classifier_guidance")
+    weighted = method in ("smc", "svdd", "classifier_guidance", "resample_move")
     assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
     found = content["design"]
     assert found["mean"] == pytest.approx(values.mean()) and found["best"] == values.max() and found["calls"] > 4
@@ -96,7 +97,7 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["svdd", "smc"])
+@pytest.mark.parametrize("method", ["svdd", "smc", "resample_move"])
 def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python, method):
     args = ["reward=gc", f"method={method}", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
     process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)

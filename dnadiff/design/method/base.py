@@ -13,7 +13,7 @@ from torch import Tensor
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import Target
 from dnadiff.design.reward import CountedReward
-from dnadiff.sampler.base import Configurable
+from dnadiff.sampler.base import Configurable, Sampler
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class DesignMethod(Configurable, ABC):
 
     def check_length(self, generator: ConditionalSampler, length: int) -> None:
         """Raise ValueError for sequences of a length that this method cannot design."""
+
+    def supports_weights(self, sampler: Sampler, length: int) -> bool:
+        """Whether designs of `length` tokens have importance weights with this sampler."""
+        return self.has_weights and sampler.supports_weights(length)
 
     @abstractmethod
     def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:

@@ -58,10 +58,7 @@ class Metropolis(DesignMethod):
 
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
-        if generator.denoiser.left_to_right:
-            raise ValueError(
-                "method Metropolis needs a model that reads both sides of a mask, and this one goes from left to right; use best_of_n"
-            )
+        check_both_sides(self, generator)
 
     @override
     def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
@@ -79,32 +76,62 @@ class Metropolis(DesignMethod):
 
     def _chains(self, run: DesignRun, x: Tensor) -> tuple[Tensor, Tensor]:
         """The last or the best sequence of each chain, (B, L), and their rewards (B,)."""
-        designed = run.template == run.generator.process.vocab.mask_id
-        most = 1 if run.prepared.constrained is not None else min(self.num_positions, int(designed[0].sum()))
+        move = Move(run, self.num_positions, self.num_groups)
         start, value = x, run.rewards(x)
         best, best_value = x, value
         for number in range(self.num_steps):
-            draws = run.draws.at(number)
-            proposal = self._redrawn(run, x, designed, most, number)
-            changed = (proposal != x).any(-1)
-            if self.max_changes is not None:
-                changed &= (proposal != start).sum(-1) <= self.max_changes
-            if not bool(changed.any()):
-                continue
-            proposed, rows = value.clone(), changed.to(value.device)
-            proposed[rows] = run.rewards(proposal[changed])
-            gain = run.goal.beta * (proposed - value)
-            accepted = rows & (draws.uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
-            x, value = torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(accepted, proposed, value)
+            x, value = move(x, value, run.goal.beta, number, start, self.max_changes)
             better = value > best_value
             best, best_value = torch.where(better.to(x.device)[:, None], x, best), torch.where(better, value, best_value)
         return (best, best_value) if self.best else (x, value)
 
-    def _redrawn(self, run: DesignRun, x: Tensor, designed: Tensor, most: int, number: int) -> Tensor:
-        """The sequences with up to `most` of the `designed (B, L)` positions drawn again."""
-        draws, process = run.draws.at(number), run.generator.process
-        count = 1 + (draws.uniform("size", 1) * most).long().clamp(max=most - 1)  # (B, 1)
-        keys = draws.uniform("place", x.shape[1]).masked_fill(~designed.to(count.device), 2.0)
+
+def check_both_sides(method: DesignMethod, generator: ConditionalSampler) -> None:
+    """Raise ValueError for a model that goes from left to right: it cannot draw positions again given both sides."""
+    if generator.denoiser.left_to_right:
+        raise ValueError(
+            f"method {type(method).__name__} needs a model that reads both sides of a mask, and this one goes from left to right; "
+            "use best_of_n"
+        )
+
+
+class Move:
+    """Metropolis-Hastings moves of a batch of complete sequences.
+
+    Args:
+        run: the batch.
+        num_positions, num_groups: as in `Metropolis`.
+    """
+
+    def __init__(self, run: DesignRun, num_positions: int, num_groups: int | None) -> None:
+        self.run, self.num_groups = run, num_groups
+        self.designed = run.template == run.generator.process.vocab.mask_id
+        self.most = 1 if run.prepared.constrained is not None else min(num_positions, int(self.designed[0].sum()))
+
+    def __call__(
+        self, x: Tensor, value: Tensor, beta: float, number: int, start: Tensor | None = None, max_changes: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The sequences (B, L) and their rewards (B,) after one proposal for each, with the noise of step `number`.
+
+        At most `max_changes` positions differ from `start` afterwards. Rewards are computed for the proposals that change something.
+        """
+        proposal = self._redrawn(x, number)
+        changed = (proposal != x).any(-1)
+        if start is not None and max_changes is not None:
+            changed &= (proposal != start).sum(-1) <= max_changes
+        if not bool(changed.any()):
+            return x, value
+        proposed, rows = value.clone(), changed.to(value.device)
+        proposed[rows] = self.run.rewards(proposal[changed])
+        gain = beta * (proposed - value)
+        accepted = rows & (self.run.draws.at(number).uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
+        return torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(accepted, proposed, value)
+
+    def _redrawn(self, x: Tensor, number: int) -> Tensor:
+        """The sequences with some of the designed positions drawn again."""
+        draws, process, calls = self.run.draws.at(number), self.run.generator.process, self.run.calls
+        count = 1 + (draws.uniform("size", 1) * self.most).long().clamp(max=self.most - 1)  # (B, 1)
+        keys = draws.uniform("place", x.shape[1]).masked_fill(~self.designed.to(count.device), 2.0)
         rank = keys.argsort(-1).argsort(-1)  # positions to draw again are those of rank below `count`, in this order
         groups = count if self.num_groups is None else count.clamp(max=self.num_groups)
         group = torch.where(rank < count, rank * groups // count, -1).to(x.device)
@@ -112,7 +139,7 @@ class Metropolis(DesignMethod):
         uniform = draws.uniform("again", x.shape[1])
         for index in range(int(groups.max())):
             now = group == index
-            log_probs = run.calls.log_probs(x, time_of(x, process, run.calls.valid), now)
-            tokens = draw_in_chunks(log_probs, uniform[now.to(uniform.device)], run.generator.sampler.adjust)
-            x = run.filled(x, now, tokens)
+            log_probs = calls.log_probs(x, time_of(x, process, calls.valid), now)
+            tokens = draw_in_chunks(log_probs, uniform[now.to(uniform.device)], self.run.generator.sampler.adjust)
+            x = self.run.filled(x, now, tokens)
         return x

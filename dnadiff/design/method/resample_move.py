@@ -1,0 +1,110 @@
+"""Resample-move: a population of complete sequences under a rising weight of the reward, with Metropolis-Hastings moves by the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff import checks
+from dnadiff.categorical import NoMassError
+from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size, systematic_resample
+from dnadiff.design.method.base import DesignMethod, Goal
+from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.metropolis import Move, check_both_sides
+from dnadiff.design.request import Target
+from dnadiff.sampler.base import Sampler
+
+
+@dataclass(eq=False)
+class ResampleMove(DesignMethod):
+    """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del Moral, Doucet and Jasra 2006).
+
+    The designs of a batch are one population. It begins with samples of the model. In stage k of `num_stages` its weights change by
+    exp((beta_k - beta_{k-1}) r(x)), beta_k = beta k / num_stages. If the effective sample size falls below `threshold` times the size of
+    the batch, sequences with a large weight are copied and others dropped. Then each sequence makes `num_moves` moves of `Metropolis` at
+    beta_k, which make copies different again. Reward calls per design: 1 + the moves that change something, num_stages * num_moves at most.
+
+    If samples and moves draw one position for each network call (`sampler=first_hitting`, or `grouped` with as many groups as positions, and
+    `num_groups=null`), and the model's conditional distributions are those of one joint distribution p(x), weighted designs have the
+    distribution p(x) exp(beta r(x)) as the population grows, and the mean weight is an unbiased estimate of its normalizing constant for a
+    population of any size. Otherwise the designs have no weights: the samples that a population begins with have another distribution than
+    the one that its moves leave unchanged.
+
+    Args:
+        num_stages: steps of beta.
+        num_moves: proposals in a stage.
+        num_positions, num_groups: as in `Metropolis`.
+        threshold: 0 never resamples (annealed importance sampling), 1 resamples whenever the weights differ.
+
+    Examples:
+        >>> ResampleMove(num_stages=32).num_moves
+        1
+    """
+
+    num_stages: checks.PositiveInt = 32
+    num_moves: checks.PositiveInt = 1
+    num_positions: checks.PositiveInt = 8
+    num_groups: checks.PositiveInt | None = None
+    threshold: checks.Fraction = 0.5
+
+    has_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_stages", "num_moves", "num_positions"):
+            setattr(self, name, checks.integer(f"method.{name}", getattr(self, name)))
+        self.num_groups = checks.optional_integer("method.num_groups", self.num_groups)
+        self.threshold = checks.fraction("method.threshold", self.threshold)
+
+    @override
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
+        check_both_sides(self, generator)
+
+    @override
+    def supports_weights(self, sampler: Sampler, length: int) -> bool:
+        return super().supports_weights(sampler, length) and self.num_groups is None and sampler.draws_one_by_one(length)
+
+    @override
+    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+        run = DesignRun(generator, goal, targets, numbers, seed)
+        first = generator.fill(list(zip(numbers, targets)), seed)
+        run.calls.nfe, run.calls.rows = first.nfe, first.rows
+        x = torch.stack([torch.from_numpy(tokens) for tokens in first.tokens]).to(run.template)
+        weight = torch.zeros(len(x), dtype=torch.float64) if first.log_weight is None else torch.from_numpy(first.log_weight)
+        with torch.no_grad():
+            x, value, weight = self._stages(run, x, weight.to(run.exact_device))
+        return run.batch(x, value, weight if self.supports_weights(generator.sampler, x.shape[1]) else None)
+
+    def _stages(self, run: DesignRun, x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The population after the last stage: sequences (B, L), rewards and log weights (B,)."""
+        if bool(log_weight.isneginf().any()):  # impossible under the template: the model has no conditional probabilities to move them by
+            ancestors, log_weight = resampled(run, log_weight, self.num_stages)
+            x = x[ancestors.to(x.device)]
+        move, value = Move(run, self.num_positions, self.num_groups), run.rewards(x)
+        rise = run.goal.beta / self.num_stages
+        for stage in range(self.num_stages):
+            log_weight = log_weight + rise * value
+            if effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
+                ancestors, log_weight = resampled(run, log_weight, stage)
+                x, value = x[ancestors.to(x.device)], value[ancestors.to(value.device)]
+            for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
+                x, value = move(x, value, rise * (stage + 1), number)
+        return x, value, log_weight
+
+
+def resampled(run: DesignRun, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The row numbers of the sequences that are copied, and their weights, which are equal and keep the mean weight (B,).
+
+    Raises:
+        NoMassError: if all weights are zero.
+    """
+    if bool(log_weight.isneginf().all()):
+        raise NoMassError("no sequence of the population is possible under the template")
+    uniform, size = float(run.draws.at(number).uniform("resample", 1)[0]), len(log_weight)
+    ancestors = torch.from_numpy(systematic_resample(log_weight.cpu().numpy(), size, uniform))
+    return ancestors, (log_weight.logsumexp(0) - math.log(size)).expand(size).clone()
