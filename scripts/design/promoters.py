@@ -237,8 +237,7 @@ class Promoters:
     def measure(self, method: str, designs: int, settings: Settings, file: str) -> None:
         """What a process of `throughput` does."""
         made = designers.measured(method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings)
-        scale = 1 if sys.platform == "darwin" else 1024
-        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+        megabytes = peak_megabytes()
         shares = {"in_model": made.in_model / made.seconds, "in_oracle": made.in_oracle / made.seconds}
         row = {
             "designs": designs,
@@ -264,6 +263,14 @@ class Promoters:
             comparison.picture(found["methods"], counted or [judging.CNN], self.kept.folder / PICTURE)
         measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
+
+
+def peak_megabytes() -> float:
+    """The peak memory of this process. On Linux `ru_maxrss` begins with that of the process that started this one."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) * 1024 / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def main() -> None:
