@@ -30,10 +30,9 @@ LABELS = {
     "license": "license",
     "data_license": "license of the data",
     "purpose": "for",
-    "note": "note",
 }
 MISSING = "not recorded"
-OPTIONAL = ("labels", "max_length", "seconds", "note")  # absent means that there are none
+OPTIONAL = ("labels", "max_length", "seconds")  # absent means that there are none
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
@@ -60,8 +59,8 @@ def show(about: Config) -> None:
     print(table([(LABELS[key], text or MISSING) for key, text in cells.items() if text or key not in OPTIONAL]))
     if about["data_changed"]:
         print("\nThe files of the training data had changed when the model was exported: their records are left out.")
-    if about["remark"]:
-        print(f"\n{about['remark']}")
+    for text in filter(None, (about["remark"], about["note"])):
+        print(f"\n{text}")
     found = about["likelihood"]
     if not found:
         print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={about['checkpoint']})")
