@@ -126,7 +126,8 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
         if weighted is None:
             raise ValueError(
                 "resample=true needs a sampler with importance weights: not low_confidence, threshold, fast_dllm, remdm or forward_backward, "
-                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults"
+                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults; "
+                "method=resample_move needs sampler=first_hitting and method.num_groups=null"
             )
         raise ValueError(
             "resample=true: these samples have no weights; it is for partial letters (R, Y, ...), gc, or templates with given letters to the "

@@ -127,6 +127,7 @@ WRONG = {
     "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
     "designs are compared at one length, and this request has 20 to 30": ["reward=gc", "length=20:30"],
     "start= is for methods that change given sequences, and BestOfN does not": ["reward=gc", "start=s.fa", "length=null"],
+    "method=resample_move needs sampler=first_hitting": ["reward=gc", "method=resample_move", "method.num_groups=2", "resample=true"],
     "start= has complete sequences; of infill, length": ["reward=gc", "start=s.fa", "method=metropolis"],
     "resample=true needs a method with importance weights, and BestOfN has none": ["reward=gc", "resample=true"],
     "needs a sampler whose order does not depend on tokens, not Confidence": ["reward=gc", "method=smc", "sampler=confidence"],
