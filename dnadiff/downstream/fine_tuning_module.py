@@ -32,6 +32,12 @@ class Validation(NamedTuple):
     score: ValidScore
 
 
+def validate(classifier: SequenceClassifier, items: Items, batch_size: int, stranded: bool) -> Validation:
+    """The predictions of validation items and their score; `batch_size` is that of training."""
+    predictions = classifier.predict(items, EVALUATION * batch_size, not stranded)
+    return Validation(predictions, classifier.target.valid_score(predictions, items.labels))
+
+
 class FineTuningModule(lightning.LightningModule):
     """Trains a classifier with the loss of its target and keeps the weights of the best epoch on the validation items.
 
@@ -44,6 +50,7 @@ class FineTuningModule(lightning.LightningModule):
         layer_decay: see `dnadiff.downstream.layer_decay`; 1 trains all layers at one rate.
         mixup: see `dnadiff.downstream.mixup`; 0 is none.
         budget: stop after the epoch in which it ends.
+        start: the validation of the weights that the classifier has, if these can be the best ones.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class FineTuningModule(lightning.LightningModule):
         layer_decay: float = 1.0,
         mixup: float = 0.0,
         budget: Budget | None = None,
+        start: Validation | None = None,
     ) -> None:
         super().__init__()
         self.classifier, self.data = classifier, data
@@ -69,6 +77,8 @@ class FineTuningModule(lightning.LightningModule):
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
         self.best_valid: Tensor | None = None  # predictions of the validation items under the best weights
+        if start is not None:
+            self.best_score, self.best_weights, self.best_valid = start.score, copy.deepcopy(classifier.state_dict()), start.predictions
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
@@ -135,8 +145,7 @@ class FineTuningModule(lightning.LightningModule):
 
     def validate(self, items: Items) -> Validation:
         """The predictions of validation items and their score."""
-        predictions = self.classifier.predict(items, EVALUATION * self.batch_size, not self.data.stranded)
-        return Validation(predictions, self.classifier.target.valid_score(predictions, items.labels))
+        return validate(self.classifier, items, self.batch_size, self.data.stranded)
 
     @override
     def on_train_epoch_end(self) -> None:

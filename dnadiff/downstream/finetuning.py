@@ -19,9 +19,10 @@ from dnadiff.config import Config, Json
 from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.budget import MAX_EPOCHS, Budget, automatic_plan
 from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassifier, build_classifier, check_length
-from dnadiff.downstream.fine_tuning_module import FineTuningModule, train
+from dnadiff.downstream.fine_tuning_module import FineTuningModule, train, validate
 from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.head_inputs import HeadInputs
+from dnadiff.downstream.head_training import train_head
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
 from dnadiff.downstream.rate_search import MIN_TRIAL_STEPS, TRIAL_SHARE, ShortRun, Trials, find_rate_and_plan, search_steps
@@ -96,6 +97,10 @@ class NetworkModel(TaskModel):
     def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
         """The classifier before training; ValueError if the task does not fit it."""
 
+    def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
+        """Train a part of a new classifier before all of it; returns what was done, for `fit_info`. Empty by default: nothing."""
+        return {}
+
     @override
     def check(self, data: TaskData) -> None:
         self._target(data)
@@ -122,6 +127,8 @@ class NetworkModel(TaskModel):
         budget = Budget(self.minutes)
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
+        prepared = self.prepare(classifier, data, seed, budget, report)
+        first = validate(classifier, data.valid, self.batch_size, data.stranded) if prepared else None
         start = copy.deepcopy(classifier.state_dict())
         settings = {**self.optimization, **self.changes, "batch_size": self.batch_size, "seed": seed, "report": report}
 
@@ -134,13 +141,13 @@ class NetworkModel(TaskModel):
         if found.searched or budget.is_limited:
             log.info(f"{data.name}, seed {seed}: {found}")
         classifier.load_state_dict(start)
-        module = FineTuningModule(classifier, data, found.lr, **settings, budget=budget)
+        module = FineTuningModule(classifier, data, found.lr, **settings, budget=budget, start=first)
         train(module, found.plan, self.trainer)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
         self.valid_score, self.valid_predictions = module.best_score, module.best_valid
-        self.fit_info = {**found.describe(), **_describe_fit(module)}
+        self.fit_info = {**prepared, **found.describe(), **_describe_fit(module)}
         if found.searched:
             self.fit_info = {**self.fit_info, "chosen": {"lr": found.lr, "batch_size": self.batch_size}}
         return classifier.eval()
@@ -195,6 +202,8 @@ class FineTunedModel(NetworkModel):
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
+        freeze_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number.
+        device: where the head alone is trained.
     """
 
     kind = "Network"
@@ -208,12 +217,15 @@ class FineTunedModel(NetworkModel):
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
+        freeze_epochs: int | None = 0,
+        device: str = "cpu",
         **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
         self.frozen, self.adapter = frozen or Frozen(), adapter
+        self.freeze_epochs, self.device = optional_integer("freeze_epochs", freeze_epochs, 0), device
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -224,7 +236,17 @@ class FineTunedModel(NetworkModel):
             described["inputs"] = asdict(self.inputs)
         if self.frozen != Frozen():
             described["frozen"] = self.frozen._asdict()
+        if self.freeze_epochs != 0:
+            described["freeze_epochs"] = self.freeze_epochs
         return described if self.adapter is None else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
+
+    @override
+    def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
+        if self.freeze_epochs == 0:
+            return {}
+        assert isinstance(classifier, Classifier)
+        classifier.to(self.device)
+        return train_head(classifier, data, self.freeze_epochs, self.optimization["weight_decay"], seed, budget, report)
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:

@@ -118,6 +118,10 @@ class ItemBatch(NamedTuple):
     valid: Tensor | None
     labels: Tensor
 
+    def first(self, number: int) -> ItemBatch:
+        """The first `number` items."""
+        return ItemBatch(self.ids[:number], None if self.valid is None else self.valid[:number], self.labels[:number])
+
     def to(self, device: torch.device) -> ItemBatch:
         """The batch on a device."""
         return ItemBatch(self.ids.to(device), None if self.valid is None else self.valid.to(device), self.labels.to(device))
@@ -155,13 +159,16 @@ class ShuffledBatches:
 
     If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before they are cut into batches, and
     the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order. With `both_strands`, each
-    item is reverse-complemented with probability 1/2.
+    item is reverse-complemented with probability 1/2, and with `other_strand` exactly those items that would not be.
     """
 
     bucket_batches = 32
 
-    def __init__(self, items: Items, batch_size: int, vocab: Vocab, seed: int, epoch: int, both_strands: bool) -> None:
-        self.items, self.batch_size, self.vocab, self.both_strands = items, batch_size, vocab, both_strands
+    def __init__(
+        self, items: Items, batch_size: int, vocab: Vocab, seed: int, epoch: int, both_strands: bool, other_strand: bool = False
+    ) -> None:
+        self.items, self.batch_size, self.vocab = items, batch_size, vocab
+        self.both_strands, self.other_strand = both_strands, other_strand
         self.key, self.seconds = hash64(seed, "batches", epoch), 0.0
 
     def __len__(self) -> int:
@@ -171,7 +178,7 @@ class ShuffledBatches:
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
-        reverse = torch.rand(len(self.items), generator=generator) < 0.5
+        reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
         for index in self._batches(order, generator):
             batch = make_batch(self.items, index, self.vocab, reverse[index] if self.both_strands else None)
             self.seconds += time.perf_counter() - start

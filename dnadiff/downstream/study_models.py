@@ -56,7 +56,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     Args:
         config: of the command `finetune`, with one task.
         loaded: the pretrained model of DNA.
-        device: where frozen networks run.
+        device: where networks run that are not trained.
     """
     tokenizer = loaded.tokenizer
     assert isinstance(tokenizer, DNATokenizer)
@@ -92,12 +92,13 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         only_new = frozen.backbone or adapter is not None
         automatic = resolve(config["layer_decay"], LAYER_DECAY if protocol.epochs is None else 1.0)
         special: TrainingSettings = {"layer_decay": 1.0 if only_new else automatic}
-        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter)
+        freeze_epochs = resolve(config["freeze_epochs"], None if protocol.epochs is None else 0)
+        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, freeze_epochs, device)
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
     from_scratch = candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
     if config["scratch"]:
-        make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None)
+        make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None, 0, device)
         models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
     if config["inputs"]["one_hot"]:
         models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, partial(_one_hot, tokenizer))
@@ -133,11 +134,13 @@ def _fine_tuned(
     inputs: HeadInputs,
     frozen: Frozen | None,
     adapter: LoRA | None,
+    freeze_epochs: int | None,
+    device: str,
     lr: Rates,
     head: Config,
     settings: TrainingSettings,
 ) -> NetworkModel:
-    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, **settings)
+    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, freeze_epochs, device, **settings)
 
 
 def _one_hot(tokenizer: DNATokenizer, lr: Rates, head: Config, settings: TrainingSettings) -> NetworkModel:
