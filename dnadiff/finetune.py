@@ -202,7 +202,7 @@ def run_task(
         )
     results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
-    progress = Progress(steps, "finetune")
+    progress = Progress(None if config["minutes"] else steps, "finetune")  # a budget ends most networks before the last of their steps
     pairs, rows = compared_pairs(config, models, data), combinations(config, models, data)
     result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
     progress.close()

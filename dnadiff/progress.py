@@ -20,14 +20,15 @@ _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 class Progress:
-    """Counts a known number of steps, with tokens per second and the remaining time.
+    """Counts steps, with tokens per second and the remaining time.
 
     Args:
+        total: number of steps; None if it is unknown, and then no remaining time is shown.
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
     """
 
-    def __init__(self, total: int, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int | None, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
         self.total, self.label, self.done, self.initial = total, printable(label), initial, initial
         stream = stream or sys.stderr
         self.display: _Bar | _Lines = _Bar(stream, self.label, total) if stream.isatty() else _Lines(stream, self.label, every)
@@ -41,17 +42,20 @@ class Progress:
         self.tokens += tokens
         self.notes |= {name: printable(str(value)) for name, value in notes.items()}
         now = time.monotonic()
-        if now - self.shown >= self.display.every or (self.done >= self.total and self.display.shows_end):
+        if now - self.shown >= self.display.every or (self.total is not None and self.done >= self.total and self.display.shows_end):
             self.shown = now
             self.display.show(self.done, self._text(now))
 
     def _text(self, now: float) -> str:
         seconds = max(now - self.start, 1e-9)
-        left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
-        parts = [f"{self.done}/{self.total}", *(f"{name} {value}" for name, value in self.notes.items())]
+        count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+        parts = [count, *(f"{name} {value}" for name, value in self.notes.items())]
         if self.tokens:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        return "  ".join([*parts, f"{duration(left)} left"])
+        if self.total is not None:
+            left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
+            parts.append(f"{duration(left)} left")
+        return "  ".join(parts)
 
     def close(self) -> None:
         """End the line."""
@@ -80,14 +84,14 @@ class _Bar:
     shows_end = True
     every = 0.2
 
-    def __init__(self, stream: TextIO, label: str, total: int) -> None:
+    def __init__(self, stream: TextIO, label: str, total: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
 
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TextColumn("{task.fields[text]}", markup=False)
         self.bars = Bars(*columns, console=Console(file=stream, highlight=False), auto_refresh=False)
-        self.task = self.bars.add_task(label, total=max(total, 1), text="")
+        self.task = self.bars.add_task(label, total=None if total is None else max(total, 1), text="")
         self.bars.start()
         atexit.register(self.bars.stop)  # a process that is interrupted shows the cursor again
 

@@ -10,6 +10,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_an_unknown_total_has_no_remaining_time():
+    stream = io.StringIO()
+    Progress(None, "finetune", every=0, stream=stream).update(3, 300)
+    assert stream.getvalue().startswith("finetune  3  ") and "left" not in stream.getvalue()
+    bar = Progress(None, "finetune", stream=Terminal())
+    bar.update(2)
+    bar.close()
+
+
 def test_a_terminal_gets_a_bar_and_its_cursor_back(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
