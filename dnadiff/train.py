@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from dnadiff.config import Config, Json, build, is_remote
 from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
+from dnadiff.training.memory import peak_memory
 from dnadiff.training.resume import clear, holds_run, resumable, resume_step, use_initial_network
 
 if TYPE_CHECKING:
@@ -227,11 +226,6 @@ def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module
         log.info(note)
 
 
-def num_parameters(module: DiffusionModule) -> int:
-    """The number of parameters of the denoiser."""
-    return sum(p.numel() for p in module.denoiser.parameters())
-
-
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the final table."""
     from dnadiff.data.cache import hash_file
@@ -251,7 +245,7 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         "parameters": num_parameters(module),
         **last,
         "best_valid_nll": min(valid, default=None),
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": peak_memory() >> 20,
     }
     shown = [("steps", f"{metrics['step']:,}"), ("tokens", f"{metrics['tokens']:,}"), ("time", duration(seconds))]
     shown += [("tokens/s", f"{metrics['tokens_per_second']:,}"), ("parameters", f"{metrics['parameters']:,}")]
@@ -268,10 +262,9 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     return metrics
 
 
-def peak_memory_mb() -> int:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+def num_parameters(module: DiffusionModule) -> int:
+    """The number of parameters of the denoiser."""
+    return sum(p.numel() for p in module.denoiser.parameters())
 
 
 def main() -> None:

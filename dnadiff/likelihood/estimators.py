@@ -109,7 +109,7 @@ class CountForm(Estimator):
 
     def _on_doubling(self, draws: int, se: float) -> None:
         self.calls = draws
-        self.bar.total += len(self.windows)
+        self.bar.total = (self.bar.total or 0) + len(self.windows)
         log.info(f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more")
 
     @override

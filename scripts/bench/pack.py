@@ -20,12 +20,13 @@ import numpy as np
 
 RECORDS = 24
 MEASURED = """
-import json, resource, sys, time
+import json, sys, time
 from dnadiff.data.genome.genome import Genome
+from dnadiff.training.memory import peak_memory
 start, work = time.perf_counter(), time.process_time()
 genome = Genome.open(sys.argv[1])
 seconds, work = time.perf_counter() - start, time.process_time() - work
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = peak_memory() >> 10
 start = time.perf_counter()
 Genome.open(sys.argv[1])
 print(json.dumps({"seconds": seconds, "work": work, "peak": peak, "again": time.perf_counter() - start, "total": genome.total}))

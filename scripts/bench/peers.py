@@ -19,7 +19,6 @@ of network calls (BERT has 85 tokens, so at most 85), and `python -m dnadiff.jud
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -38,6 +37,7 @@ from dnadiff.data.files import atomic_write, write_json
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.nucleotides import FIRST_BASE
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.training.memory import peak_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 import study
@@ -157,7 +157,7 @@ class Study:
             row["sampling_seconds"] = time.monotonic() - begin
             text = "".join(f">sample_{i}\n{each}\n" for i, each in enumerate(drawn))
             (self.folder / f"{name}.fa").write_text(text, encoding="ascii")
-        row["peak_memory_mb"] = max(row["peak_memory_mb"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+        row["peak_memory_mb"] = max(row["peak_memory_mb"], peak_memory() >> 20)
         return row
 
     def trials(self, side: str) -> list[str]:

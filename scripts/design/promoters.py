@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -41,6 +40,7 @@ import dnadiff
 from dnadiff.data.run_data import run_data
 from dnadiff.metrics import memorization
 from dnadiff.reward.predicted import PredictedReward
+from dnadiff.training.memory import peak_memory
 
 FULL = {
     "designs": 200,
@@ -237,7 +237,7 @@ class Promoters:
     def measure(self, method: str, designs: int, settings: Settings, file: str) -> None:
         """What a process of `throughput` does."""
         made = designers.measured(method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings)
-        megabytes = peak_megabytes()
+        megabytes = peak_memory() / 1e6
         shares = {"in_model": made.in_model / made.seconds, "in_oracle": made.in_oracle / made.seconds}
         row = {
             "designs": designs,
@@ -263,14 +263,6 @@ class Promoters:
             comparison.picture(found["methods"], counted or [judging.CNN], self.kept.folder / PICTURE)
         measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
-
-
-def peak_megabytes() -> float:
-    """The peak memory of this process. On Linux `ru_maxrss` begins with that of the process that started this one."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) * 1024 / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def main() -> None:

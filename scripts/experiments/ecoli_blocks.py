@@ -263,11 +263,12 @@ class Study:
 
 _FEW_CALLS = ("sampler=block", "sampler.sampler.num_groups=4")  # of each block: a million bases at 2 % lost structure would take an hour
 _MEASURED = """
-import importlib, json, resource, sys
+import importlib, json, sys
 from pathlib import Path
+from dnadiff.training.memory import peak_memory
 importlib.import_module(sys.argv.pop(1)).main()
 run = next(a.partition("=")[2] for a in sys.argv if a.startswith("checkpoint="))
-(Path(run) / "long.json").write_text(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+(Path(run) / "long.json").write_text(json.dumps(peak_memory() / 2**20))
 """
 
 

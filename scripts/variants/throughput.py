@@ -52,7 +52,8 @@ QUICK = {
 }
 # Prints the windows of each call of the network, when it began and when it ended, and the peak memory.
 _MEASURED = """
-import importlib, json, resource, sys, time
+import importlib, json, sys, time
+from dnadiff.training.memory import peak_memory
 from dnadiff.variants import main
 module, _, name = sys.argv.pop(1).rpartition(".")
 kind = getattr(importlib.import_module(module), name)
@@ -66,7 +67,7 @@ def features(self, ids, *args, **kwargs):
 kind.features = features
 main()
 inside, whole = sum(end - start for start, end in times[1:]), times[-1][1] - times[0][1]
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = peak_memory() / 2**20
 print(json.dumps({"windows": sum(windows), "timed": sum(windows[1:]), "inside": inside, "whole": whole, "peak_mb": peak}))
 """
 
