@@ -38,7 +38,7 @@ KEYS: Keys = {
     "lr_scratch": Rate | Literal["auto"] | list[Rate],
     "layer_decay": Rate | Literal["auto"],
     "freeze": Literal["none", "backbone"] | checks.PositiveInt,
-    "freeze_epochs": checks.Natural | Literal["auto"],
+    "head_epochs": checks.Natural | Literal["auto"],
     "class_weights": Literal["none", "balanced"],
     "mixup": checks.NonNegative,
     "average": bool,
@@ -129,8 +129,8 @@ def check_settings(config: Config) -> None:
         config[key] = checks.integer(key, config[key], minimum, maximum)
     for key in ("epochs", "patience", "layer", "train_items"):
         config[key] = config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
-    config["freeze_epochs"] = (
-        config["freeze_epochs"] if config["freeze_epochs"] == AUTO else checks.integer("freeze_epochs", config["freeze_epochs"], 0)
+    config["head_epochs"] = (
+        config["head_epochs"] if config["head_epochs"] == AUTO else checks.integer("head_epochs", config["head_epochs"], 0)
     )
     config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
     for key in ("lr", "lr_scratch"):

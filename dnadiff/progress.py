@@ -23,7 +23,7 @@ class Progress:
     """Counts steps, with tokens per second and the remaining time.
 
     Args:
-        total: number of steps; None if it is unknown, and then no remaining time is shown.
+        total: number of steps; None if it is unknown. Without it, and before the first step, no remaining time is shown.
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
     """
@@ -52,7 +52,7 @@ class Progress:
         parts = [count, *(f"{name} {value}" for name, value in self.notes.items())]
         if self.tokens:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        if self.total is not None:
+        if self.total is not None and self.done > self.initial:
             left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
             parts.append(f"{duration(left)} left")
         return "  ".join(parts)

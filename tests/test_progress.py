@@ -14,6 +14,9 @@ def test_an_unknown_total_has_no_remaining_time():
     stream = io.StringIO()
     Progress(None, "finetune", every=0, stream=stream).update(3, 300)
     assert stream.getvalue().startswith("finetune  3  ") and "left" not in stream.getvalue()
+    stream = io.StringIO()
+    Progress(9, "finetune", every=0, stream=stream).update(0, 300)  # before the first step
+    assert stream.getvalue().startswith("finetune  0/9  ") and "left" not in stream.getvalue()
     bar = Progress(None, "finetune", stream=Terminal())
     bar.update(2)
     bar.close()

@@ -77,8 +77,7 @@ class FineTuningModule(lightning.LightningModule):
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
         self.best_valid: Tensor | None = None  # predictions of the validation items under the best weights
-        if start is not None:
-            self.best_score, self.best_weights, self.best_valid = start.score, copy.deepcopy(classifier.state_dict()), start.predictions
+        self.start = start
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
@@ -96,6 +95,12 @@ class FineTuningModule(lightning.LightningModule):
             ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
         )
         return self.loaders[-1]
+
+    @override
+    def on_train_start(self) -> None:
+        if self.start is not None:  # here, because the weights are now on the device of the training
+            self.best_valid, self.best_score = self.start
+            self.best_weights = copy.deepcopy(self.classifier.state_dict())
 
     @override
     def on_train_epoch_start(self) -> None:

@@ -202,7 +202,7 @@ class FineTunedModel(NetworkModel):
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
-        freeze_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number.
+        head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number.
         device: where the head alone is trained.
     """
 
@@ -217,7 +217,7 @@ class FineTunedModel(NetworkModel):
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
-        freeze_epochs: int | None = 0,
+        head_epochs: int | None = 0,
         device: str = "cpu",
         **settings: Unpack[TrainingSettings],
     ) -> None:
@@ -225,7 +225,7 @@ class FineTunedModel(NetworkModel):
         self.backbone, self.about = backbone, dict(about or {})
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
         self.frozen, self.adapter = frozen or Frozen(), adapter
-        self.freeze_epochs, self.device = optional_integer("freeze_epochs", freeze_epochs, 0), device
+        self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -236,17 +236,17 @@ class FineTunedModel(NetworkModel):
             described["inputs"] = asdict(self.inputs)
         if self.frozen != Frozen():
             described["frozen"] = self.frozen._asdict()
-        if self.freeze_epochs != 0:
-            described["freeze_epochs"] = self.freeze_epochs
+        if self.head_epochs != 0:
+            described["head_epochs"] = self.head_epochs
         return described if self.adapter is None else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
 
     @override
     def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
-        if self.freeze_epochs == 0:
+        if self.head_epochs == 0:
             return {}
         assert isinstance(classifier, Classifier)
         classifier.to(self.device)
-        return train_head(classifier, data, self.freeze_epochs, self.optimization["weight_decay"], seed, budget, report)
+        return train_head(classifier, data, self.head_epochs, self.batch_size, self.optimization["weight_decay"], seed, budget, report)
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:

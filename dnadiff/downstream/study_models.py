@@ -92,8 +92,8 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         only_new = frozen.backbone or adapter is not None
         automatic = resolve(config["layer_decay"], LAYER_DECAY if protocol.epochs is None else 1.0)
         special: TrainingSettings = {"layer_decay": 1.0 if only_new else automatic}
-        freeze_epochs = resolve(config["freeze_epochs"], None if protocol.epochs is None else 0)
-        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, freeze_epochs, device)
+        head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
+        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, head_epochs, device)
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
     from_scratch = candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
@@ -134,13 +134,13 @@ def _fine_tuned(
     inputs: HeadInputs,
     frozen: Frozen | None,
     adapter: LoRA | None,
-    freeze_epochs: int | None,
+    head_epochs: int | None,
     device: str,
     lr: Rates,
     head: Config,
     settings: TrainingSettings,
 ) -> NetworkModel:
-    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, freeze_epochs, device, **settings)
+    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, head_epochs, device, **settings)
 
 
 def _one_hot(tokenizer: DNATokenizer, lr: Rates, head: Config, settings: TrainingSettings) -> NetworkModel:

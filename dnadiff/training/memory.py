@@ -4,7 +4,7 @@ import resource
 import sys
 from pathlib import Path
 
-_STATUS = Path("/proc/self/status")
+STATUS = Path("/proc/self/status")
 
 
 def peak_memory() -> int:
@@ -12,8 +12,8 @@ def peak_memory() -> int:
 
     On Linux `ru_maxrss` of a new program begins with that of the process that started it; the kernel's own VmHWM does not.
     """
-    if _STATUS.is_file():
-        kilobytes = [int(line.split()[1]) for line in _STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")]
+    if STATUS.is_file():
+        kilobytes = [int(line.split()[1]) for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")]
         if kilobytes:
             return kilobytes[0] << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)

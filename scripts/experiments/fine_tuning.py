@@ -32,7 +32,7 @@ ORGANISMS = {
     **dict.fromkeys(("emp",), "yeast"),
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
-PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "freeze_epochs=0"]  # one fixed rate, as published
+PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "head_epochs=0"]  # one fixed rate, as published
 ABLATION = {"plain": ["head=mean", *PLAIN], "head": [f"head={HEAD}", *PLAIN], "recipe": ["head=mean"], "both": [f"head={HEAD}"]}
 KINDS = {
     "full": ["baselines=all"],

@@ -14,9 +14,10 @@ from dnadiff.downstream.budget import Budget
 from dnadiff.downstream.classifier import Classifier, build_classifier
 from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.head_inputs import HeadInputs
-from dnadiff.downstream.head_training import read_features, train_head
+from dnadiff.downstream.head_training import Clock, read_features, train_head
 from dnadiff.downstream.items import Items, ShuffledBatches, TaskData, make_batch, reverse_complement_rows
 from dnadiff.downstream.model import no_report
+from dnadiff.downstream.target.multilabel import MultiLabelTarget
 from dnadiff.downstream.target.regression import RegressionTarget
 
 DNA = DNATokenizer()
@@ -41,7 +42,7 @@ def classifier_of(kind: type = Caduceus, stranded: bool = True) -> Classifier:
 
 
 def trained(classifier: Classifier, data: TaskData, epochs: int | None = None, seed: int = 0, budget: Budget | None = None) -> dict:
-    return train_head(classifier, data, epochs, 0.1, seed, budget or Budget(None), no_report)
+    return train_head(classifier, data, epochs, 16, 0.1, seed, budget or Budget(None), no_report)
 
 
 @pytest.mark.parametrize("kind, stranded", [(Caduceus, True), (CaduceusPS, True), (CaduceusPS, False)])
@@ -77,7 +78,7 @@ def test_the_head_learns_and_the_network_keeps_its_weights():
     stored = read_features(
         classifier, ShuffledBatches(data.valid, 32, DNA.vocab, 0, 0, both_strands=True), 40, data.max_length, math.inf, no_report
     )
-    assert info["head_valid_loss"] == pytest.approx(loss(classifier, stored)) and info["head_valid_loss"] < 0.3
+    assert info["head_valid_loss"] == pytest.approx(loss(classifier, stored, 32)) and info["head_valid_loss"] < 0.3
     assert (classifier.predict(data.test, 16, True).argmax(1) == data.test.labels).float().mean() > 0.85
 
 
@@ -85,8 +86,8 @@ def test_a_seed_gives_the_same_head():
     heads = []
     for seed in (1, 1, 2):
         classifier = classifier_of()
+        torch.manual_seed(len(heads))  # the state of the global generator has no influence
         trained(classifier, task(), 2, seed)
-        torch.rand(7)  # the state of the global generator has no influence
         heads.append(classifier.head.state_dict())
     assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
     assert not all(torch.equal(heads[0][name], heads[2][name]) for name in heads[0])
@@ -116,14 +117,34 @@ def test_memory_limits_what_is_stored(monkeypatch):
     assert trained(classifier_of(CaduceusPS, False), task(), 1)["head_sequences"] == 50  # 16 features of each strand
     monkeypatch.setattr(head_training, "MAX_SEQUENCES", 60)
     assert trained(classifier_of(), task(), 1)["head_sequences"] == 60
+    monkeypatch.setattr(head_training, "MAX_SEQUENCES", 31)  # less than a batch
+    assert trained(classifier_of(), task(), 1) == {}
 
 
-def test_a_spent_budget_leaves_one_batch_and_no_training():
+@pytest.mark.parametrize("left", [-1.0, 0.0, 1e-9])
+def test_a_spent_budget_leaves_one_batch_and_no_training(left):
     class Spent(Budget):
-        left = 1e-9
+        pass
 
+    Spent.left = left
     info = trained(classifier_of(), task(), 5, budget=Spent(1))
-    assert info["head_sequences"] == head_training.BATCH_SIZE and info["head_epochs"] == 0
+    assert info["head_sequences"] == head_training.BATCH_SIZE and info["head_epochs"] <= 1
+
+
+def test_a_training_ends_with_its_steps_or_its_time():
+    times = iter([100.0, 101.0, 104.0, 120.0])
+    clock = Clock(10, 8.0, lambda: next(times))
+    assert [clock.progress(0), clock.progress(9), clock.progress(2)] == [1 / 8, 0.9, 1.0]
+    unlimited = Clock(10, math.inf, lambda: 1e9)
+    assert [unlimited.progress(step) for step in (0, 3, 10, 11)] == [0.0, 0.3, 1.0, 1.0]
+
+
+def test_a_small_batch_size_limits_what_is_in_memory(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(ShuffledBatches, "__init__", lambda self, items, size, *rest: sizes.append(size))
+    monkeypatch.setattr(ShuffledBatches, "__iter__", lambda self: iter([make_batch(items(20, 5), torch.arange(20), DNA.vocab)]))
+    train_head(classifier_of(), task(), 1, 2, 0.1, 0, Budget(None), no_report)
+    assert set(sizes) == {8}
 
 
 def fine_tuned(**settings) -> FineTunedModel:
@@ -133,7 +154,7 @@ def fine_tuned(**settings) -> FineTunedModel:
 
 def test_fine_tuning_starts_from_the_trained_head_and_never_ends_below_it():
     data = task()
-    wild = fine_tuned(freeze_epochs=4, epochs=1)
+    wild = fine_tuned(head_epochs=4, epochs=1)
     wild.rates = (1.0,)  # the whole network diverges
     classifier = wild.fit(data, 1)
     head_alone = wild.build_classifier(data, 1)
@@ -144,20 +165,46 @@ def test_fine_tuning_starts_from_the_trained_head_and_never_ends_below_it():
 
 
 def test_a_model_without_the_stage_is_described_as_before():
-    assert "freeze_epochs" not in fine_tuned().describe()
-    assert fine_tuned(freeze_epochs=None).describe()["freeze_epochs"] is None
-    with pytest.raises(ValueError, match="freeze_epochs -1 must be an integer of at least 0"):
-        fine_tuned(freeze_epochs=-1)
+    assert "head_epochs" not in fine_tuned().describe()
+    assert fine_tuned(head_epochs=None).describe()["head_epochs"] is None
+    with pytest.raises(ValueError, match="head_epochs -1 must be an integer of at least 0"):
+        fine_tuned(head_epochs=-1)
 
 
-def test_a_head_for_values_is_trained_too():
-    data = task()
-    parts = [Items(p.ids, p.lengths, p.labels[:, None].float() * 3) for p in (data.train, data.valid, data.test)]
-    values = TaskData("values", ["y"], *parts, target=RegressionTarget(["y"]))
-    model = fine_tuned(freeze_epochs=None, epochs=1)
-    torch.manual_seed(0)
-    model.fit(values, 0)
-    assert model.fit_info["head_valid_loss"] < 1.5  # 2.25 is the variance
+def with_labels(labels_of, target) -> TaskData:
+    """The task with other labels, made from those of a part."""
+    parts = [Items(p.ids, p.lengths, labels_of(p.labels.float())) for p in (task().train, task().valid, task().test)]
+    return TaskData("values", list(target.names), *parts, target=target)
+
+
+def gaps(labels: torch.Tensor) -> torch.Tensor:
+    """Two columns, the second with every third value missing."""
+    second = torch.where(torch.arange(len(labels)) % 3 > 0, 1 - labels, torch.nan)
+    return torch.stack([labels, second], 1)
+
+
+@pytest.mark.parametrize(
+    "target, labels_of, chance",
+    [
+        (RegressionTarget(["y"]), lambda y: 3 * y[:, None], 1.0),  # the variance of standardized values
+        (RegressionTarget(["y", "z"]), gaps, 1.0),
+        (MultiLabelTarget(["y", "z"]), gaps, math.log(2)),
+    ],
+)
+def test_a_head_for_values_or_labels_is_trained_too(target, labels_of, chance):
+    model = fine_tuned(head_epochs=None, epochs=1)
+    model.fit(with_labels(labels_of, target), 0)
+    assert model.fit_info["head_valid_loss"] < 0.7 * chance and model.fit_info["head_best_epoch"] > 0
+
+
+def test_a_head_without_known_validation_labels_stays_as_it_is():
+    data = with_labels(lambda y: 3 * y[:, None], RegressionTarget(["y"]))
+    data.valid.labels.fill_(torch.nan)
+    classifier = build_classifier(classifier_of().backbone, CONV, HeadInputs(), 1, 30, True)
+    classifier.target = data.target.fit(data.train.labels)
+    before = copy.deepcopy(classifier.state_dict())
+    assert trained(classifier, data)["head_best_epoch"] == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in classifier.state_dict().items())
 
 
 def test_a_batch_has_first_items():
