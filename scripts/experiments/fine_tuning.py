@@ -9,8 +9,8 @@ items are made by every piece, but the head is chosen on validation, in `head-TA
 
 Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
 `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is full, lora or probe),
-`ablation-TASK-CHANGE` on six sets, `seeds-TASK` (three seeds on six sets), `bases-TASK` (heads that also read the bases, with the same head on
-the bases alone as control).
+`ablation-TASK-CHANGE` on six sets, `seeds-TASK` (three seeds on six sets), `bases-TASK` on six sets (heads that also read the bases, with the
+same head on the bases alone as control).
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Study:
         runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n in size["few"] for t in FEW if t in self.tasks for k in KINDS}
         runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes]) for t in six for c, changes in ABLATION.items()}
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
-        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in sets}
+        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in six}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
         self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
 
