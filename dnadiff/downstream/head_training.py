@@ -143,7 +143,7 @@ def train_head(
         loss = _valid_loss(classifier, valid, batch_size)
         if loss < best_loss:
             best_loss, best_epoch, best_weights = loss, epoch, copy.deepcopy(head.state_dict())
-        report(0, head=f"epoch {epoch}")
+        report(0)
     head.load_state_dict(best_weights)
     return {"head_sequences": len(train), "head_epochs": epoch, "head_best_epoch": best_epoch, "head_valid_loss": best_loss}
 
