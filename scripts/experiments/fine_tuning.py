@@ -79,7 +79,8 @@ class Study:
         output = self.folder / "runs" / piece / "finetune.json"
         path = [] if file is None else [f"task.path={self.data / file}.csv.gz"]
         minutes = [] if self.size["minutes"] is None else [f"minutes={self.size['minutes']}"]
-        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *minutes, *more, *self.size["more"]]
+        fixed = ["task.protocol=fixed"]  # also of tasks whose default is cross-validation, which would train ten networks for each row
+        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *minutes, *more, *self.size["more"]]
         arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
         where = [f"results={self.folder / 'results'}", f"hydra.run.dir={output.parent}", "save_models=[]", "overwrite=true"]
         study.command("finetune", *arguments, *where)
