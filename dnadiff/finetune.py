@@ -85,7 +85,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     for name, task in tasks.items():
         try:
             data, protocol = read_task(task, loaded, config["layer"], config["train_items"])
-            models = checked_models(config, loaded, data, protocol)
+            settings = config | {"task": task, "head": head_of(config["head"], protocol, overrides)}
+            models = checked_models(settings, loaded, data, protocol)
         except (ValueError, FileNotFoundError) as error:
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
@@ -93,12 +94,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             log.warning(f"{name} is left out: {left_out[name]}")
             continue
         networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
-        found[name] = run_task(config | {"task": task}, data, protocol, models, loaded, overrides, results, networks, kmers)
+        found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
     with atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
-        file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
+        file.write(yaml.safe_dump(settings if several is None else config, sort_keys=False, width=120).encode())
     output.parent.mkdir(parents=True, exist_ok=True)
     write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {' '.join(overrides)}"])
     write_json(output, result)  # last: while it does not exist, the command can be started again
@@ -156,6 +157,14 @@ def read_task(task: Config, loaded: Loaded, layer: int | None, train_items: int 
     check_length(keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), layer), data)  # now, not after the baselines
     protocol.rounds(data, 1)  # refuse a task that cannot be divided
     return data, protocol
+
+
+def head_of(head: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
+    """The head of the configuration; the published one if the protocol is the published one and no override names a head."""
+    from dnadiff.downstream.classifier import MEAN_HEAD
+
+    named = any(override.lstrip("+").partition("=")[0].partition(".")[0] == "head" for override in overrides)
+    return MEAN_HEAD if protocol.epochs is not None and not named else head
 
 
 def checked_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit) -> dict[str, TaskModel]:

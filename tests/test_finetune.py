@@ -12,6 +12,7 @@ from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.downstream import study_models
+from dnadiff.downstream.classifier import MEAN_HEAD
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.protocol import build_protocol
 
@@ -60,6 +61,12 @@ def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
             patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
         commands.run("finetune", finetune.run, finetune.KEYS, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
     return run_dir
+
+
+def test_the_published_protocol_has_the_published_head_unless_one_is_named():
+    conv, paper, fixed = {"_target_": "conv"}, build_protocol("paper", 4), build_protocol("fixed", 4)
+    assert finetune.head_of(conv, fixed, []) == conv and finetune.head_of(conv, paper, ["task=tf_0", "lr=1e-3"]) == MEAN_HEAD
+    assert finetune.head_of(conv, paper, ["head=conv"]) == conv and finetune.head_of(conv, paper, ["head.dropout=0.3"]) == conv
 
 
 def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
