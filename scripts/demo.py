@@ -38,7 +38,14 @@ FINETUNE_TOKENS = 4_000 * TASK_LENGTH  # of a seed: 2,000 windows per class
 LONG = 1024
 TRAINING_SHARE = 0.3  # of the total time: below that, the other stages are shortened first
 RESERVE = 0.05  # of the remaining time, for what the predictions miss
-RECIPE = ("scratch=false", "head=mean", "epochs=1", "head_epochs=0", "lr=5e-4", "layer_decay=1")  # of fine-tuning: the default trains for longer
+RECIPE = (
+    "scratch=false",
+    "head=mean",
+    "epochs=1",
+    "head_epochs=0",
+    "lr=5e-4",
+    "layer_decay=1",
+)  # of fine-tuning: the default trains for longer
 
 
 @dataclass(frozen=True)
