@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import difflib
 import functools
+import logging
 import os
 import re
 import sys
@@ -48,6 +49,9 @@ COMMANDS = {
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
 }
+# They run no network, or store the number of threads in their output, as .dnd files do.
+WITHOUT_NETWORK = ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge")
+log = logging.getLogger("dnadiff")
 
 
 def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = None) -> None:
@@ -115,6 +119,9 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         holder = functools.reduce(lambda inner, part: inner.get(part) or {}, parents, plain)
         if last in holder:
             check_value(key, holder[last], keys[key])
+    uses_network = name not in WITHOUT_NETWORK
+    if uses_network and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
+        log.info(f"{name}: loading PyTorch" + (" and Lightning" if "trainer" in plain else ""))  # seconds, before the first result
     check(plain, trust=None)
     from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
     from dnadiff.downstream.saved import refuse_classifier
@@ -123,7 +130,7 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     refuse_remote_shards(plain)
     if plain.get("launcher"):  # starts this command once for each shard
         return build(plain["launcher"], trust=None).launch(name, plain, overrides, parse(sys.argv[1:])[0])
-    if name not in ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge"):  # .dnd files store the number
+    if uses_network:
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()

@@ -3,9 +3,12 @@
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import dnadiff
 
@@ -99,6 +102,17 @@ for module in sys.argv[1:]:
     modules = ["dnadiff", "dnadiff.__main__", *(f"dnadiff.{name}" for name in sorted(COMMANDS))]
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command, line", [("train", "train: loading PyTorch and Lightning"), ("sample", "sample: loading PyTorch")])
+def test_the_first_line_is_logged_before_torch_is_imported(tmp_path, command, line):
+    arguments = ("data=fasta", "data.path=absent.fa") if command == "train" else ("checkpoint=absent",)
+    shown = [sys.executable, "-X", "importtime", "-m", f"dnadiff.{command}", *arguments, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(shown, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    imported = [at for at, text in enumerate(lines) if re.match(r"import time:.*\| +(torch|lightning)\b", text)]
+    assert lines.index(line) < min(imported) and any(text.startswith("error: ") for text in lines)
 
 
 def test_kernels_and_backbones_need_torch_alone(python, without):
