@@ -30,6 +30,7 @@ MOVED = {
 RENAMED_CHOICES = {
     "objective/masking=coins": "objective/masking=bernoulli",
     "objective/masking=steps": "objective/masking=discrete_time",
+    "experiment=human_chr20": "experiment=chr20_hnf4a",
     "sampler=drawn_token": "sampler=low_confidence",
 }
 DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus

@@ -39,7 +39,7 @@ def stand_in(name, shared_data, tmp_path):
 # With a network and data this small each of them is nearly the same run as another one.
 REPEATED = {f"ablation_{name}" for name in ("steps_100", "steps_1000", "medium", "tiny", "time_conditioning", "no_carry_over")}
 REPEATED |= {f"ablation_noise_{name}" for name in ("cosine", "cosine_squared", "linear")} | {"lm1b_ar", "lm1b_block", "owt_sedd"}
-REPEATED |= {"ablation_noise_geometric", "ecoli_bundled", "human_chr20", "lm1b_mdlm_wrap", "lm1b_sedd", "owt_block", "text8_mdlm"}
+REPEATED |= {"ablation_noise_geometric", "ecoli_bundled", "chr20_hnf4a", "lm1b_mdlm_wrap", "lm1b_sedd", "owt_block", "text8_mdlm"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in EXPERIMENTS])
@@ -83,7 +83,7 @@ def test_the_recipe_for_dna_is_the_published_one():
         assert data["split"]["valid"] == ["chr10"] and data["split"]["test"] == ["chr8", "chr20"]
 
 
-@pytest.mark.parametrize(("choices", "part"), [(["experiment=human_chr20"], "test"), (["data=fasta", "data/split=chr20"], "train")])
+@pytest.mark.parametrize(("choices", "part"), [(["experiment=chr20_hnf4a"], "test"), (["data=fasta", "data/split=chr20"], "train")])
 def test_the_hnf4a_promoter_is_held_out_of_its_experiment_alone(choices, part):
     split = build(compose("train", [*choices, "data.path=x"], resolve=False)["data"]["split"])
     parts, (low, high) = split(["20"], [63_025_520]), (42_984_159 - 1024, 42_984_444 + 1024)

@@ -33,7 +33,7 @@ def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_pa
     found = json.loads((tmp_path / "j.json").read_text())
     assert "3-mers, Jensen-Shannon" in out and (tmp_path / "j.png").is_file()
     assert found["findings"]["js_3"]["verdict"] == "farther than real windows" and found["num_compared"] == 12
-    assert found["findings"]["seen"]["samples"] == 0 and found["findings"]["seen"]["floor"] == 100  # a genome of one repeat
+    assert found["findings"]["seen"]["samples"] == 0 and found["findings"]["seen"]["baseline"] == 100  # a genome of one repeat
     assert found["real"]["data"]["split_hash"] and found["length"] == 24
 
 

@@ -112,9 +112,9 @@ class SampleQuality:
                 "samples": m.distance.samples,
                 "low": m.distance.interval[0],
                 "high": m.distance.interval[1],
-                "floor": m.distance.baseline,
-                "floor_low": m.distance.low,
-                "floor_high": m.distance.high,
+                "baseline": m.distance.baseline,
+                "baseline_low": m.distance.low,
+                "baseline_high": m.distance.high,
                 "verdict": m.verdict,
             }
             for m in self.metrics

@@ -9,7 +9,7 @@ strand given; controls are left out. The network's NELBO uses the same masks for
 (TTGACA, 16 to 18 bases, TATAAT; a weight matrix) and with Markov models of the training part.
 
 HNF4A: Spearman's correlation of the measured effect and the LLR of all SNVs, with an interval over blocks of 10 positions, compared with Markov
-models on the same SNVs. Without --checkpoint a network is trained first (`experiment=human_chr20`, 15 minutes on two cores); it resumes. The
+models on the same SNVs. Without --checkpoint a network is trained first (`experiment=chr20_hnf4a`, 15 minutes on two cores); it resumes. The
 promoter must be in the test part of the network.
 """
 
@@ -39,7 +39,7 @@ MINUS_35, MINUS_10, SPACERS = "TTGACA", "TATAAT", (16, 17, 18)
 INNER = slice(24, 174)
 MARKOV = ("order 6", "order 12")
 MATRIX = "weight matrix"
-EXPERIMENT = "human_chr20"
+EXPERIMENT = "chr20_hnf4a"
 BLOCK, CONTEXT = 10, 512  # positions that are resampled together; bases on each side whose 24-mers are compared with the training part
 FULL, QUICK = {"draws": 8, "repeats": 2, "batch": 64}, {"draws": 2, "repeats": 2, "batch": 64}
 _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of another one
