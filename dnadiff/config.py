@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,8 @@ from dnadiff.checks import Natural, PositiveInt, boolean, check_arguments
 from dnadiff.renamed import current_name, with_current_choices
 
 if TYPE_CHECKING:
+    import argparse
+
     from omegaconf import DictConfig
 
 PACKAGE = __name__.partition(".")[0]
@@ -113,8 +116,30 @@ def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]
     def job(config: DictConfig) -> None:
         function(config, Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task))
 
-    # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
-    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(job)()
+    with _unchecked_lazy_help():
+        # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(job)()
+
+
+@contextmanager
+def _unchecked_lazy_help() -> Iterator[None]:
+    """Python 3.14 refuses an argument whose help is not a string, and Hydra 1.3 adds one (facebookresearch/hydra#3121)."""
+    import argparse
+
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:  # an earlier Python
+        yield
+        return
+
+    def check_strings(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(parser, action)
+
+    argparse.ArgumentParser._check_help = check_strings  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
 
 
 def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:

@@ -41,6 +41,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     if config["shard"] is not None and action is not pack:
         raise ValueError(f"shard={config['shard']} is for action=pack; leave it out, or set action=pack")
     assignment = assignment_of(config, "genome", overrides)
+    if config["output"] is not None and action is verify:
+        raise ValueError("action=verify writes no file; leave output out")
     for key in ("regions", "feature") if action is not extract else ():
         if config[key] is not None:
             raise ValueError(f"{key} belongs to action=extract; leave it out, or set action=extract")
@@ -182,10 +184,9 @@ def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
 
     for name, region in zip(names_of(regions), regions):
         where = (region.chrom, region.start, region.end, region.strand)
-        letters = bytearray(genome.tokenizer.decode(genome.window(*where)).encode())
-        for place in genome.soft_masked(*where).nonzero()[0].tolist():
-            letters[place] |= 0x20
-        yield Record(name, " ".join(region.name.split()), bytes(letters))
+        letters = genome.tokenizer.letters(genome.window(*where))
+        letters[genome.soft_masked(*where)] |= 0x20  # lower case
+        yield Record(name, " ".join(region.name.split()), letters.tobytes())
 
 
 ACTIONS: dict[str, Callable[..., Json]] = {

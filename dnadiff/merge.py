@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import logging
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +62,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
     """Remove the shards and the mark; what is left when this is interrupted, the next start removes."""
     if folder is not None:
-        unwanted = folder.path.with_name(f".{folder.path.name}.removed")
         if folder.path.exists():
-            folder.path.rename(unwanted)
-        shutil.rmtree(unwanted, ignore_errors=True)
+            # A name of its own: a folder of an earlier merge may be left, for example with files that a network file system still holds.
+            folder.path.rename(folder.path.with_name(f".{folder.path.name}.{uuid.uuid4().hex}.removed"))
+        for unwanted in folder.path.parent.glob(f".{glob.escape(folder.path.name)}.*removed"):
+            shutil.rmtree(unwanted, ignore_errors=True)
     mark.remove()
     print(f"{mark.output} is complete")
     return mark.output

@@ -33,6 +33,8 @@ RENAMED_CHOICES = {
     "experiment=human_chr20": "experiment=chr20_hnf4a",
     "sampler=drawn_token": "sampler=low_confidence",
 }
+# Renamed keys of the command line; the old names work with a warning until version 0.3, too.
+RENAMED_KEYS = {"task.cluster_word": "task.cluster_kmer"}
 DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
 
 
@@ -43,12 +45,15 @@ def current_name(target: str) -> str:
 
 
 def with_current_choices(overrides: Sequence[str]) -> list[str]:
-    """The overrides with renamed choices under their current names, with one warning for each."""
+    """The overrides with renamed choices and keys under their current names, with one warning for each."""
     current = []
     for override in overrides:
         choice = override.lstrip("+")
         group, _, name = choice.partition("=")
         override = choice if group in DECLARED else override
+        if key := RENAMED_KEYS.get(group):
+            logging.getLogger("dnadiff").warning(f"{group} is now called {key}; the old name will stop working in version 0.3")
+            override = override.replace(group, key, 1)
         if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
             logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
             override = override.removesuffix(name) + new.partition("=")[2]

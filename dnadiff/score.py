@@ -57,6 +57,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     for key, minimum in (("batch_size", 1), ("seed", 0), ("num_draws", 1), ("spacing", 1)):
         config[key] = integer(key, config[key], minimum)
     track = format_of(config["per_base"]) if config["per_base"] else None
+    if unused := [key for key in ("spacing", "stranded") if track is None and any(o.startswith(f"{key}=") for o in overrides)]:
+        raise ValueError(f"{unused[0]} is for the information content of each base; give per_base= too, or leave {unused[0]} out")
     if track is not None and expand_user(config["per_base"]) == output:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
     model = checkpoint.load(config["checkpoint"], config["trust"])
@@ -78,9 +80,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if track is not None:  # checked before anything is computed
         path, settings = expand_user(config["per_base"]), assignment.settings(TRACK, tasks[TRACK].settings)
         of_track = resumable(path, track.collected_in(path), settings, assignment.interval, config)
-        # Begun before the table, so that an older track is not taken for it; without a known base it is an empty file.
-        if of_track is not None and not of_track.bytes and not of_track.complete:
-            of_track.append(b"", 0)
     if stream is not None:
         write_table(config, model, source, stream, scores, assignment)
         print(f"files are in {output}")
@@ -118,21 +117,35 @@ def settings_of(config: Config, model: Loaded, source: SequenceInput, keys: Sequ
 
 
 def resumable(output: Path, collected: Path, settings: Mapping[str, Json], interval: float, config: Config) -> ResumableOutput | None:
-    """The output `collected`, from which the file `output` is made; None if resuming finds that nothing is left to do."""
+    """The output `collected`, from which the file `output` is made; None if resuming finds that nothing is left to do.
+
+    Raises:
+        FileExistsError: if the file exists, unless it can be resumed or replaced.
+    """
     from dnadiff.data.files import check_output
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
+    from dnadiff.design.provenance import is_complete, json_path
 
     has_journal = temporary_path(collected, "journal").is_file()
     if config["resume"] and output.is_file() and not has_journal:
-        discard(collected)  # of a process that was stopped while it removed them
-        if collected != output:
-            collected.unlink(missing_ok=True)
-        log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
-        return None
+        if is_complete(output, settings):
+            discard(collected)  # of a process that was stopped while it removed them
+            if collected != output:
+                collected.unlink(missing_ok=True)
+            log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
+            return None
+        if not config["overwrite"]:
+            raise FileExistsError(
+                f"{output} exists, and {json_path(output).name} does not say that it was made with these settings; start over with "
+                "overwrite=true, or choose another name"
+            )
     if config["resume"] and not has_journal:
         log.info(f"{output}: nothing to resume; starting a new file")
     check_output(output, config["overwrite"] or has_journal)
-    return ResumableOutput(collected, settings, config["resume"], config["overwrite"], interval)
+    stream = ResumableOutput(collected, settings, config["resume"], config["overwrite"], interval)
+    if not stream.bytes and not stream.complete:  # from here on the old file is not taken for this one, also if nothing was computed yet
+        stream.append_packed(b"", 0, {})
+    return stream
 
 
 def write_table(
@@ -140,6 +153,7 @@ def write_table(
 ) -> None:
     """Score the remaining records, and print the totals."""
     from dnadiff.design.output import discard
+    from dnadiff.design.provenance import write_settings
     from dnadiff.likelihood.records import RecordSums
 
     totals, lengths = stream.notes.get("totals", TOTALS), source.lengths
@@ -162,13 +176,15 @@ def write_table(
         bar.close()
         stream.close()
     stream.finish()
-    discard(stream.output)
     bases = max(totals["counted"], 1)
+    means = {"bits_per_base": totals["nats"] / bases / math.log(2), "se_mc_bits": math.sqrt(totals["variance"]) / bases / math.log(2)}
+    write_settings(stream.output, stream.settings, records=len(source.names), counted=totals["counted"], **means)
+    discard(stream.output)
     rows: list[tuple[str, ...]] = [
         ("records", f"{len(source.names):,}"),
         ("bases counted", f"{totals['counted']:,.0f} of {sum(lengths):,}"),
-        ("bits per base", f"{totals['nats'] / bases / math.log(2):.4f}"),
-        ("se_mc (bits)", f"{math.sqrt(totals['variance']) / bases / math.log(2):.4f}"),
+        ("bits per base", f"{means['bits_per_base']:.4f}"),
+        ("se_mc (bits)", f"{means['se_mc_bits']:.4f}"),
     ]
     print(table(rows))
 
@@ -192,6 +208,8 @@ def write_track(config: Config, stream: ResumableOutput, work: TrackWork, assign
         for result in assignment.results(TRACK, work, stream.done):
             done += result.about["bases"]
             stream.append(result.content, result.items, bases=done)
+        if not stream.bytes and not stream.complete:  # no base has a value; an empty .gz file is not a valid one
+            stream.append(b"", 0, bases=done)
     finally:
         bar.close()
         stream.close()

@@ -82,7 +82,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     network = open_network(config, model)
     method = check_method(method, network.denoiser)
     source, regions = open_variants(config, network.reference)
-    source.check(network.reference)
     training = training_part(model, network.reference, config["trust"])
     alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
     summarized = partial(summarize, alleles=alleles, method=method, training=training, mismatch_is_error=options.mismatch_is_error(config))
@@ -116,23 +115,21 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
     from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import writer_of
 
-    for key in ("L2", "dependency", "report"):
-        if config[key]:
-            raise ValueError(f"{key} reads a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out")
+    options.check_fine_tuned(config)
     writer = writer_of(output, PREDICTED_COLUMNS, config["on_mismatch"] == FLAG)
     model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
-    predict, window = model.contrasts(config["target"]), model.window_of(config["window"])
+    predict, window = model.contrasts(config["target"], config["batch_size"]), model.window_of(config["window"])
     reference = Genome.open(config["genome"])
     source, regions = open_variants(config, reference)
-    source.check(reference)
-    alleles, training = Alleles(reference, window, config["on_mismatch"] == SKIP), TrainingPart({}, {}, "not known of a fine-tuned run")
+    alleles = Alleles(reference, window, config["on_mismatch"] == SKIP, fixed_length=model.limits.fixed is not None)
+    training = TrainingPart({}, {}, "not known of a fine-tuned run")
     summarized = partial(summarize, alleles=alleles, method=None, training=training, mismatch_is_error=options.mismatch_is_error(config))
     work = VariantWork(PredictedScorer(predict, GenomeWindows(window, reference), alleles), source, writer, summarized)
     settings = {
         "networks": [member.sha256 for member in model.members],
         "device": model.device.type,
         **input_settings(config, reference, window, regions),
-        **{key: config[key] for key in ("deletions", "on_mismatch", "target")},
+        **{key: config[key] for key in ("deletions", "on_mismatch", "target", "batch_size")},
     }
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
@@ -246,7 +243,7 @@ def generate(work: VariantWork, stream: ResumableOutput, summary: InputSummary, 
     bar = Progress(summary.rows, "variants", stream.done)
     audit, missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
     work.report, scorer.audited = bar.update, audit.sites
-    content = b"" if stream.done else writer.header(work.source, scorer.network.reference)
+    content = b"" if stream.done else writer.header(work.source, summary.contigs(scorer.network.reference.lengths))
     try:
         for result in assignment.results(ROWS, work, stream.done):
             audit.include(Audit(*result.about["audit"]))

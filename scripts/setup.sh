@@ -3,14 +3,25 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "error: $("$python" --version) is too old: dnadiff needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2
+extras=${1:-}
+version_of() { "$1" -c 'import sys; print(".".join(map(str, sys.version_info[:3])))'; }
+if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=${PYTHON:-python3}; fi
+version=$(version_of "$python")
+other=$([ -z "${PYTHON:-}" ] || version_of "$PYTHON")
+if [ -n "${PYTHON:-}" ] && [ "${other%.*}" != "${version%.*}" ]; then
+  echo "error: .venv has Python $version, but PYTHON=$PYTHON is Python $other; remove .venv to make it again, or unset PYTHON" >&2
+  exit 1
+fi
+case $extras in
+  *docs*) least=3.11.5 ;; # soupsieve and pymdown-extensions need it
+  *) least=3.11.0 ;;
+esac
+"$python" -c "import sys; sys.exit(sys.version_info[:3] < tuple(map(int, '$least'.split('.'))))" || {
+  echo "error: Python $version is too old: dnadiff$extras needs Python $least or later; set PYTHON=/path/to/python3 (and remove .venv)" >&2
   exit 1
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 
-extras=${1:-}
 stamp=.venv/.dnadiff-installed
 wanted="$extras $(cat pyproject.toml constraints.txt | cksum) $PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
@@ -23,10 +34,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     fi
     .venv/bin/pip install -q --disable-pip-version-check "$torch" 2>&1 | { grep -v WARNING || true; }
   fi
-  # PyTorch's CUDA builds depend on their own version of Triton; the pinned version is for CPU builds.
-  pinned=.venv/constraints.txt
-  if .venv/bin/python -c 'import triton' 2>/dev/null; then grep -v '^triton==' constraints.txt > "$pinned"; else cp constraints.txt "$pinned"; fi
-  .venv/bin/pip install -q --disable-pip-version-check -c "$pinned" -e ".$extras" 2>&1 | { grep -v WARNING || true; }
+  .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" 2>&1 | { grep -v WARNING || true; }
   # Compile the C++ kernels now, so that the first command does not wait for it; without a compiler this says so and goes on.
   .venv/bin/python -c 'import torch; from dnadiff.kernels import chosen_scan; chosen_scan("auto", "cpu", torch.float32)'
   echo "$wanted" > "$stamp"

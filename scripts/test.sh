@@ -4,7 +4,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test,docs]"
 
 # One worker of one thread for each core: with two threads each, small operations are ten times slower.
-workers=$(nproc)  # before OMP_NUM_THREADS is set, which it obeys
+# The cores that this process may use, where Python can tell; macOS has neither that nor nproc.
+workers=$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 export OMP_NUM_THREADS=1
 if [ -d ../shared/data ]; then export DNADIFF_REQUIRE_SHARED=1; fi
 

@@ -17,7 +17,7 @@ import dnadiff
 from dnadiff import checkpoint
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import build, check, compose
-from dnadiff.renamed import MOVED, RENAMED_CHOICES, current_name
+from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
 from dnadiff.training.resume import PROCESSES, START, differences
 
 COMPAT = Path(__file__).parent / "compat"
@@ -156,3 +156,12 @@ def test_the_error_for_an_old_choice_in_an_own_yaml_file_names_the_new_one(cli, 
     (tmp_path / "mine" / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - override /objective/masking: coins\n")
     status, _, err = cli("train", "--config-dir", "mine", "experiment=mine")
     assert status == 1 and "objective/masking=coins does not exist any more; it is now objective/masking=bernoulli; known: " in err
+
+
+@pytest.mark.parametrize("old", RENAMED_KEYS)
+def test_old_keys_of_the_command_line_have_their_new_names(old, caplog):
+    new = RENAMED_KEYS[old]
+    with caplog.at_level("WARNING", logger="dnadiff"):
+        assert with_current_choices([f"{old}=24", "task=csv"]) == [f"{new}=24", "task=csv"]
+    assert f"{old} is now called {new}; the old name will stop working in version 0.3" in caplog.text
+    assert compose("finetune", ["task=csv", "task.path=x.csv", f"{new}=24"])["task"][new.partition(".")[2]] == 24

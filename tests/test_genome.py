@@ -1,6 +1,7 @@
 """The command line for genomes: pack, describe, extract."""
 
 import json
+import random
 
 import pytest
 from Bio import SeqIO
@@ -71,6 +72,17 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
         assert extracted(tmp_path) == records and f"{len(records)} sequences are in o.fa" in out
 
 
+def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
+    letters = "".join(random.Random(0).choices("ACGTacgtN", k=500))
+    (tmp_path / "g.fa").write_text(f">chr1\n{letters}\n")
+    files = []
+    for number, lines in enumerate((1, 3, 1 << 16)):
+        monkeypatch.setattr("dnadiff.data.genome.fasta.LINES_PER_PIECE", lines)
+        assert cli("genome", "action=extract", "data=fasta", "data.path=g.fa", "regions='chr1:1-432'", f"output={number}.fa")[0] == 0
+        files.append((tmp_path / f"{number}.fa").read_text())
+    assert files[0] == files[1] == files[2] == ">chr1:1-432\n" + "".join(letters[i : min(i + 60, 432)] + "\n" for i in range(0, 432, 60))
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -82,6 +94,7 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
         ("action=extract regions='1:1-4' output=o.fa", "one side writes 'chr1' where the other writes '1'"),
         ("action=extract regions=bad.bed output=o.fa", "bad.bed: line 2 has the region chr1:5-5, whose end is not after its start"),
         ("regions=chr1", "regions belongs to action=extract"),
+        ("action=verify output=v.json", "action=verify writes no file; leave output out"),
         ("data.iupac=no", "iupac 'no' is not known; choose unknown or refuse"),
         ("data/split=regions", "data.split.bed is missing"),
         ("data/split=chromosome", "did you mean chromosomes?"),

@@ -20,7 +20,7 @@ from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
-from dnadiff.downstream import ensemble, work
+from dnadiff.downstream import ensemble, prediction_table, work
 from dnadiff.downstream.finetuning import NetworkModel
 from dnadiff.downstream.prediction_table import mean_coverage
 from dnadiff.downstream.sequences import Query, chunks, window_bounds
@@ -157,6 +157,17 @@ def test_the_mean_of_overlapping_intervals():
         (4, 6, 2.0),
         (8, 9, 5.0),
     ]
+
+
+def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones(monkeypatch):
+    start = np.array([0, 100, 200, 300, 700])
+    value = np.array([0.3, 0.1, 1e-20, 1e-18, 1e-30])
+    expected = [(0, 100, 0.3), (100, 200, 0.2), (200, 300, 0.05), (300, 400, 5.05e-19), (400, 500, 1e-18), (700, 900, 1e-30)]
+    for largest in (1, 3, 1000):  # windows that are added together
+        monkeypatch.setattr(prediction_table, "_MAX_SPANS", largest)
+        found = list(mean_coverage(start, start + 200, value))
+        assert [one[:2] for one in found] == [one[:2] for one in expected]
+        assert np.allclose([one[2] for one in found], [one[2] for one in expected], rtol=1e-12, atol=0)
 
 
 def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():

@@ -1,4 +1,5 @@
 import csv
+import json
 import math
 
 import numpy as np
@@ -138,6 +139,38 @@ def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monke
     assert status == 1 and "s.tsv was started with input=" in err
 
 
+def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(cli, trained, records, tmp_path):
+    run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    assert cli(*run)[0] == 0
+    about = json.loads((tmp_path / "s.tsv.json").read_text())
+    assert about["records"] == 5 and about["settings"]["num_draws"] == 8
+    before = (tmp_path / "s.tsv").read_bytes()
+    status, out, err = cli(*run, "resume=true")
+    assert status == 0 and "complete already" in err and "files are in" not in out
+    for other in ("num_draws=4", "seed=2", "window=16"):
+        status, _, err = cli(*run, other, "resume=true")
+        assert status == 1 and "s.tsv exists, and s.tsv.json does not say that it was made with these settings" in err
+    assert (tmp_path / "s.tsv").read_bytes() == before
+    (tmp_path / "s.tsv").write_text("changed\n")
+    assert cli(*run, "resume=true")[0] == 1
+    assert cli(*run, "resume=true", "overwrite=true")[0] == 0
+    assert (tmp_path / "s.tsv").read_bytes() == before
+
+
+def test_an_old_table_is_not_taken_for_a_new_one_that_was_killed_at_its_beginning(cli, trained, records, tmp_path, monkeypatch):
+    def killed(self, *args, **notes):
+        raise KeyboardInterrupt
+
+    (tmp_path / "s.tsv").write_text("of an earlier run\n")
+    run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    monkeypatch.setattr(ResumableOutput, "append", killed)
+    assert cli(*run, "overwrite=true")[0] == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert cli(*run, "resume=true")[0] == 0
+    assert (tmp_path / "s.tsv").read_text().startswith("name\tlength")
+
+
 def test_windows_are_few_equal_and_cover_everything():
     cuts = pieces.cut([10, 3, 0, 8], 4)
     assert [tuple(c) for c in cuts] == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (3, 0, 4), (3, 4, 8)]
@@ -173,6 +206,11 @@ def test_help_is_for_newcomers(cli, command):
         (["input=x.fa", "batch_size=0"], "batch_size 0 must be an integer of at least 1"),
         (["input=x.fa", "output=x.fa"], "x.fa exists; set overwrite=true"),
         (["input=x.fa", "resume=true"], "resume=true needs output="),
+        (
+            ["input=x.fa", "stranded=true"],
+            "stranded is for the information content of each base; give per_base= too, or leave stranded out",
+        ),
+        (["input=x.fa", "spacing=8"], "spacing is for the information content of each base"),
         (["input=x.fa", "regions=long"], "regions 'long' needs genome=g.fa"),
         (["genome=x.fa"], "genome x.fa needs regions="),
         (["genome=x.fa", "regions=chr1:1-4"], "no record is called chr1"),

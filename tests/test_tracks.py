@@ -224,7 +224,7 @@ def test_a_killed_command_continues_to_the_same_bytes(cli, trained, records, tmp
         stop = None
         status, _, err = cli(*run, *made, "resume=true")
         assert status == 0, err
-        assert sorted(p.name for p in (tmp_path / str(number)).iterdir()) == ["s.tsv", name]
+        assert sorted(p.name for p in (tmp_path / str(number)).iterdir()) == sorted(("s.tsv", "s.tsv.json", name, f"{name}.json"))
         for file in ("s.tsv", name):
             assert (tmp_path / "a" / file).read_bytes() == (tmp_path / str(number) / file).read_bytes()
     status, out, _ = cli(*run, *made, "resume=true")

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import stat
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,15 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
                 text.detach()
 
 
+def check_content(path: str | Path, file: Path) -> None:
+    """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not known before it is read."""
+    found = file.stat()
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        raise ValueError(f"{path} is a pipe or a device, and inputs are read more than once; write it to a file first")
+    if found.st_size == 0:
+        raise ValueError(f"{path} is empty; give a file that contains sequences")
+
+
 @contextmanager
 def open_binary(path: str | Path) -> Iterator[ByteReader]:
     """Open a plain, gzip or bgzip file for reading; see `decompressed`.
@@ -90,8 +100,7 @@ def open_binary(path: str | Path) -> Iterator[ByteReader]:
         ValueError: if the file is empty or damaged; also for errors met while the caller reads.
     """
     file = resolve(path)
-    if file.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; give a file that contains sequences")
+    check_content(path, file)
     with file.open("rb") as raw, decompressed(path, raw) as content:
         yield content
 
@@ -193,7 +202,7 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
             while raw is None:
                 raw = _open_locked(part)
         with io.BufferedWriter(raw) as buffered:
-            if target.suffix == ".gz":
+            if target.suffix.lower() == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
                     yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
             else:

@@ -116,6 +116,10 @@ class DNATokenizer(Tokenizer):
         _refuse_ids(array, no_letter, "A 7, C 8, G 9, T 10, N 11 and MASK 3")
         return _LETTER_OF_ID[array].tobytes().decode("ascii")
 
+    def letters(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """ASCII codes of upper-case letters, without a copy in larger integers; same shape as `ids`, which all have a letter."""
+        return _LETTER_OF_ID[ids]
+
     def bases(self, ids: ArrayLike) -> NDArray[np.uint8]:
         """A, C, G, T as 0, 1, 2, 3 and everything else as 4; same shape as `ids`."""
         return _BASE_OF_ID[np.asarray(ids)]

@@ -55,7 +55,7 @@ class Designs(list[Design]):
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other attributes of `Design` that one of them has."""
-        import pandas  # comes with the package datasets
+        import pandas
 
         others = [name for name in _OF_DESIGNS if any(vars(each)[name] is not None for each in self)]
         rows = [{"sequence": str(each), **vars(each)} for each in self]

@@ -162,6 +162,12 @@ def write(output: Path, content: Mapping[str, object]) -> Path:
     return path
 
 
+def write_settings(output: Path, settings: Mapping[str, object], **content: object) -> None:
+    """Write the JSON file next to a finished file that is not one of samples: its hash, the `content` and everything that it depends on."""
+    about = {"file": output.name, "sha256": sha256(output), "dnadiff": __version__}
+    write_json(json_path(output), {**about, **content, "settings": settings})
+
+
 def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
     """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
     try:

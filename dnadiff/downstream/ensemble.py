@@ -100,13 +100,14 @@ class ClassifierEnsemble:
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
         return self.target.predicted(np.concatenate([empty, *found], axis=1))
 
-    def contrasts(self, name: str | None = None) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    def contrasts(self, name: str | None = None, batch_size: int | None = None) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
         """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or column, for each seed.
 
         Classes are compared by their log-odds, labels by theirs, values on the scale of the transform.
 
         Args:
             name: of the class or column; None is the only one, or the second of two classes.
+            batch_size: None is that of the task's test items.
 
         Raises:
             ValueError: if there is none of that name, or none is given and there are several.
@@ -115,7 +116,7 @@ class ClassifierEnsemble:
 
         def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
             queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
-            found = np.concatenate([self.classify(chunk).each_seed for chunk in chunks(queries)], axis=1)
+            found = np.concatenate([self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)], axis=1)
             return self.target.contrast(torch.from_numpy(found).double())[..., number].numpy()
 
         return predict

@@ -96,12 +96,12 @@ class Division:
     """
 
     def __init__(
-        self, found: LabeledSequences, bases: list[np.ndarray], cluster_word: int | None, redivide: bool, target: TaskTarget
+        self, found: LabeledSequences, bases: list[np.ndarray], cluster_kmer: int | None, redivide: bool, target: TaskTarget
     ) -> None:
         self.found, self.bases = found, bases
         self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
-        self.clusters = clusters.cluster_copies(bases) if cluster_word is None else clusters.cluster_by_shared_kmers(bases, cluster_word)
+        self.clusters = clusters.cluster_copies(bases) if cluster_kmer is None else clusters.cluster_by_shared_kmers(bases, cluster_kmer)
         if found.groups:
             self.clusters = clusters.connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
         self.divided = found.divided and not redivide
@@ -172,7 +172,7 @@ class LabeledTaskSettings(TypedDict, total=False):
     max_length: int | None
     test_fraction: float
     valid_fraction: float
-    cluster_word: int | None
+    cluster_kmer: int | None
     redivide: bool
     expected: Mapping[str, checks.Natural] | None
     protocol: str
@@ -186,13 +186,13 @@ class LabeledTask(ABC):
     """A task whose sequences and labels are in files.
 
     Class numbers follow the sorted class names. Without a given split, each class is divided at random. Copies of a sequence, on
-    either strand, stay in the same part; with `cluster_word`, so do all sequences connected by shared k-mers.
+    either strand, stay in the same part; with `cluster_kmer`, so do all sequences connected by shared k-mers.
 
     Args:
         max_length: keep only the first `max_length` bases of each sequence; None keeps all.
         test_fraction: of each class, if the source has no split.
         valid_fraction: of each class of the rest, if no sequence is marked as validation.
-        cluster_word: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
+        cluster_kmer: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
         kind, loss, transform: see `dnadiff.downstream.target.build.build_target`.
@@ -206,7 +206,7 @@ class LabeledTask(ABC):
         max_length: int | None = None,
         test_fraction: float = 0.2,
         valid_fraction: float = 0.1,
-        cluster_word: int | None = None,
+        cluster_kmer: int | None = None,
         redivide: bool = False,
         expected: Mapping[str, checks.Natural] | None = None,
         protocol: str = "fixed",
@@ -220,7 +220,7 @@ class LabeledTask(ABC):
         self.name, self.protocol, self.expected = checks.name("task.name", name), protocol, dict(expected or {})
         self.stranded, self.redivide = checks.boolean("task.stranded", stranded), checks.boolean("task.redivide", redivide)
         self.max_length, self.seed = checks.optional_integer("task.max_length", max_length), checks.integer("task.seed", seed, 0)
-        self.cluster_word = checks.optional_integer("task.cluster_word", cluster_word, 1, MAX_K)
+        self.cluster_kmer = checks.optional_integer("task.cluster_kmer", cluster_kmer, 1, MAX_K)
         self.test_fraction = checks.fraction("task.test_fraction", test_fraction, inclusive=False)
         self.valid_fraction = checks.fraction("task.valid_fraction", valid_fraction, inclusive=False)
 
@@ -258,7 +258,7 @@ class LabeledTask(ABC):
         """
         found = self.read_cached(tokenizer)
         truncated = found.truncate(self.max_length)
-        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_word, self.redivide, self.target)
+        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_kmer, self.redivide, self.target)
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):
@@ -284,7 +284,7 @@ class LabeledTask(ABC):
         return TaskData(self.name, list(division.target.names), train, valid, test, self.stranded, notes, division.target)
 
     def _kept_together(self, found: LabeledSequences) -> str:
-        by_sequence = "copies, either strand" if self.cluster_word is None else f"a common {self.cluster_word}-mer, either strand"
+        by_sequence = "copies, either strand" if self.cluster_kmer is None else f"a common {self.cluster_kmer}-mer, either strand"
         return f"{by_sequence}; {len(set(found.groups))} groups of the source" if found.groups else by_sequence
 
     def _compare_counts(self, division: Division) -> dict[str, Json]:

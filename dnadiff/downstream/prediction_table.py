@@ -21,6 +21,7 @@ from dnadiff.downstream.target.predicted import Predicted
 
 NUMBERS = {"start": int, "end": int, "length": int}
 _ROW_GROUP = 1 << 16
+_MAX_SPANS = 1 << 22
 _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
 
 
@@ -128,12 +129,25 @@ def mean_coverage(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> Iter
     edges = np.unique(np.concatenate([start, end]))
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
     total, count = np.zeros((2, len(edges)))
-    for sums, each in ((total, value), (count, np.ones(len(value)))):
-        np.add.at(sums, first, each)
-        np.subtract.at(sums, last, each)
-    mean = np.divide(np.cumsum(total), np.cumsum(count), out=np.zeros(len(edges)), where=np.cumsum(count) > 0)
-    for i in np.flatnonzero(np.cumsum(count)[:-1] > 0):
-        yield int(edges[i]), int(edges[i + 1]), float(mean[i])
+    spans = last - first  # intervals between edges that each window covers
+    for part in _parts(spans, _MAX_SPANS):
+        before = np.cumsum(spans[part]) - spans[part]
+        place = np.repeat(first[part] - before, spans[part]) + np.arange(spans[part].sum())
+        low, high = int(place.min()), int(place.max()) + 1
+        # Sums of the values themselves: differences of running sums would leave rounding errors that exceed small probabilities.
+        total[low:high] += np.bincount(place - low, np.repeat(value[part], spans[part]))
+        count[low:high] += np.bincount(place - low)
+    for i in np.flatnonzero(count):
+        yield int(edges[i]), int(edges[i + 1]), float(total[i] / count[i])
+
+
+def _parts(sizes: np.ndarray, largest: int) -> Iterator[slice]:
+    """Slices of consecutive items whose sizes, all above 0, sum to at most `largest`, or of a single item."""
+    start, ends = 0, np.cumsum(sizes)
+    while start < len(sizes):
+        end = max(start + 1, int(np.searchsorted(ends, (ends[start - 1] if start else 0) + largest, side="right")))
+        yield slice(start, end)
+        start = end
 
 
 def chrom_of(name: str) -> str:

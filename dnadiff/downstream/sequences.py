@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.downstream.table import ENDINGS, label_keys, read_rows
+from dnadiff.downstream.table import is_table, label_keys, read_rows
 from dnadiff.downstream.target.base import Label, TaskTarget
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
@@ -150,7 +150,7 @@ class SequenceFile:
                 yield Query(row.name, start, end, ids[start:end], label)
 
     def _rows(self) -> Iterator[LabeledRow]:
-        if self.path.endswith(ENDINGS):
+        if is_table(self.path):
             return table_rows(self.path, self.columns, self.target.can_be_missing)
         return fasta_rows(self.path, self.columns)
 

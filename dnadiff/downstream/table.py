@@ -11,6 +11,7 @@ from typing import TypeVar
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
+from dnadiff.config import is_remote
 from dnadiff.data.files import open_text, resolve
 from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
@@ -106,7 +107,7 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
     Raises:
         ValueError: if there is none.
     """
-    files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and p.name.endswith(ENDINGS))
+    files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
     named = [(str(file), PART_NAMES[word]) for file in files if (word := file.name.split(".")[0].split("-")[0]) in PART_NAMES]
     if not named:
         raise ValueError(f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table")
@@ -123,7 +124,7 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
         FileNotFoundError: if there is no such file.
         ValueError: for a missing column, a row with too few or too many fields, or a file that is not a table.
     """
-    if path.endswith(PARQUET):
+    if _name(path).endswith(PARQUET):
         yield from _parquet_rows(path, columns)
         return
     try:
@@ -150,15 +151,24 @@ def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
 
 def read_header(path: str) -> list[str]:
     """The column names of a table."""
-    if path.endswith(PARQUET):
+    if _name(path).endswith(PARQUET):
         return _parquet_header(path)
     with open_text(path) as handle:
         names = next(csv.reader(handle, delimiter=_delimiter(path)), [])
     return [name.strip() for name in names]
 
 
+def is_table(path: str) -> bool:
+    """Whether a file or an address has the name of a table, in either case."""
+    return _name(path).endswith(ENDINGS)
+
+
+def _name(path: str) -> str:
+    return (path.partition("?")[0] if is_remote(path) else path).lower()
+
+
 def _delimiter(path: str) -> str:
-    return "\t" if path.removesuffix(".gz").endswith((".tsv", ".tab")) else ","
+    return "\t" if _name(path).removesuffix(".gz").endswith((".tsv", ".tab")) else ","
 
 
 def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:

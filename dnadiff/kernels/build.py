@@ -2,7 +2,7 @@
 
 A library is found by two keys (source, flags and processor; compiler) and verified by the hash of its own bytes, which is part of its
 name. One atomic rename publishes both, so processes that start at the same time, or are killed, cannot leave a broken library.
-Loading a library executes code, so only folders and files that no other user can write are trusted.
+Loading a library executes code, so only folders and files that no other user, except root, can write are trusted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _private_folder() -> Path | None:
-    """The cache folder, created if necessary; None, with a warning, if that fails or another user could write to it."""
+    """The cache folder, created if necessary; None, with a warning, if that fails or another user but root could write to it."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,9 +105,9 @@ def _private_folder() -> Path | None:
 
 
 def _writable_by_others(path: Path) -> str:
-    """Why another user could have written to a path; an empty string if none could."""
+    """Why another user than root could have written to a path; an empty string if none could."""
     status = path.stat()
-    if status.st_uid != os.getuid():
+    if status.st_uid not in (0, os.getuid()):  # root: a container's image holds kernels for the user who starts it
         return f"{path} belongs to user {status.st_uid}"
     return f"{path} can be written by others; chmod go-w changes that" if status.st_mode & 0o022 else ""
 

@@ -40,7 +40,7 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     if target.is_dir() and not target.is_symlink():
         if not overwrite:
             raise FileExistsError(f"{path} exists; set overwrite=true to replace it, or choose another name")
-        if others := sorted(entry.name for entry in target.iterdir() if entry.name not in own):
+        if others := sorted(entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}):  # of macOS
             raise ValueError(f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; choose another folder")
     elif target.exists() or target.is_symlink():
         raise ValueError(f"output {path} is a file or a link; name a folder")

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from dnadiff.data.files import sync_folder
 from dnadiff.design.output import ResumableOutput, discard
+from dnadiff.design.provenance import write_settings
 
 _HEAD = struct.Struct("<III")  # record, first position and number of values of a run
 _LONGEST_RUN = 1 << 18  # values written together
@@ -39,8 +40,9 @@ class TrackFormat(ABC):
         """The file of a `ResumableOutput` that collects the bytes of `encode`."""
 
     def finish(self, stream: ResumableOutput, output: Path) -> None:
-        """Complete the file `output`, and remove what resuming it would need."""
+        """Complete the file `output`, write the JSON file next to it, and remove what resuming it would need."""
         stream.finish()
+        write_settings(output, stream.settings)
         discard(stream.output)
 
     def pieces(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
@@ -95,6 +97,7 @@ class BigWig(TrackFormat):
             sync_folder(output.parent)
         finally:
             made.unlink(missing_ok=True)
+        write_settings(output, stream.settings)
         discard(output)
         discard(stream.output)  # before the values: a journal without its file could not be resumed
         stream.output.unlink()

@@ -56,12 +56,11 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
 
 def frame(network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool) -> pandas.DataFrame:
     """The effects of all alleles in their order, one row each; `reason` is why an allele has no value, and empty for others."""
-    import pandas  # comes with the package datasets
+    import pandas
 
     if on_mismatch not in ON_MISMATCH:
         raise ValueError(f"on_mismatch {on_mismatch!r} is not known; choose {', '.join(ON_MISMATCH)}")
     found = check_method(method, network.denoiser)
-    source.check(network.reference)
     alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
     summarize(source, alleles, found, TrainingPart({}, {}, ""), on_mismatch == ON_MISMATCH[0])
     columns = (*COLUMNS, *(["L2"] if boolean("L2", embeddings) else []))

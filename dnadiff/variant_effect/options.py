@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dnadiff.config import Config
 
+_OF_PRETRAINED = (  # key, verb of the message, default
+    ("L2", "reads", False),
+    ("dependency", "reads", None),
+    ("report", "reads", None),
+    ("stranded", "applies to", False),
+    ("sites_per_window", "applies to", 1),
+)
+
 
 def check(config: Config) -> None:
     """Check their combination; raises ValueError naming the key."""
@@ -20,6 +28,13 @@ def check(config: Config) -> None:
         raise ValueError(f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error")
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
+
+
+def check_fine_tuned(config: Config) -> None:
+    """Refuse what does not apply to a fine-tuned run; raises ValueError naming the key."""
+    for key, verb, default in _OF_PRETRAINED:
+        if config[key] != default:
+            raise ValueError(f"{key} {verb} a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out")
 
 
 def mismatch_is_error(config: Config) -> bool:

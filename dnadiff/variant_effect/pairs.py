@@ -119,7 +119,7 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
 def _interval(length: int, edit: Edit, window: int, ends_right: bool) -> tuple[int, int]:
     """The interval of the genome in the window of the longer allele, with room for the further bases of the other on one side."""
     start, size = edit.start if ends_right else length - edit.end, len(edit.ref)
-    bases = min(window + size - edit.longest, length - edit.surplus)  # of the genome
+    bases = edit.window_length(length, window) + size - edit.longest  # of the genome
     # Alleles of equal length are read in the same window on both strands.
     low = start - (bases - size + (0 if ends_right or edit.surplus else 1)) // 2
     low = min(max(low, 0, start + size - bases), length - edit.surplus - bases, start)

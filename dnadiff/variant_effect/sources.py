@@ -16,7 +16,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from dnadiff.data.files import is_gzip, open_binary, open_text, resolve
-from dnadiff.variant_effect.variant import Reference, Row, other_names
+from dnadiff.variant_effect.variant import Row, record_of
 
 _CONTIG = re.compile(r"##contig=<(?:.*,)?ID=([^,>]+)(?:.*?,length=(\d+))?")
 _POSITION = re.compile(r"[0-9]{1,10}")
@@ -40,8 +40,13 @@ class VariantSource(ABC):
     def __iter__(self) -> Iterator[Row]:
         """The rows in their order; ValueError naming file and line."""
 
-    def check(self, reference: Reference) -> None:
-        """Raise ValueError if the source says that it belongs to another assembly."""
+    def other_lengths(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The contigs that the source says have another length than the record of the genome: both lengths.
+
+        Args:
+            lengths: of the genome, record name to length.
+        """
+        return {}
 
     def between(self, first: int, last: int | None = None) -> Iterator[Row]:
         """The rows from number `first` on, up to `last`, which is left out; None is all."""
@@ -91,15 +96,9 @@ class VcfSource(VariantSource):
         raise ValueError(f"{self.name}: the header ends without the line {' '.join(_FIXED)}; complete the file")
 
     @override
-    def check(self, reference: Reference) -> None:
-        lengths = reference.lengths
-        for contig, length in self.contigs.items():
-            here = next((lengths[name] for name in other_names(contig) if name in lengths), None)
-            if length and here is not None and here != length:
-                raise ValueError(
-                    f"{self.name} says that {contig} has {length:,} bases, and the genome has {here:,}: another assembly; "
-                    "give the genome that the variants were called with"
-                )
+    def other_lengths(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        known = ((contig, length, record_of(contig, lengths)) for contig, length in self.contigs.items() if length)
+        return {contig: (length, lengths[here]) for contig, length, here in known if here is not None and lengths[here] != length}
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -190,6 +189,10 @@ class SomeRows(VariantSource):
     def __iter__(self) -> Iterator[Row]:
         return self.source.between(*self.place)
 
+    @override
+    def other_lengths(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return self.source.other_lengths(lengths)
+
 
 class Rows(VariantSource):
     """Variants in memory: (chrom, pos, ref, alt), or mappings with these keys and possibly id, with pos counted from 1."""
@@ -202,7 +205,7 @@ class Rows(VariantSource):
         where = f"variant {number}"
         rest = list(variant) if isinstance(variant, Iterable) and not isinstance(variant, str) else []
         values = [variant.get(name) for name in _COLUMNS] if isinstance(variant, Mapping) else rest
-        if len(values) != len(_COLUMNS) or any(value is None for value in values):
+        if len(values) != len(_COLUMNS) or any(map(_is_missing, values)):
             raise ValueError(f"{where} is {variant!r}; expected (chrom, pos, ref, alt)")
         chrom, pos, ref, alt = values
         name = variant.get("id") if isinstance(variant, Mapping) else None
@@ -212,6 +215,13 @@ class Rows(VariantSource):
     @override
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
+
+
+def _is_missing(value: object) -> bool:
+    """Whether it is None, NaN or pandas.NA; str() would make an allele of nucleotides of NaN."""
+    import pandas
+
+    return pandas.api.types.is_scalar(value) and bool(pandas.isna(value))
 
 
 def open_source(path: str | Path) -> VariantSource:
@@ -251,7 +261,7 @@ def _filled(name: str, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def position_of(text: str, where: str) -> int:
-    """A position counted from 1; ValueError naming the line if it is not an integer of at least 1."""
-    if not _POSITION.fullmatch(text) or int(text) < 1:
+    """A position counted from 1, or 0, which `Alleles.edits` refuses where VCF does; ValueError naming the line for anything else."""
+    if not _POSITION.fullmatch(text):
         raise ValueError(f"{where}: the position {text!r} is not an integer of at least 1; correct the line or remove it")
     return int(text)

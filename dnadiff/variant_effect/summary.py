@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dnadiff.config import Json
+from dnadiff.data.genome.regions import listing
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.training_part import TrainingPart
@@ -14,6 +17,7 @@ from dnadiff.variant_effect.variant import Alleles, Edit, Row, kinds
 _SHOWN = 3  # rows in a message
 SKIP, FLAG = "skip", "flag"
 ON_MISMATCH = ("error", SKIP, FLAG)
+log = logging.getLogger("dnadiff")
 
 
 @dataclass
@@ -28,6 +32,7 @@ class InputSummary:
         is_sorted: whether the rows of each contig are together and ascending.
         first: the first edit.
         messages: of the first rows whose REF differs.
+        records: the record of the genome of each contig, by the name that the rows use.
     """
 
     rows: int = 0
@@ -38,11 +43,19 @@ class InputSummary:
     is_sorted: bool = True
     first: Edit | None = None
     messages: list[str] = field(default_factory=list)
+    records: dict[str, str] = field(default_factory=dict)
 
     @property
     def alleles(self) -> int:
         """Alleles that are scored."""
         return sum(self.kinds.values())
+
+    def contigs(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """The `lengths` of the records of the genome, under the names that the rows use where they use another."""
+        names: dict[str, list[str]] = {}
+        for name, record in self.records.items():
+            names.setdefault(record, []).append(name)
+        return {name: length for record, length in lengths.items() for name in names.get(record, [record])}
 
     def counts(self) -> dict[str, Json]:
         """The counts, for the JSON file."""
@@ -81,10 +94,15 @@ def summarize(
         mismatch_is_error: raise an error if REF differs from the genome in any row.
 
     Raises:
-        ValueError: naming the file and line of the first row that is not valid, or the first rows whose REF differs.
+        ValueError: naming the file and line of the first row that is not valid or on a contig of another length, or the first rows whose
+            REF differs.
     """
     summary, order = InputSummary(), _Order()
+    others = source.other_lengths(alleles.lengths)
     for row in source:
+        if row.chrom not in summary.records:
+            _check_length(row, others)
+            summary.records[row.chrom] = alleles.record(row.chrom, row.where)
         found, mismatch = alleles.edits(row)
         edits = [each for each in found if isinstance(each, Edit)]
         summary.rows += 1
@@ -106,4 +124,17 @@ def summarize(
         )
     if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")
+    if others:  # as chrM in hg19 and in b37
+        shown = listing([f"{contig} ({length:,} bases, in the genome {here:,})" for contig, (length, here) in others.items()])
+        log.warning(f"{source.name} has contigs of another length than the genome, on which no variant was read: {shown}")
     return summary
+
+
+def _check_length(row: Row, others: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ValueError for a row on a contig of another length than the genome has."""
+    if row.chrom in others:
+        length, here = others[row.chrom]
+        raise ValueError(
+            f"{row.where}: the header says that {row.chrom} has {length:,} bases, and the genome has {here:,}: another assembly; "
+            "give the genome that the variants were called with"
+        )

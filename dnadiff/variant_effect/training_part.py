@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dnadiff.data.run_data import run_data
-from dnadiff.variant_effect.variant import Edit, Reference, other_names
+from dnadiff.variant_effect.variant import Edit, Reference, record_of
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
@@ -80,7 +80,7 @@ def _compared(own: Genome, reference: Reference) -> tuple[dict[str, str], set[st
     other: set[str] = set()
     lengths = reference.lengths
     for name, length in own.lengths.items():
-        here = next((each for each in other_names(name) if each in lengths), None)
+        here = record_of(name, lengths)
         if here is None:
             continue
         if lengths[here] == length and _same_bases(own, name, reference, here, length):

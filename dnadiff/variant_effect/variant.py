@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -101,6 +101,10 @@ class Edit(NamedTuple):
         """
         return self.surplus <= max(self.start, length - self.end)
 
+    def window_length(self, length: int, window: int) -> int:
+        """Bases in the windows of both alleles on a record of this length: fewer than `window` if one of the alleles has fewer."""
+        return min(window, length - len(self.ref) + min(len(self.ref), len(self.alt)))
+
     @property
     def name(self) -> str:
         """For messages."""
@@ -132,17 +136,18 @@ class Alleles:
         reference: the genome.
         window: bases that the network reads.
         skip_mismatches: leave out rows whose REF differs from the genome, instead of marking their edits.
+        fixed_length: leave out alleles whose windows have fewer than `window` bases, which the network does not accept.
     """
 
-    def __init__(self, reference: Reference, window: int, skip_mismatches: bool = False) -> None:
-        self.reference, self.window, self.skip_mismatches = reference, window, skip_mismatches
+    def __init__(self, reference: Reference, window: int, skip_mismatches: bool = False, fixed_length: bool = False) -> None:
+        self.reference, self.window, self.skip_mismatches, self.fixed_length = reference, window, skip_mismatches, fixed_length
         self.lengths = reference.lengths
         self._record: dict[str, str] = {}
 
     def record(self, chrom: str, where: str) -> str:
         """The record of that name, with `chr` added or removed if needed; ValueError if the genome has none."""
         if chrom not in self._record:
-            found = next((name for name in other_names(chrom) if name in self.lengths), None)
+            found = record_of(chrom, self.lengths)
             if found is None:
                 check_names([chrom], self.lengths, f"{where}: the genome lacks a contig")
                 raise AssertionError  # check_names has raised
@@ -160,9 +165,11 @@ class Alleles:
         start, ref, length = row.pos - 1, row.ref.upper(), self.lengths[record]
         self._check_letters(row, "REF", ref)
         if start < 0 or start + len(ref) > length:
-            raise ValueError(
-                f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); is it another assembly?"
-            )
+            reasons = [_reason(alt) for alt in row.alts]
+            if row.pos in (0, length + 1) and all(reasons):  # VCF: breakends and symbolic alleles at a telomere
+                return list(map(Skipped, reasons)), None
+            hint = "is it another assembly?" if row.pos else "positions are counted from 1"
+            raise ValueError(f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); {hint}")
         here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
         mismatch = None
         if ref != here and any(a != b for a, b in zip(ref, here) if a in _BASES and b in _BASES):  # N says nothing
@@ -184,12 +191,14 @@ class Alleles:
         if not _PLAIN.fullmatch(here[edit.start - given.start : edit.end - given.start] or edit.alt):
             return Skipped("N in the genome at REF", given.differs)
         if edit.longest > self.window:
+            remedy = "remove it" if self.fixed_length else "remove it, or set window to more"
             raise ValueError(
-                f"{row.where}: the variant {edit.name} has {edit.longest} bases, more than the window of {self.window}; "
-                "remove it, or set window to more"
+                f"{row.where}: the variant {edit.name} has {edit.longest} bases, more than the window of {self.window}; {remedy}"
             )
         if not edit.has_windows(self.lengths[edit.record]):
             return Skipped("the record is too short for windows of equal length", given.differs)
+        if self.fixed_length and edit.window_length(self.lengths[edit.record], self.window) < self.window:
+            return Skipped("the record is too short for a head of fixed length", given.differs)
         return edit
 
     def _check_letters(self, row: Row, column: str, allele: str) -> None:
@@ -206,7 +215,8 @@ def _reason(alt: str) -> str:
         return "no ALT (.)"
     if alt.startswith("<"):
         return "a symbolic allele"
-    return "a breakend" if "[" in alt or "]" in alt else ""
+    is_single = alt.startswith(".") or alt.endswith(".")  # a breakend without a mate, as G. or .G
+    return "a breakend" if "[" in alt or "]" in alt or is_single else ""
 
 
 def other_names(chrom: str) -> list[str]:
@@ -214,6 +224,11 @@ def other_names(chrom: str) -> list[str]:
     bare = chrom.removeprefix("chr")
     names = [*MITOCHONDRION, bare] if bare in MITOCHONDRION else [bare]
     return [chrom, *(prefix + name for name in names for prefix in ("", "chr"))]
+
+
+def record_of(chrom: str, records: Container[str]) -> str | None:
+    """The record of that name, see `other_names`; None if there is none."""
+    return next((name for name in other_names(chrom) if name in records), None)
 
 
 def trimmed(edit: Edit) -> Edit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing_extensions import override
 from dnadiff.data.files import atomic_write, open_text
 from dnadiff.variant_effect.effects import AlleleEffect, Scored
 from dnadiff.variant_effect.sources import VariantSource
-from dnadiff.variant_effect.variant import Reference, Row
+from dnadiff.variant_effect.variant import Row
 
 PLACE = ("chrom", "pos", "id", "ref", "alt")
 MISMATCH = "REF_mismatch"
@@ -32,6 +33,7 @@ _DESCRIBED = {
     "L2": "Euclidean distance of the mean embeddings of both windows",
 }
 _ROW_GROUP = 1 << 16
+log = logging.getLogger("dnadiff")
 
 Result = Mapping[str, str | int | float]  # one allele, as `read` returns it
 
@@ -52,8 +54,12 @@ class Writer(ABC):
         self.columns, self.flag_mismatches = tuple(columns), flag_mismatches
 
     @abstractmethod
-    def header(self, source: VariantSource, reference: Reference) -> bytes:
-        """What precedes the first row."""
+    def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
+        """What precedes the first row.
+
+        Args:
+            contigs: name to length of those that the rows may be on.
+        """
 
     @abstractmethod
     def rows(self, scored: Iterable[Scored]) -> bytes:
@@ -77,7 +83,7 @@ class Table(Writer):
     suffixes: ClassVar[tuple[str, ...]] = (".tsv", ".tsv.gz")
 
     @override
-    def header(self, source: VariantSource, reference: Reference) -> bytes:
+    def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
         return ("\t".join([*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]) + "\n").encode()
 
     @override
@@ -138,17 +144,22 @@ class Vcf(Writer):
     has_index: ClassVar[bool] = True
 
     @override
-    def header(self, source: VariantSource, reference: Reference) -> bytes:
+    def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
         own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{_DESCRIBED[name]}">' for name in self.columns]
         if self.flag_mismatches:
             own.append(f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">')
-        replaced = tuple(f"##INFO=<ID={name}," for name in (*self.columns, MISMATCH))
         if source.header:
             *lines, columns = source.header
         else:
-            contigs = (f"##contig=<ID={name},length={length}>" for name, length in reference.lengths.items())
-            lines, columns = ["##fileformat=VCFv4.2", *contigs], "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
-        return "".join(f"{line}\n" for line in (*(x for x in lines if not x.startswith(replaced)), *own, columns)).encode()
+            declared = (f"##contig=<ID={name},length={length}>" for name, length in contigs.items())
+            lines, columns = ["##fileformat=VCFv4.2", *declared], "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
+        starts = {f"##INFO=<ID={name},": name for name in (*self.columns, MISMATCH)}
+        if replaced := [name for start, name in starts.items() if any(line.startswith(start) for line in lines)]:
+            log.warning(
+                f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, because dnadiff writes fields of these "
+                "names; rename them in the input to keep them"
+            )
+        return "".join(f"{line}\n" for line in (*(x for x in lines if not x.startswith(tuple(starts))), *own, columns)).encode()
 
     @override
     def rows(self, scored: Iterable[Scored]) -> bytes:

@@ -1,5 +1,6 @@
 // A genome and a VCF in; a trained model, its likelihood, and scored variants with a heat map out.
 //   nextflow run packaging/nextflow/main.nf --genome my_genome.fa.gz --vcf variants.vcf.gz --region chr1:1000-1200
+// The names of the genome and of the VCF file must have no blanks: they are parts of command lines.
 nextflow.enable.dsl = 2
 
 params.genome = null
@@ -52,6 +53,7 @@ process VARIANTS {
 
     output:
     path 'variants.tsv'
+    path 'variants.tsv.json'
 
     script:
     """
@@ -69,7 +71,9 @@ process HEAT_MAP {
 
     output:
     path 'region.tsv'
+    path 'region.tsv.json'
     path 'region.html'
+    path 'region_heat_map_1.png'
 
     script:
     """
@@ -78,6 +82,9 @@ process HEAT_MAP {
 }
 
 workflow {
+    if (!params.genome || !params.vcf || !params.region) {
+        error 'give --genome, --vcf and --region'
+    }
     genome = file(params.genome, checkIfExists: true)
     TRAIN(genome)
     EVALUATE(TRAIN.out, genome)

@@ -15,12 +15,13 @@ case $name in
   ecoli) ;;
   yeast | human_chr20 | multi)
     : "${2:?$name needs the folder of the genomes as the second argument}"
-    genomes=$(realpath -e "$2") || exit 1
+    genomes=$(CDPATH= cd -- "$2" && pwd) || exit 1
     ;;
   *) echo "unknown model $name; choose ecoli, yeast, human_chr20 or multi" >&2; exit 1 ;;
 esac
 . "$(dirname "${BASH_SOURCE[0]}")/../setup.sh" ""
 
+# Bash 3.2, which macOS has, refuses "${data[@]}" of an empty array under set -u; ${data[@]+...} is nothing then.
 yeast=$genomes/scerevisiae_R64-1-1.fa.gz
 human=$genomes/GRCh37_chr20.fa.gz
 worm=$genomes/celegans_WBcel235_chrI.fa.gz
@@ -40,7 +41,7 @@ note="$note Not for statements about variants of patients, about other organisms
 
 licenses="Public reference sequences, which may be used and redistributed without restriction"
 run=runs/bundled/$name
-[ -f "$run/metrics.json" ] || python -m dnadiff.train "${recipe[@]}" "${data[@]}" hydra.run.dir="$run" resume=true
+[ -f "$run/metrics.json" ] || python -m dnadiff.train "${recipe[@]}" ${data[@]+"${data[@]}"} hydra.run.dir="$run" resume=true
 export=(license=apache-2.0 "data_license='$licenses'" "note='$note'" duplicate_tied=false overwrite=true)
 if [ "$name" = multi ]; then # the largest: stored in half precision, and measured as it is stored
   export+=(dtype=float16)
@@ -50,5 +51,5 @@ if [ "$name" = multi ]; then # the largest: stored in half precision, and measur
 else
   data=()
 fi
-[ -f "$run/evaluate.json" ] || python -m dnadiff.evaluate checkpoint="$run" "${data[@]}" length=4096 num_draws=$draws output="$run/evaluate.json"
+[ -f "$run/evaluate.json" ] || python -m dnadiff.evaluate checkpoint="$run" ${data[@]+"${data[@]}"} length=4096 num_draws=$draws output="$run/evaluate.json"
 python -m dnadiff.export checkpoint="$run" output="dnadiff/bundled/$name" "${export[@]}"

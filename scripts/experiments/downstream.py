@@ -38,7 +38,7 @@ from dnadiff.downstream.probe import LinearProbe
 from dnadiff.draws import hash64
 
 MAIN = "human_nontata_promoters"
-REDIVIDED = ("task.redivide=true", "task.cluster_word=24")
+REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")
 BENCHMARKS, GUE, PARTIAL = "benchmarks/genomic_benchmarks/", "benchmarks/gue/", "benchmarks/gue_partial/"
 # name -> (task, file, overrides)
 TASKS = {
@@ -64,7 +64,7 @@ TASKS = {
         f"cnnprom_{name}": (
             "csv",
             f"benchmarks/cnnprom/{name}",
-            (f"task.name=cnnprom_{name}", "task.stranded=true", "task.cluster_word=24"),
+            (f"task.name=cnnprom_{name}", "task.stranded=true", "task.cluster_kmer=24"),
         )
         for name in ("ecoli", "bacillus", "arabidopsis_tata", "mouse_tata")
     },

@@ -236,7 +236,7 @@ NEEDS = {
     "finetune task=emp_*": ("task.path={world}/divided.csv",),
     "finetune task=mouse_*": ("task.path={world}/divided.csv",),
     "finetune task=fasta": ("task.path={a: '{world}/samples.fa', b: '{world}/others.fa'}",),
-    "finetune task=ecoli_tss": ("task.path={world}/measured.csv", "task.cluster_word=null"),
+    "finetune task=ecoli_tss": ("task.path={world}/measured.csv", "task.cluster_kmer=null"),
     "finetune task=ecoli_sigma70": ("task.path={world}/measured.csv", "task.start=0", "task.end=20"),
     "finetune task=*": (TABLE,),
 }

@@ -2,6 +2,8 @@
 
 import errno
 import fcntl
+import gzip
+import os
 import resource
 import shutil
 from contextlib import contextmanager, suppress
@@ -12,6 +14,7 @@ import torch
 
 from dnadiff.data import disk, files
 from dnadiff.data.files import append, atomic_write, check_output, write_json
+from dnadiff.data.genome.packed import pack
 from dnadiff.design.output import ResumableOutput
 from dnadiff.training.checkpoint_io import AtomicCheckpoints
 
@@ -88,6 +91,21 @@ def test_an_error_that_the_caller_ignores_does_not_replace_the_file(target):
     with limited_files(), problem, atomic_write(target, overwrite=True) as file, suppress(OSError):
         file.write(bytes(30_000))
     assert unchanged(target)
+
+
+@pytest.mark.parametrize("name", ["x.gz", "x.GZ", "x.txt"])
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path, name):
+    with atomic_write(tmp_path / name) as file:
+        file.write(b"letters")
+    content = (tmp_path / name).read_bytes()
+    assert content == b"letters" if name == "x.txt" else gzip.decompress(content) == b"letters"
+
+
+def test_a_pipe_is_refused_because_inputs_are_read_more_than_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (files.open_binary(tmp_path / "pipe").__enter__, lambda: pack(tmp_path / "pipe")):
+        with pytest.raises(ValueError, match="pipe is a pipe or a device, and inputs are read more than once; write it to a file first"):
+            read()
 
 
 def test_an_error_of_another_file_keeps_its_message(target):

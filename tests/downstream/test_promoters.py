@@ -77,7 +77,7 @@ def test_the_genome_split_of_measured_starts_is_used_and_overlapping_sequences_s
     # Neighbors overlap by 50 bases: all training rows are one cluster, of which no validation part can be cut off.
     with pytest.raises(ValueError, match="too few different sequences"):
         task("ecoli_tss", str(tmp_path / "t.csv")).load(DNA)
-    data = task("ecoli_tss", str(tmp_path / "t.csv"), "task.cluster_word=null").load(DNA)
+    data = task("ecoli_tss", str(tmp_path / "t.csv"), "task.cluster_kmer=null").load(DNA)
     assert [len(items) for items in (data.train, data.valid, data.test)] == [36, 4, 16]
     np.testing.assert_allclose(data.test.labels[0, 0], np.log1p(0.5 + 40 % 7), rtol=1e-6)
 

@@ -154,12 +154,12 @@ def test_a_folder_of_tables_as_gue_publishes_it(tmp_path):
     assert {part: sum(n.values()) for part, n in data.counts().items()} == {"train": 12, "valid": 4, "test": 6}
 
 
-def test_overlapping_items_stay_in_one_part_with_a_cluster_word(tmp_path):
+def test_overlapping_items_stay_in_one_part_with_a_cluster_kmer(tmp_path):
     random = np.random.default_rng(4)
     genome = [random_letters(random, 60) for _ in range(40)]
     rows = [[text[s : s + 40], "ab"[i % 2]] for i, text in enumerate(genome) for s in (0, 10, 20)]
     (tmp_path / "t.csv").write_text("sequence,label\n" + "".join(f"{s},{c}\n" for s, c in rows))
-    data = CsvTask(tmp_path / "t.csv", cluster_word=15).load(DNA)
+    data = CsvTask(tmp_path / "t.csv", cluster_kmer=15).load(DNA)
     owner = {text[s : s + 40]: i for i, text in enumerate(genome) for s in (0, 10, 20)}
     parts = [{owner[s] for s in sequences(items)} for items in (data.train, data.valid, data.test)]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
@@ -228,7 +228,7 @@ def test_uci_splice_has_its_known_counts(shared_data):
 
 def test_the_official_promoter_test_set_is_divided_by_clusters(shared_data):
     path = shared_data / "benchmarks" / "genomic_benchmarks" / "human_nontata_promoters.official_test.csv.gz"
-    data = load("human_nontata_promoters", path, "redivide=true", "cluster_word=24")
+    data = load("human_nontata_promoters", path, "redivide=true", "cluster_kmer=24")
     assert {part: sum(n.values()) for part, n in data.counts().items()}["test"] == pytest.approx(9034 / 5, abs=2)
     assert data.notes["test_sequences_also_in_training"] == 0
 

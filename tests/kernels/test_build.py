@@ -180,6 +180,21 @@ def test_files_of_another_user_are_not_trusted(what, built, filled_cache, compil
     assert len(compiled) == 1
 
 
+def test_kernels_that_root_compiled_are_used_by_others(built, filled_cache, compiled, monkeypatch):
+    stat = Path.stat
+
+    def owned(path, **options):
+        status = list(stat(path, **options))
+        status[4] = 0  # the user
+        return os.stat_result(status)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert build.load_library()._name == str(filled_cache / built.name) and not compiled
+    filled_cache.chmod(0o777)  # also by others
+    assert build.load_library()._name != str(filled_cache / built.name) and len(compiled) == 1
+
+
 def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cache, compiled, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError("read-only")

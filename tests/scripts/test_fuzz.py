@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import fuzz
@@ -12,6 +13,7 @@ import readers
 
 from dnadiff.commands import COMMANDS
 
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fuzzer reads the memory of a process from /proc")
 CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
 
 
@@ -86,11 +88,13 @@ def outcomes(read, tmp_path, count=60, mutation=None):
     return next(iter(fuzz.run([toy], count, 0, tmp_path / "fuzz")))
 
 
+@linux
 def test_a_strict_reader_passes(tmp_path):
     row = outcomes(strict, tmp_path)
     assert not row.wrong and row.counts["success"] > 5 and row.counts["refused"] > 5, row.wrong
 
 
+@linux
 @pytest.mark.parametrize(
     ("read", "mutation", "message"),
     [
@@ -134,6 +138,7 @@ def test_every_command_has_readers_and_every_input_too():
     assert readers.unread_inputs() == []
 
 
+@linux
 def test_inputs_of_every_format_pass(python, tmp_path):
     """One reader of each format; all readers and 10,000 inputs take a quarter of an hour."""
     formats = ("fasta", "genome bgzip", "genome 2bit", "genome genbank", "bed", "gff3.gz", "labels csv", "labels parquet", "text jsonl")

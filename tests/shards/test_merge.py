@@ -91,6 +91,13 @@ def test_merging_writes_the_output_and_removes_the_shards(shards, cli, expected,
     assert status == 1 and "s.fa is complete already" in err
 
 
+def test_what_an_earlier_merge_could_not_remove_is_not_in_the_way(shards, cli, expected, tmp_path):
+    for name in (".s.fa.shards.removed", ".s.fa.shards.0123.removed"):
+        (tmp_path / name / "held").mkdir(parents=True)
+    assert cli("merge", "output=s.fa")[0] == 0
+    assert (tmp_path / "s.fa").read_bytes() == expected and not [path for path in tmp_path.iterdir() if "removed" in path.name]
+
+
 def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, expected, tmp_path):
     (tmp_path / "s.fa").write_text("old")
     status, _, err = cli("merge", "output=s.fa")

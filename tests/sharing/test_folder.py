@@ -51,6 +51,7 @@ def test_what_an_export_would_destroy_is_refused(tmp_path):
     with pytest.raises(FileExistsError, match=r"model exists; set overwrite=true"):
         check_folder(tmp_path / "model", False, OWN)
     (tmp_path / "model" / "a.txt").write_text("1")
+    (tmp_path / "model" / ".DS_Store").write_text("of macOS")
     assert check_folder(tmp_path / "model", True, OWN) == tmp_path / "model"
     (tmp_path / "model" / "thesis.tex").write_text("1")
     with pytest.raises(ValueError, match=r"holds other files \(thesis\.tex\), which would be lost"):

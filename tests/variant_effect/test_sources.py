@@ -1,11 +1,13 @@
 import gzip
 
+import numpy as np
+import pandas
 import pytest
 
 from dnadiff.data.genome.regions import Region
 from dnadiff.design.bgzip import _END, compressed
 from dnadiff.variant_effect.saturation import Saturation
-from dnadiff.variant_effect.sources import BcfSource, Rows, TableSource, VcfSource, open_source
+from dnadiff.variant_effect.sources import BcfSource, Rows, SomeRows, TableSource, VcfSource, open_source
 from dnadiff.variant_effect.variant import Sequences
 
 HEADER = ["##fileformat=VCFv4.2", "##contig=<ID=chr1,length=10>", "##contig=<ID=chr2>", "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"]
@@ -14,6 +16,11 @@ ROWS = ["chr1\t2\trs1\tC\tT,<DEL>\t.\tPASS\tAF=0.1", "chr1\t2\t.\tC\tG\t.\t.\t."
 
 def vcf(path, header=HEADER, rows=ROWS):
     path.write_text("\n".join([*header, *rows]) + "\n")
+    return path
+
+
+def table(path, rows="chr1\t3\tG\tA\n"):
+    path.write_text(f"chrom\tpos\tref\talt\n{rows}")
     return path
 
 
@@ -36,7 +43,7 @@ def test_a_vcf_file_is_read_in_its_order(tmp_path):
         (HEADER[:1] + HEADER[3:], ROWS, "has no ##contig lines.*bcftools reheader"),
         (HEADER, ["chr9\t5\t.\tA\tC\t.\t.\t."], "line 5: the header has no ##contig line of chr9"),
         (HEADER, ["chr1\t5\t.\tA"], "line 5 has 4 columns, the header has 8"),
-        (HEADER, ["chr1\t0\t.\tA\tC\t.\t.\t."], "the position '0' is not an integer of at least 1"),
+        (HEADER, ["chr1\t-1\t.\tA\tC\t.\t.\t."], "line 5: the position '-1' is not an integer of at least 1"),
         (HEADER[:3], [], "ends without the line #CHROM"),
         (HEADER[:3], ROWS, "ends without the line #CHROM"),
         (HEADER[1:], ROWS, "does not begin with ##fileformat=VCF"),
@@ -55,11 +62,11 @@ def test_a_truncated_bgzip_file_is_refused(tmp_path):
             list(open_source(tmp_path / "x.vcf.gz"))
 
 
-def test_another_assembly_is_refused(tmp_path):
+def test_contigs_of_another_length_are_found_under_either_name(tmp_path):
     source = open_source(vcf(tmp_path / "x.vcf"))
-    source.check(Sequences({"1": "A" * 10, "2": "A" * 3}))
-    with pytest.raises(ValueError, match="chr1 has 10 bases, and the genome has 11: another assembly"):
-        source.check(Sequences({"1": "A" * 11}))
+    assert source.other_lengths({"1": 10, "2": 3}) == source.other_lengths({"3": 9}) == {}  # chr2 has no length
+    assert source.other_lengths({"1": 11, "2": 3}) == SomeRows(source, 2, 3).other_lengths({"1": 11}) == {"chr1": (10, 11)}
+    assert TableSource(table(tmp_path / "x.tsv")).other_lengths({"1": 11}) == {}
 
 
 def test_a_table_needs_four_columns(tmp_path):
@@ -70,9 +77,8 @@ def test_a_table_needs_four_columns(tmp_path):
     path.write_text("chrom\tpos\tref\nchr1\t3\tG\n")
     with pytest.raises(ValueError, match="has no column alt; give a VCF"):
         TableSource(path)
-    path.write_text("chrom\tpos\tref\talt\nchr1\tx\tG\tA\n")
     with pytest.raises(ValueError, match="line 2: the position 'x'"):
-        list(TableSource(path))
+        list(TableSource(table(path, "chr1\tx\tG\tA\n")))
 
 
 def test_bcf_needs_pysam(tmp_path, monkeypatch):
@@ -117,3 +123,12 @@ def test_rows_in_memory():
         Rows([("chr1", 3, "A")])
     with pytest.raises(ValueError, match="variant 0: the position 'x'"):
         Rows([("chr1", "x", "A", "C")])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT], ids=repr)
+@pytest.mark.parametrize("column", ["chrom", "pos", "ref", "alt"])
+def test_a_missing_value_in_memory_is_no_allele(column, missing):
+    variant = {"chrom": "chr1", "pos": 3, "ref": "A", "alt": "C"} | {column: missing}
+    for rows in ([variant], [tuple(variant.values())], pandas.DataFrame([variant], dtype=object).to_dict("records")):
+        with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+            Rows(rows)

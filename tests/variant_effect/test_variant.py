@@ -1,5 +1,6 @@
 import pytest
 
+from dnadiff.variant_effect.pairs import pair
 from dnadiff.variant_effect.variant import Alleles, Edit, Row, Sequences, Skipped, trimmed
 
 GENOME = Sequences({"chr1": "ACGTNACGTA", "MT": "CCCCC"})
@@ -32,10 +33,30 @@ def test_trimming_leaves_the_changed_bases():
 
 
 def test_alleles_without_an_effect_are_skipped_with_a_reason():
-    alts = ("*", ".", "<DEL>", "G[chr2:5[", "N", "C", "A")
+    alts = ("*", ".", "<DEL>", "G[chr2:5[", "G.", ".G", "N", "C", "A")
     found, _ = Alleles(GENOME, 8).edits(row(alts=alts))
     reasons = [each.reason for each in found[:-1]]
-    assert [reason.split()[0] for reason in reasons] == ["*", "no", "a", "a", "an", "ALT"] and isinstance(found[-1], Edit)
+    assert [reason.split()[0] for reason in reasons] == ["*", "no", "a", "a", "a", "a", "an", "ALT"] and isinstance(found[-1], Edit)
+
+
+@pytest.mark.parametrize("pos", [0, 11])
+def test_breakends_and_symbolic_alleles_may_be_at_a_telomere(pos):
+    found, mismatch = Alleles(GENOME, 8).edits(row(pos=pos, ref="N", alts=(".[chr2:5[", "<DEL>", ".A")))
+    assert found == [Skipped("a breakend"), Skipped("a symbolic allele"), Skipped("a breakend")] and mismatch is None
+
+
+@pytest.mark.parametrize("ref", ["", "C", "CG", "CGTT"])
+@pytest.mark.parametrize("alt", ["A", "", "AA", "ACCA"])
+def test_windows_are_shorter_where_an_allele_has_too_few_bases(ref, alt):
+    genome = Sequences({"chr1": "ACGTTACGTA"})
+    lengths = [(edit.window_length(10, window), len(pair(genome, edit, window).ref)) for edit, window in edits_and_windows(ref, alt)]
+    assert all(found == expected for found, expected in lengths)
+    assert {found for found, _ in lengths} >= {6, min(10, 10 - len(ref) + len(alt))}
+
+
+def edits_and_windows(ref, alt):
+    edits = [Edit("chr1", start, ref, alt) for start in range(11 - len(ref))]
+    return [(edit, window) for edit in edits if edit.has_windows(10) for window in range(6, 13)]
 
 
 @pytest.mark.parametrize("name", ["1", "chr1"])
@@ -91,6 +112,9 @@ def test_indels_without_windows_of_equal_length_are_skipped(size):
         ({"chrom": "chr7"}, "x.vcf: line 9: the genome lacks a contig: no record is called chr7"),
         ({"pos": 11, "ref": "A"}, r"position 11 is not inside chr1 \(1-10\)"),
         ({"pos": 9, "ref": "TAC"}, "not inside chr1"),
+        ({"pos": 0}, r"REF C at position 0 is not inside chr1 \(1-10\); positions are counted from 1"),
+        ({"pos": 0, "alts": ("<DEL>", "T")}, "position 0 is not inside chr1"),
+        ({"pos": 12, "ref": "N", "alts": ("<DEL>",)}, "position 12 is not inside chr1"),
         ({"ref": "X"}, "REF 'X' is not an allele of nucleotides"),
         ({"alts": ("-",)}, "with the base before it, as in REF=CA ALT=C"),
         ({"alts": ("",)}, "is not an allele of nucleotides"),

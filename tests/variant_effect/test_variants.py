@@ -64,7 +64,8 @@ def test_a_vcf_file_gets_a_table(cli, trained, inputs, tmp_path):
 
 def test_every_format_has_the_same_numbers(cli, trained, inputs):
     for name in ("y.tsv", "y.parquet", "y.vcf", "Y.VCF.GZ"):
-        assert cli("variants", f"checkpoint={trained}", *inputs, f"output={name}")[0] == 0
+        status, _, err = cli("variants", f"checkpoint={trained}", *inputs, f"output={name}")
+        assert status == 0 and err.count("does not keep the INFO fields SE of x.vcf") == ("vcf" in name.lower())
     table = read("y.tsv")
     pandas.testing.assert_frame_equal(pandas.read_parquet("y.parquet"), table, check_dtype=False)
     with open_text("Y.VCF.GZ") as file, open("y.vcf") as plain:
@@ -168,6 +169,26 @@ def test_a_report_that_cannot_be_written_is_refused_first(cli, trained, inputs, 
     assert not list(tmp_path.glob("*y.tsv*"))
 
 
+def test_a_table_becomes_a_vcf_file_that_can_be_read(cli, trained, inputs, tmp_path):
+    (tmp_path / "t.tsv").write_text("chrom\tpos\tref\talt\n1\t0\tN\t<DEL>\n1\t8\tA\tC,<DEL>\nMT\t3\tG\tT\n")
+    (tmp_path / "g.fa").write_text((tmp_path / "g.fa").read_text() + ">chrM\nACGTACGTACGT\n")
+    args = [f"checkpoint={trained}", *inputs[1:]]
+    assert cli("variants", *args, "vcf=t.tsv", "output=y.vcf.gz")[0] == 0
+    with open_text("y.vcf.gz") as file:
+        lines = file.read().splitlines()
+    contigs = ["##contig=<ID=1,length=420>", "##contig=<ID=chr2,length=300>", "##contig=<ID=MT,length=12>"]
+    assert lines[1:4] == contigs and [line.split("\t")[0] for line in lines if line[0] != "#"] == ["1", "1", "MT"]
+    assert cli("variants", *args, "vcf=y.vcf.gz", "output=z.tsv")[0] == 0
+    assert read("z.tsv")[["chrom", "alt"]].values.tolist() == [["1", "C"], ["MT", "T"]]
+    pytest.importorskip("pysam")
+    from pysam import bcftools
+
+    bcftools.index("--tbi", "y.vcf.gz", catch_stdout=False)
+    query = "%CHROM:%POS %REF>%ALT\n"
+    assert bcftools.query("--format", query, "y.vcf.gz").split("\n")[:3] == ["1:0 N><DEL>", "1:8 A>C,<DEL>", "MT:3 G>T"]
+    assert bcftools.query("--format", query, "--regions", "MT", "y.vcf.gz") == "MT:3 G>T\n" and bcftools.query.get_messages() == ""
+
+
 def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
     lines = (tmp_path / "x.vcf").read_text().splitlines(keepends=True)
     head = [line for line in lines if line[0] == "#"]
@@ -188,9 +209,9 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
     ("old", "new", "message"),
     [
         ("chr1\t8\tv8\tA", "chr1\t8\tv8\tG", "REF differs from the genome in 1 of 8 rows: x.vcf: line 6: chr1:8 has REF G, the genome A"),
-        ("chr1\t36", "chr1\t421", "position 421 is not inside chr1"),
+        ("chr1\t36", "chr1\t422", "position 422 is not inside chr1"),
         ("chr2\t90", "chr2\t301", "position 301 is not inside chr2"),
-        ("length=420", "length=421", "another assembly"),
+        ("length=420", "length=421", "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: another assembly"),
         ("TT\t", "TX\t", "is not an allele of nucleotides"),
         ("ACC\t", "A" * 70 + "\t", "more than the window of 64"),
         ("##contig=<ID=chr1,length=420>\n", "##contig=<ID=chr3,length=420>\n", "no ##contig line of chr1"),

@@ -15,6 +15,7 @@ from dnadiff.data.genome.fasta_parser import Header, parse
 from dnadiff.data.nucleotides import ID_OF_LETTER, NOT_A_NUCLEOTIDE, not_a_nucleotide
 
 LINE_WIDTH = 60
+LINES_PER_PIECE = 1 << 16
 _LETTERS = bytes(letter if ID_OF_LETTER[letter] != NOT_A_NUCLEOTIDE else NOT_A_NUCLEOTIDE for letter in range(256))
 
 
@@ -92,7 +93,7 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
             if problem := not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out":
                 raise ValueError(f"{path}: record {name}: {problem}")
             names.add(name)
-            handle.write(as_bytes(record))
+            handle.writelines(wrapped(record))
         if not names:
             raise ValueError(f"{path}: there is no record to write; ask for at least one sequence")
     return len(names)
@@ -100,8 +101,15 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
 
 def as_bytes(record: Record) -> bytes:
     """A record as it is written to a file, wrapped at 60 letters."""
-    lines = [record.sequence[i : i + LINE_WIDTH] for i in range(0, len(record.sequence), LINE_WIDTH)]
-    return b"\n".join([f">{record.name} {record.description}".rstrip().encode(), *lines, b""])
+    return b"".join(wrapped(record))
+
+
+def wrapped(record: Record) -> Iterator[bytes]:
+    """The bytes of `as_bytes` in pieces, so that a chromosome is not held as millions of lines."""
+    yield f">{record.name} {record.description}".rstrip().encode() + b"\n"
+    for start in range(0, len(record.sequence), LINES_PER_PIECE * LINE_WIDTH):
+        end = min(start + LINES_PER_PIECE * LINE_WIDTH, len(record.sequence))
+        yield b"".join(record.sequence[i : min(i + LINE_WIDTH, end)] + b"\n" for i in range(start, end, LINE_WIDTH))
 
 
 def synthetic_record(name: str, sequence: str, **settings: object) -> Record:

@@ -109,7 +109,9 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
                 shown = text.strip()[:30].decode("utf-8", "strict" if len(text) <= 30 else "ignore")
             except UnicodeDecodeError as error:
                 return f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
-            return f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read too)"
+            return (
+                f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read as genomes)"
+            )
     return f"{path} is not FASTA"
 
 

@@ -160,7 +160,9 @@ def open_input(
             raise ValueError(f"input {fasta} is a file of regions, not FASTA; give the genome of these regions as well: genome=g.fa")
         return FastaInput(fasta)
     if regions is None:
-        raise ValueError(f"genome {genome} needs {key}=, a BED or GTF file or chrom:first-last; to read all of it set input={genome}")
+        raise ValueError(
+            f"genome {genome} needs {key}=, a BED or GTF file or chrom:first-last; to read all of a FASTA file set input={genome}"
+        )
     if fasta is not None:
         raise ValueError(f"input {fasta} and genome= exclude each other; leave one out")
     opened = Genome.open(genome)

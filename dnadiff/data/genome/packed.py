@@ -20,7 +20,7 @@ from dnadiff.config import Json, is_remote
 from dnadiff.data.atomic_folder import ensure_folder, is_sound, read_index, verify
 from dnadiff.data.cache import cache_dir, content_hash, known_hash, megabytes
 from dnadiff.data.checksums import Checksum
-from dnadiff.data.files import resolve
+from dnadiff.data.files import check_content, resolve
 from dnadiff.data.genome.packer import Packer
 from dnadiff.data.genome.record_table import RecordTable
 from dnadiff.data.genome.sources import read_codes
@@ -110,8 +110,7 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
         OSError: if the disk is full; nothing is left in the cache.
     """
     source = resolve(path)
-    if source.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; give a file that holds sequence")
+    check_content(path, source)
     digest = content_hash(source)
     need, fill = f"{path} needs about a byte a base", partial(_fill, str(path), source, digest)
     ensure_folder(_folder(digest), FORMAT, fill, source.name, need, sample=sample)

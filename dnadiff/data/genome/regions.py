@@ -16,6 +16,8 @@ from typing import NamedTuple
 from dnadiff.data.files import is_file, open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_GFF = (".gtf", ".gff", ".gff3")
+_UNKNOWN_STRAND = "?"  # of GFF3: the feature has a strand, which is not known
 _MAX_BLANK = 1_000_000
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
@@ -48,7 +50,7 @@ def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_un
 
 
 def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
-    """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8).
+    """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8). The strand "?" becomes ".".
 
     Args:
         feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
@@ -66,7 +68,8 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
         first, last = _integers(columns[3:5])
         match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
         name = (match.group(1) or match.group(2) or "") if match else ""
-        return Region(columns[0], *zero_based(first, last), name, columns[6])
+        strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
+        return Region(columns[0], *zero_based(first, last), name, strand)
 
     return _read(path, _gff_rows, region, lengths)
 
@@ -78,24 +81,43 @@ def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], f
 
     Args:
         lengths: record name to length; regions must be inside these records.
-        feature: keep only rows of a GTF or GFF file with this third column; None: all.
+        feature: keep only rows of a GTF or GFF file with this third column; None: all. Other members of a list are kept.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file and line, or the string.
+        FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a `feature`, and no GTF or GFF file.
     """
+    members = list(_members(what))
+    if feature is not None and members and not any(map(_is_gff, members)):
+        kind = "BED" if _is_bed(members[0]) else "not a file"
+        raise ValueError(f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; leave feature out")
+    return [region for member in members for region in _regions_of(member, lengths, feature)]
+
+
+def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
+    """The files and strings in a list of these, or the only one; ValueError for anything else."""
     if isinstance(what, int) and not isinstance(what, bool):
         what = str(what)  # YAML reads 20 as a number, and Ensembl's chromosomes have such names
     if isinstance(what, list | tuple):
-        return [region for one in what for region in read_regions(one, lengths, feature)]
-    if not isinstance(what, str | Path):
+        for one in what:
+            yield from _members(one)
+    elif isinstance(what, str | Path):
+        yield str(what)
+    else:
         raise ValueError(f"regions is or contains {what!r}; expected a file, chrom:first-last or a record's name, or a list of these")
-    text = str(what)
-    name = text.lower().removesuffix(".gz")
-    if name.endswith((".gtf", ".gff", ".gff3")):
-        return read_gtf(what, feature, lengths)
-    if name.endswith(".bed") or is_file(text):
-        return read_bed(what, lengths)
-    return [region_of(text, lengths)]
+
+
+def _is_gff(text: str) -> bool:
+    return text.lower().removesuffix(".gz").endswith(_GFF)
+
+
+def _is_bed(text: str) -> bool:
+    return text.lower().removesuffix(".gz").endswith(".bed") or is_file(text)
+
+
+def _regions_of(text: str, lengths: Mapping[str, int], feature: str | None) -> list[Region]:
+    if _is_gff(text):
+        return read_gtf(text, feature, lengths)
+    return read_bed(text, lengths) if _is_bed(text) else [region_of(text, lengths)]
 
 
 def region_of(text: str, lengths: Mapping[str, int]) -> Region:
@@ -148,19 +170,20 @@ def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_
     if not unknown:
         return
     known = list(known)
-    message = f"{where}: no record is called {_listing(unknown)}; the records are {_listing(known)}"
+    message = f"{where}: no record is called {listing(unknown)}; the records are {listing(known)}"
     bare = {name.removeprefix("chr") for name in known}
     if any(name.removeprefix("chr") in bare for name in unknown):
         message += " (one side writes 'chr1' where the other writes '1': rename one)"
     elif found:
-        message += f"; found were {_listing(found)}"
+        message += f"; found were {listing(found)}"
         if skip_unknown:
             log.warning(f"{message}; rows of other records are left out")
             return
     raise ValueError(message)
 
 
-def _listing(names: list[str], maximum: int = 8) -> str:
+def listing(names: list[str], maximum: int = 8) -> str:
+    """The first of some names, and how many more there are."""
     return ", ".join(names[:maximum]) + (f" and {len(names) - maximum} more" if len(names) > maximum else "")
 
 

@@ -62,7 +62,7 @@ class ObjectStore(Store):
     @override
     def exists(self, address: Address) -> bool:
         try:
-            return bool(self._about(address))
+            return bool(self._found(address))  # also if it is a folder, such as that of an exported model
         except FileNotFoundError:
             return False
 
@@ -84,12 +84,15 @@ class ObjectStore(Store):
         if (size := int(self._about(address)["size"])) != file.stat().st_size:
             raise LostError(f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}")
 
-    def _about(self, address: Address) -> dict[str, Json]:
+    def _found(self, address: Address) -> dict[str, Json]:
         try:
             self._files.invalidate_cache()  # it stores what it has seen
-            about = self._files.info(address.text)
+            return self._files.info(address.text)
         except Exception as error:
             raise _explained(address, error) from error
+
+    def _about(self, address: Address) -> dict[str, Json]:
+        about = self._found(address)
         if about.get("type") == "directory":
             raise FileNotFoundError(f"{address.text} is a folder; name a file in it")
         return about

@@ -33,7 +33,7 @@ class Embeddings(np.ndarray):
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each sequence, a column for each feature."""
-        import pandas  # comes with the package datasets
+        import pandas
 
         return pandas.DataFrame(np.asarray(self), index=self.names, columns=[f"feature_{i}" for i in range(self.shape[1])])
 

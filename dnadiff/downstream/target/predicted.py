@@ -97,7 +97,7 @@ class ClassProbabilities(Predicted):
 
     @override
     def to_frame(self) -> pandas.DataFrame:
-        import pandas  # comes with the package datasets
+        import pandas
 
         probs = {f"p_{name}": column for name, column in zip(self.classes, self.probs.T)}
         return pandas.DataFrame({"predicted": self.predicted, **probs, "spread": self.spread})
@@ -144,7 +144,7 @@ class _PerTarget(Predicted):
 
     @override
     def to_frame(self) -> pandas.DataFrame:
-        import pandas  # comes with the package datasets
+        import pandas
 
         pairs = zip(self.names, self.values.T, self.spread.T)
         return pandas.DataFrame({key: column for name, *both in pairs for key, column in zip((name, f"spread_{name}"), both)})

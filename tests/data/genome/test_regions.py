@@ -115,6 +115,31 @@ def test_files_are_told_apart_by_their_names(tmp_path):
     assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [Region("chr1", 4, 8), Region("chr1", 4, 8, "a")]
 
 
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["all.bed"], "all.bed is BED"),
+        (["rows.txt"], "rows.txt is BED"),
+        (["chr1:5-8", "all.bed"], "chr1:5-8 is not a file"),
+        (["chr1"], "chr1 is"),
+    ],
+)
+def test_a_feature_without_a_gff_file_is_refused(tmp_path, monkeypatch, names, kind):
+    monkeypatch.chdir(tmp_path)
+    for name in ("all.bed", "rows.txt"):
+        write(tmp_path, "chr1\t4\t8\n", name)
+    assert read_regions(names, LENGTHS)
+    with pytest.raises(ValueError, match=f"^feature 'CDS' chooses rows of a GTF or GFF file, and {kind}.*; leave feature out"):
+        read_regions(names if len(names) > 1 else names[0], LENGTHS, "CDS")
+
+
+def test_an_unknown_strand_of_gff_is_none_and_that_of_bed_is_refused(tmp_path):
+    gff = write(tmp_path, "chr1\tRefSeq\tgene\t5\t8\t.\t?\t.\tID=a\n", "r.gff3")
+    assert read_gtf(gff) == read_regions(gff, LENGTHS) == [Region("chr1", 4, 8, "a", ".")]
+    with pytest.raises(ValueError, match=r"line 1 has the strand '\?'; '\+', '-' and '\.' are allowed"):
+        read_bed(write(tmp_path, "chr1\t4\t8\ta\t0\t?\n"))
+
+
 def test_a_contig_may_be_called_as_a_header_begins(tmp_path):
     text = "track name=x\nbrowser position chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 7\ntrack\ttype=bed\tuse=1\n"
     names = [(r.chrom, r.start, r.end) for r in read_bed(write(tmp_path, text))]

@@ -107,6 +107,15 @@ def test_a_command_gets_files_of_this_machine(bucket):
         pass
 
 
+def test_a_folder_with_objects_is_not_replaced(bucket):
+    bucket.put("model/config.json", b"{}")
+    address = f"{bucket.url}/model"
+    with pytest.raises(FileExistsError, match=f"{address} exists; set overwrite=true"), outputs.uploading({"output": address}, RUN):
+        pass
+    with outputs.uploading({"output": address, "overwrite": True}, RUN) as local:
+        assert Path(local["output"]).name == "model"
+
+
 def test_a_resumed_command_finds_what_it_had_written(bucket):
     config = {"output": f"{bucket.url}/run/a.tsv", "overwrite": False, "resume": False}
     with pytest.raises(RuntimeError), outputs.uploading(config, RUN) as local:

@@ -1,0 +1,81 @@
+"""Variants under a fine-tuned run, whose head may take only sequences of one length."""
+
+import json
+
+import pytest
+import torch
+
+from dnadiff.backbone.dit import DiT
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream import saved
+from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, build_classifier
+from dnadiff.downstream.head_inputs import HeadInputs
+from dnadiff.downstream.weights import write_weights
+
+DNA, LENGTH = DNATokenizer(), 16
+NETWORK = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": LENGTH}
+FLATTEN_HEAD = {"_target_": "dnadiff.downstream.head.flatten.FlattenHead", "channels": 2, "hidden": 4}
+TABLE = "chrom\tpos\tref\talt\nlong\t20\tT\tA\nshort\t3\tG\tA,GT\nsame\t3\tG\tC\nsame\t3\tGT\tG\nlong\t1\tA\tC\n"
+SKIPPED = "the record is too short for a head of fixed length"
+
+
+@pytest.fixture
+def fine_tuned(tmp_path):
+    """fine_tuned(head): arguments of the command with a saved classifier of two classes, a genome, and variants at the ends of its records."""
+
+    def save(head):
+        torch.manual_seed(0)
+        made = build_classifier(DiT(DNA.vocab, **NETWORK), head, HeadInputs(), 2, LENGTH, False)
+        about = {"name": "x", "classes": ["a", "b"], "stranded": False, "layer": None, "head": head, "seeds": [1], "batch_size": 2}
+        about |= {"network": {"_target_": "dnadiff.backbone.dit.DiT", **NETWORK}, "tokenizer": DNA.config(), "metrics": {}, "settings": {}}
+        about |= {"task": {"name": "t", "longest": LENGTH}, "pretrained": {}}
+        saved.save(tmp_path / "run" / "models", 1, write_weights(tmp_path / "w.safetensors", made), about)
+        (tmp_path / "g.fa").write_text(f">long\n{'ACGT' * 10}\n>short\nACGTACGTAC\n>same\n{'ACGT' * 4}\n")
+        (tmp_path / "x.tsv").write_text(TABLE)
+        return ["checkpoint=run", "genome=g.fa", "vcf=x.tsv", "output=y.tsv", "accelerator=cpu"]
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("head", "scored", "skipped"),
+    [(FLATTEN_HEAD, ["long 20 A", "same 3 C", "long 1 C"], 3), (MEAN_HEAD, ["long 20 A", "short 3 A", "short 3 GT"], 0)],
+    ids=["flatten", "mean"],
+)
+def test_alleles_in_windows_that_the_head_does_not_take_are_skipped(fine_tuned, cli, tmp_path, head, scored, skipped):
+    status, out, err = cli("variants", *fine_tuned(head))
+    assert status == 0, err
+    rows = [line.split("\t") for line in (tmp_path / "y.tsv").read_text().splitlines()[1:]]
+    assert [f"{row[0]} {row[1]} {row[4]}" for row in rows][:3] == scored and len(rows) == 6 - skipped
+    counts = json.loads((tmp_path / "y.tsv.json").read_text())["skipped"]
+    assert counts == ({SKIPPED: skipped} if skipped else {}) and (f"skipped: {SKIPPED}" in out) == bool(skipped)
+
+
+def test_an_allele_longer_than_a_head_of_fixed_length_is_named_first(fine_tuned, cli, tmp_path):
+    args = fine_tuned(FLATTEN_HEAD)
+    (tmp_path / "x.tsv").write_text(f"{TABLE}long\t2\tC\tC{'A' * 17}\n")
+    status, _, err = cli("variants", *args)
+    assert status == 1 and "x.tsv: line 7: the variant long:3 ->" in err and err.strip().endswith("more than the window of 16; remove it")
+    assert not (tmp_path / "y.tsv").exists()
+
+
+def test_the_batch_size_reaches_the_networks_and_is_a_setting(fine_tuned, cli, tmp_path, monkeypatch):
+    args, sizes, predict = fine_tuned(MEAN_HEAD), [], Classifier.predict
+    monkeypatch.setattr(Classifier, "predict", lambda self, items, size, both: sizes.append(size) or predict(self, items, size, both))
+    assert cli("variants", *args, "batch_size=3")[0] == 0
+    assert set(sizes) == {3} and json.loads((tmp_path / "y.tsv.json").read_text())["settings"]["batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("L2=true", "L2 reads a pretrained model"),
+        ("dependency=d.tsv", "dependency reads a pretrained model"),
+        ("stranded=true", "stranded applies to a pretrained model"),
+        ("sites_per_window=2", "sites_per_window applies to a pretrained model"),
+    ],
+)
+def test_keys_of_pretrained_models_are_refused(fine_tuned, cli, tmp_path, given, message):
+    status, _, err = cli("variants", *fine_tuned(MEAN_HEAD), given)
+    assert status == 1 and f"{message}, and run is a fine-tuned run; leave {given.partition('=')[0]} out" in err
+    assert not (tmp_path / "y.tsv").exists()
