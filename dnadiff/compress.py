@@ -24,7 +24,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     from dnadiff.data.genome import pieces
 
     output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
-    if output.suffix == ".gz":
+    if output.suffix.lower() == ".gz":
         raise ValueError(f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz")
     options = {key: checks.integer(key, config[key], low) for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()}
     threads = checks.optional_integer("threads", config["threads"])

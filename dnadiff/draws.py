@@ -27,7 +27,7 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # 1, True and numpy.int64(1) are equal keys of an untyped cache
 def hash64(*words: int | str) -> int:
     """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a random number itself."""
     text = "\x1f".join(f"{type(w).__name__}:{w}" for w in words)

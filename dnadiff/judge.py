@@ -48,6 +48,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     assignment = assignment_of(config, "judge", overrides)
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
+    picture = check_output(output.with_name(f"{output.name.removesuffix('.json')}.png"), config["overwrite"])
     order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
     seed = checks.integer("seed", config["seed"], 0)
     if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
@@ -78,13 +79,17 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     quality = evaluator.joined(map(part_of, assignment.results(METRICS, work)))
     about = {
         "samples": {"path": str(config["samples"]), "number": len(samples)},
-        "real": {"source": source, "number": len(real), **({} if data is None else {"data": data.describe()})},
+        "real": {
+            "source": source,
+            "number": len(evaluator.real),
+            **({} if data is None or config["real"] is not None else {"data": data.describe()}),
+        },
         "searched": None if training is None or searched is None else searched.describe(),
         "settings": options,
     }
     content = about | quality.content()
     overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
-    picture = figures.save(overview, output.with_suffix(".png"))
+    figures.save(overview, picture)
     write_json(output, content)  # last: while it does not exist, the command can be started again
     show(quality)
     print(f"files are in {output} and {picture}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dnadiff.metrics.text_quality import JudgeModel
     from dnadiff.model import Model
 
+_OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys that the texts of a file do not depend on
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -45,6 +46,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     config |= {key: checks.integer(key, config[key], low) for key, low in minimum.items()}
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
+    for override in overrides if config["samples"] is not None else ():
+        if (key := override.lstrip("+").partition("=")[0]).partition(".")[0].partition("/")[0] in _OF_SAMPLING:
+            raise ValueError(
+                f"{key} is for samples of checkpoint=, and the texts of samples={config['samples']} exist already; leave it out"
+            )
     device = commands.pick_device(config["accelerator"])
     judge = JudgeModel.load(config["judge"], config["trust"], device)
     model = None if config["checkpoint"] is None else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
@@ -63,7 +69,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         rows["real text"] = describe(real, config["words"], nats_of(real)).summary()
     content = {
         "judge": {"checkpoint": str(judge.path), "step": judge.step, "window": judge.length, "tokenizer": judge.tokenizer.name},
-        "samples": {"source": source, "seed": config["seed"], "sampler": config["sampler"]["_target_"]},
+        "samples": {"source": source} | ({} if model is None else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}),
         "words": config["words"],
         "rows": rows,
         "by_position": [],
@@ -117,7 +123,7 @@ def read_texts(path: str | Path) -> list[str]:
 
     with open_text(path) as file:
         content = file.read()
-    reader = _READERS.get(Path(str(path).removesuffix(".gz")).suffix)
+    reader = _READERS.get(Path(str(path).lower().removesuffix(".gz")).suffix)
     if reader is None:
         raise ValueError(f"{path} must be a .jsonl or a .txt file, plain or gzip")
     texts = [text for text in reader(path, content) if text.strip()]

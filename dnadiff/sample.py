@@ -99,16 +99,18 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     work = SampleWork(generator, request, config["seed"], config["batch_size"], *written, weighted, config["gc"])
     if (folder := assignment.compute(output, {SAMPLES: Task(work, kept)})) is not None:
         return folder
-    page = _page(config, generator, request, model)
     kept = assignment.settings(SAMPLES, kept)
-    if config["resume"] and is_complete(output, kept):
+    complete = config["resume"] and is_complete(output, kept)
+    begun = config["resume"] and temporary_path(output, "journal").is_file()
+    page = _page(config, generator, request, model, complete or begun)
+    if complete:
         discard(output)  # of a process that was stopped while it removed them
         looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
         print(f"{output} is complete already{looked}")
         if page is not None:
             page.write(output, overrides)
         return output
-    if config["resume"] and not temporary_path(output, "journal").is_file():
+    if config["resume"] and not begun:
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, kept, config["resume"], config["overwrite"], assignment.interval)
     generate(config, model, work, stream, assignment)
@@ -118,13 +120,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     return output
 
 
-def _page(config: Config, generator: ConditionalSampler, request: Request, model: Model) -> DesignPage | None:
+def _page(config: Config, generator: ConditionalSampler, request: Request, model: Model, resumed: bool) -> DesignPage | None:
     """The page of `report=`; its import loads Lightning, which sampling does not need."""
     if config["report"] is None:
         return None
     from dnadiff.report.designs import open_page
 
-    return open_page(config, generator, request, model.loaded)
+    return open_page(config, generator, request, model.loaded, resumed)
 
 
 def check_options(config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
-from dnadiff.training.resume import clear, holds_run, resumable, resume_step, use_initial_network
+from dnadiff.training.resume import clear, held, holds_run, resumable, resume_step, use_initial_network
 
 if TYPE_CHECKING:
+    import torch
     from lightning import Trainer
 
     from dnadiff.data.base import SequenceDataModule
@@ -69,20 +71,21 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
     groups = trainer.world_size // module.context_parallel
     step = resume_step(start_from, config, data, groups) if start_from is not None else 0
-    sanity_check(module, data)
+    sanity_check(module, data, trainer.strategy.root_device)
     trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)
-    if trainer.is_global_zero:  # of several processes one writes the run folder and prints
-        if start_from is None:
-            clear(run_dir)
-        else:
-            (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run that is continued
-        describe_run(config, run_dir, data, module)
-        if start_from is not None:
-            log.info(f"resuming {start_from}")
-        begin(trainer, config, module, step)
-    with frozen_objects():
-        status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
-    result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
+    with held(run_dir) if trainer.is_global_zero else nullcontext():  # of several processes one writes the run folder and prints
+        if trainer.is_global_zero:
+            if start_from is None:
+                clear(run_dir)
+            else:
+                (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run that is continued
+            describe_run(config, run_dir, data, module)
+            if start_from is not None:
+                log.info(f"resuming {start_from}")
+            begin(trainer, config, module, step)
+        with frozen_objects():
+            status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
+        result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
     if status:  # what follows with && must not run on half a training
         raise SystemExit(status)
     return result
@@ -182,8 +185,11 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
     return trainer, module
 
 
-def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
-    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear before anything is written."""
+def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torch.device) -> None:
+    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear before anything is written.
+
+    The network computes on the device of the training, because a scan that was chosen by name may run there alone, and returns to the CPU.
+    """
     import torch
 
     longest = module.denoiser.backbone.max_length
@@ -196,8 +202,9 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule) -> None:
     with torch.no_grad():
         ids, vocab = data.test_windows("valid")[0]["ids"][None, :64].long(), module.denoiser.vocab
         counted = vocab.is_emitted()[ids]
-        module.denoiser.eval().nll(ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), None, counted)
-    module.denoiser.train()
+        x0, xt, t, counted = (one.to(device) for one in (ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), counted))
+        module.denoiser.to(device).eval().nll(x0, xt, t, None, counted)
+    module.denoiser.to("cpu").train()
 
 
 def validation_interval(trainer: Mapping[str, Json]) -> int:

@@ -25,7 +25,7 @@ log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
     "sets": list[str],
-    "paths": dict[str, str] | None,
+    "paths": dict[str, str | list[str] | dict[str, str | list[str]]] | None,
     "protocols": list[str],
     "part": str,
 }
@@ -50,9 +50,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
         estimator_for(model.denoiser, protocol).check_draws(integer("num_draws", config["num_draws"]))
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
-    for one in chosen.values():  # errors come before the first evaluation
+    for name, one in chosen.items():  # errors come before the first evaluation
         data = build(one["data"], trust=None)
         data.expect(model.tokenizer)
+        parts = getattr(data, "parts", PARTS)  # of text; other data have all
+        if one["part"] not in parts:
+            remedy = "".join(f"part={part}, or " for part in parts)
+            raise ValueError(f"{name} has no {one['part']} part; set {remedy}'paths={{{name}: {{{one['part']}: FILE}}}}'")
         data.prepare()
         data.test_windows(one["part"])
     rows: list[Json] = []
@@ -103,10 +107,19 @@ def settings(config: Config, name: str, trained_on: Config) -> Config:
     one["part"] = {**dict.fromkeys(PARTS, config["part"]), "published": PUBLISHED.get(name, "test")}[config["part"]]
     one["data"] |= {key: trained_on[key] for key in LAYOUT if key in trained_on and key in one["data"]}
     if name in config["paths"]:
-        one["data"]["path"] = config["paths"][name]
+        one["data"]["path"] = files_by_part(one["data"], one["part"], config["paths"][name])
     elif one["data"].get("path") == MISSING:
         raise ValueError(f"{name} has no text of its own; name a file: 'paths={{{name}: FILE}}'")
     return one
+
+
+def files_by_part(data: Config, part: str, path: str | list[str] | Config) -> str | list[str] | Config:
+    """Local files of a set by part: those without a part are the one that is evaluated.
+
+    They are left as they are if the set finds the part in them itself: by its split, or at the end of the training part.
+    """
+    cuts_valid = part == "valid" and data.get("path_is") == "train" and data.get("valid_documents") is not None
+    return path if isinstance(path, Mapping) or cuts_valid or data.get("path_is", "all") == "all" else {part: path}
 
 
 def rows_of(name: str, part: str, protocol: str, content: Json) -> list[Json]:

@@ -339,6 +339,7 @@ def test_other_probabilities_are_detected(cli, trained, compressed, tmp_path):
         (">a\r\nACGT\n", [], "mixes two kinds of line breaks"),
         (PLAIN, ["num_groups=0"], "num_groups 0 must be an integer of at least 1"),
         (PLAIN, ["output=x.dnd.gz"], "output x.dnd.gz ends in .gz"),
+        (PLAIN, ["output=x.dnd.GZ"], "output x.dnd.GZ ends in .gz"),
         ("\ufeff", [], "x.fa is empty"),
         (PLAIN, ["window=0"], "window 0 must be an integer of at least 1"),
     ],

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -56,3 +57,10 @@ def test_blocks_of_a_batch_have_one_stratum_each(num_rows, blocks):
 def test_a_block_keeps_its_noise_in_any_batch():
     everything = Draws(3, torch.arange(4)).for_blocks(3).uniform("mask", 5).view(4, 3, 5)
     assert torch.equal(Draws(3, torch.tensor([2])).for_blocks(2).uniform("mask", 5), everything[2, :2])
+
+
+def test_a_key_does_not_depend_on_what_was_hashed_before():
+    hash64.cache_clear()
+    alone = hash64(np.int64(1), "sample"), hash64(1, "sample")
+    hash64.cache_clear()
+    assert (hash64(1, "sample"), hash64(np.int64(1), "sample")) == alone[::-1]

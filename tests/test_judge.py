@@ -47,6 +47,15 @@ def test_samples_are_compared_with_a_file(cli, fasta, tmp_path, monkeypatch):
     assert found["real"]["number"] == 30 and "seen" not in found["findings"]
 
 
+def test_a_picture_of_that_name_is_not_replaced(cli, fasta, tmp_path):
+    fasta("x.fa", 12, 30)
+    fasta("y.fa", 3, 305, seed=1)
+    (tmp_path / "j.png").write_text("kept")
+    status, _, err = cli("judge", "samples=x.fa", "real=y.fa", "output=j.json", "num_splits=20", "order=2")
+    assert status == 1 and "j.png exists; set overwrite=true" in err
+    assert (tmp_path / "j.png").read_text() == "kept" and not (tmp_path / "j.json").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

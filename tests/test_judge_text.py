@@ -130,6 +130,34 @@ def test_zero_shot_names_its_protocol(cli, runs, tmp_path):
         assert found["rows"][0]["perplexity"] > 1 and all(p in out for p in protocols)
 
 
+def test_a_local_file_is_the_part_that_is_evaluated(cli, runs, tmp_path):
+    (tmp_path / "other.txt").write_text("my black vow " * 60)
+    args = ["sets=[lm1b,ptb,ag_news]", "part=published", "paths={lm1b: other.txt, ptb: {valid: [other.txt]}, ag_news: [other.txt]}"]
+    status, _, err = cli("zero_shot", f"checkpoint={runs / 'dit'}", "protocols=[mdlm]", *args, "output=z.json")
+    assert status == 0, err
+    rows = json.loads((tmp_path / "z.json").read_text())["rows"]
+    assert [(r["set"], r["part"]) for r in rows] == [("lm1b", "test"), ("ptb", "valid"), ("ag_news", "test")]
+    assert rows[0]["tokens"] == len("my black vow ") * 60  # all of the file
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "path"),
+    [
+        ("lm1b", "test", {"test": "x"}),
+        ("ptb", "valid", {"valid": "x"}),
+        ("ag_news", "train", {"train": "x"}),
+        # sets that find the part in the file: by the split, and at the end of the training part
+        ("text", "test", "x"),
+        ("owt", "valid", "x"),
+    ],
+)
+def test_a_path_without_a_part_gets_the_part(name, part, path):
+    config = compose("zero_shot", ["checkpoint=run", f"part={part}"])
+    assert settings(config | {"paths": {name: "x"}}, name, {})["data"]["path"] == path
+    given = {"train": "a", part: "b"}
+    assert settings(config | {"paths": {name: given}}, name, {})["data"]["path"] == given
+
+
 @pytest.mark.parametrize(
     ("reads", "protocols"), [(BidirectionalBackbone, ["mdlm", "count"]), (CausalBackbone, ["exact"]), (BlockBackbone, ["count"])]
 )
@@ -179,6 +207,12 @@ def test_specials_are_counted_and_left_out():
     [
         ("judge_text", ["judge={ar}"], "give either checkpoint=RUN, which is sampled, or samples=FILE"),
         ("judge_text", ["checkpoint={dit}", "judge={dit}"], "must be an autoregressive model of text"),
+        (
+            "judge_text",
+            ["samples=one.txt", "judge={ar}", "length=32"],
+            "length is for samples of checkpoint=, and the texts of samples=one.txt",
+        ),
+        ("judge_text", ["samples=one.txt", "judge={ar}", "sampler.num_groups=2"], "sampler.num_groups is for samples of checkpoint="),
         ("judge_text", ["samples=x.fa", "judge={ar}"], "must be a .jsonl or a .txt file"),
         ("judge_text", ["samples=broken.jsonl", "judge={ar}"], "broken.jsonl: line 1 is not JSON"),
         ("judge_text", ["samples=bad.jsonl", "judge={ar}"], "each line must be a JSON object with a field text"),
@@ -187,6 +221,11 @@ def test_specials_are_counted_and_left_out():
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "protocols=[all]"], "protocols 'all' is not known"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]", "paths={ptb: x}"], "must name files by set"),
         ("zero_shot", ["checkpoint={dit}", "sets=[ptb]", "part=all"], "part 'all' is not known; choose one of test, valid"),
+        (
+            "zero_shot",
+            ["checkpoint={dit}", "sets=[ptb]", "part=valid", "paths={ptb: {test: one.txt}}"],
+            "ptb has no valid part; set part=test, or 'paths={ptb: {valid: FILE}}'",
+        ),
         # before anything is evaluated: the first set alone would do
         ("zero_shot", ["checkpoint={dit}", "sets=[text,ptb]", "paths={text: one.txt, ptb: none.txt}"], "none.txt does not exist"),
         ("zero_shot", ["checkpoint={dit}", "sets=[ecoli]"], "choose data or a model of the same vocabulary"),

@@ -106,6 +106,10 @@ def test_embeddings_tell_sequences_apart(model):
         (lambda m: m.nll([""]), "length 0"),
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),
         (lambda m: m.sample(1, batch_size=0), "batch_size 0"),
+        (lambda m: m.nll(["ACGT"], batch_size=0), "batch_size 0"),
+        (lambda m: m.information(["ACGT"], batch_size=0), "batch_size 0"),
+        (lambda m: m.sample(1, seed=1.5), "seed 1.5"),
+        (lambda m: m.design(len, length=0), "length 0"),
         (lambda m: m.nll("ACGT"), "put it into a list"),
         (lambda m: m.embed(SeqRecord(Seq("ACGT"))), "put it into a list"),
     ],
@@ -113,6 +117,25 @@ def test_embeddings_tell_sequences_apart(model):
 def test_impossible_requests_are_refused(model, call, message):
     with pytest.raises(ValueError, match=message):
         call(model)
+
+
+def test_a_seed_of_numpy_is_the_same_seed(model):
+    seed = np.int64(2)
+    assert model.sample(2, length=20, seed=seed) == model.sample(2, length=20, seed=2)
+    assert model.infill("ACGT" * 8, 4, 8, length=16, seed=seed) == model.infill("ACGT" * 8, 4, 8, length=16, seed=2)
+    assert np.array_equal(model.nll(["ACGTTGA"], num_draws=2, seed=seed), model.nll(["ACGTTGA"], num_draws=2, seed=2))
+
+
+def test_a_design_in_flanks_takes_whole_numbers_of_any_type(model):
+    found = model.design(
+        lambda sequences: [s.count("G") for s in sequences], length=16, infill=("ACGT" * 8, 1e1, np.int64(14)), num_draws=0
+    )
+    assert len(found[0]) == 32 and found[0][:10] == ("ACGT" * 8)[:10] and found[0][14:] == ("ACGT" * 8)[14:]
+
+
+def test_a_generator_of_records_keeps_their_names(model):
+    records = (SeqRecord(Seq("ACGT"), id=name) for name in ("one", "two"))
+    assert list(model.embed(records).to_frame().index) == ["one", "two"]
 
 
 def test_load_is_the_only_public_name():

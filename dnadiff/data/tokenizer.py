@@ -21,6 +21,7 @@ from dnadiff.vocab import Vocab
 
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
 
+_PIECE = 1 << 20  # characters encoded at once: each takes about 20 bytes until it has its id
 _LETTER_OF_ID = np.frombuffer(b"\0\0\0_\0\0\0ACGTN", dtype=np.uint8)  # 0: no letter; MASK is 3
 _BASE_OF_ID = np.full(256, 4, dtype=np.uint8)
 _BASE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
@@ -174,15 +175,18 @@ class CharTokenizer(TextTokenizer):
         Raises:
             ValueError: if a character is not in the alphabet; its position is counted from 1.
         """
-        points = _code_points(sequence)
-        places = np.searchsorted(self._code_points, points).clip(max=len(self._code_points) - 1)
-        unknown = np.flatnonzero(self._code_points[places] != points)
-        if len(unknown):
-            raise ValueError(
-                f"character {sequence[unknown[0]]!r} at position {unknown[0] + 1} is not among the {len(self.characters)} characters "
-                f"of this vocabulary; remove it, or train on a text that contains it"
-            )
-        return (places + 2).astype(self.dtype)
+        ids = np.empty(len(sequence), self.dtype)
+        for start in range(0, len(sequence), _PIECE):
+            points = _code_points(sequence[start : start + _PIECE])
+            places = np.searchsorted(self._code_points, points).clip(max=len(self._code_points) - 1)
+            unknown = start + np.flatnonzero(self._code_points[places] != points)
+            if len(unknown):
+                raise ValueError(
+                    f"character {sequence[unknown[0]]!r} at position {unknown[0] + 1} is not among the {len(self.characters)} characters "
+                    f"of this vocabulary; remove it, or train on a text that contains it"
+                )
+            ids[start : start + len(points)] = places + 2
+        return ids
 
     @property
     @override

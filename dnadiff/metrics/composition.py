@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
@@ -161,9 +162,12 @@ def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> 
     return lengths[0].pop()
 
 
-def kmer_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool) -> np.ndarray:
+def kmer_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool, dtype: DTypeLike = np.int64) -> np.ndarray:
     """Counts of each k-mer in each sequence: (S, 4**k)."""
-    return np.stack([spectrum([bases], k, both_strands) for bases in sequences])
+    counts = np.empty((len(sequences), 4**k), dtype)
+    for row, bases in zip(counts, sequences):
+        row[:] = spectrum([bases], k, both_strands)
+    return counts
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:

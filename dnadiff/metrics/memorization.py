@@ -200,8 +200,12 @@ def fits_in_memory(data: SequenceDataModule) -> bool:
 def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
     """As `dna_data`; also raises ValueError if the index of the training part does not fit into memory."""
     data = dna_data(model, trust, given)
-    if not given and model.was_trained_on(data) is False:
-        raise ValueError(f"copies: {data.name} changed since {model.path} was trained on it; restore its files")
+    if model.was_trained_on(data) is False:
+        if not given:
+            raise ValueError(f"copies: {data.name} changed since {model.path} was trained on it; restore its files")
+        log.warning(
+            f"{model.path} was not trained on data={data.name}: matches are with these data, not with the training data of the model"
+        )
     if not fits_in_memory(data):
         raise ValueError(
             f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"

@@ -7,6 +7,7 @@ closer to a set of real windows than other real windows vary too little, or copy
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,13 +30,16 @@ from dnadiff.metrics.composition import (
 )
 from dnadiff.metrics.discriminator import auroc, cross_validated_scores, discriminator_auroc, train_on_samples_bits
 from dnadiff.metrics.memorization import TrainingIndex
+from dnadiff.metrics.real_windows import evenly_spaced
 from dnadiff.metrics.structure import longest_orf, mutual_information, pair_counts, period_three
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
+MAX_REAL = 20_000  # real windows, or four times the samples if that is more: a 6-mer spectrum is 16 KiB
 MAX_DISTANCE = 100  # bases between two positions whose mutual information is computed
 _MIN_SAMPLES = 10  # for a cross-validated discriminator
 _DISCRIMINATOR_K = 4
 _NUM_SLOW = 20  # splits and resamples of metrics that train a model each time
+log = logging.getLogger("dnadiff")
 TOO_SIMILAR = "WARNING: closer than real windows are to each other (too similar)"
 
 
@@ -137,7 +141,7 @@ class SampleQualityEvaluator:
 
     Args:
         samples: uint8 arrays of bases of one length (`composition.as_bases`).
-        real: held-out windows of that length, preferably more than twice as many.
+        real: held-out windows of that length, preferably more than twice as many; of more than `MAX_REAL`, evenly spaced ones are used.
         training: index of the training part, to search for copies; None skips the search.
         both_strands: count k-mers on both strands; False for strand-oriented data.
         order: of the Markov models that are trained on the samples.
@@ -167,10 +171,13 @@ class SampleQualityEvaluator:
         longest = max(*KMER_LENGTHS, training.k if training else 0)
         if self.length < longest:
             raise ValueError(f"sequences of {self.length} bases are shorter than the {longest}-mers that are counted; give longer ones")
-        self.samples, self.real, self.training = np.stack(samples), np.stack(real), training
+        kept = evenly_spaced(len(real), max(MAX_REAL, 4 * self.number))
+        if len(kept) < len(real):
+            log.info(f"{len(kept):,} of {len(real):,} real windows are compared, evenly spaced")
+        self.samples, self.real, self.training = np.stack(samples), np.stack([real[i] for i in kept]), training
         self.both_strands, self.order, self.seed = both_strands, order, seed
         rng = np.random.default_rng(seed)
-        self.real_sets = [np.split(rng.permutation(len(real))[: 2 * self.number], 2) for _ in range(num_splits)]
+        self.real_sets = [np.split(rng.permutation(len(self.real))[: 2 * self.number], 2) for _ in range(num_splits)]
         self.sample_sets = [rng.permutation(len(samples))[: self.number] for _ in range(num_splits)]
 
     def __call__(self) -> SampleQuality:
@@ -218,7 +225,7 @@ class SampleQualityEvaluator:
         return replace(found, low=low, high=high)
 
     def _kmers(self, k: int) -> QualityPart:
-        counts = [kmer_counts(list(windows), k, self.both_strands).astype(np.float32) for windows in (self.samples, self.real)]
+        counts = [kmer_counts(list(windows), k, self.both_strands, np.float32) for windows in (self.samples, self.real)]
         return QualityPart([self._metric(f"js_{k}", f"{k}-mers, Jensen-Shannon divergence", "bits", jensen_shannon, counts)])
 
     def _gc(self) -> QualityPart:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.bootstrap import ConfidenceInterval, ratio
+from dnadiff.checks import expand_user
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import CausalDenoiser
 
@@ -49,7 +50,7 @@ class JudgeModel:
         from dnadiff import checkpoint
         from dnadiff.published import model
 
-        folder = Path(source)
+        folder = expand_user(source)
         if (folder / model.CONFIG).is_file():
             from dnadiff.data.text.pretrained import Pretrained
 

@@ -53,6 +53,7 @@ class Model(Generator):
         rule, of autoregressive models and of blocks of one token, needs none. N and other letters that the
         model does not generate are read but not counted; a sequence without a countable letter gets NaN.
         """
+        seed, batch_size = integer("seed", seed, 0), integer("batch_size", batch_size)
         return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
 
     def embed(
@@ -76,6 +77,7 @@ class Model(Generator):
             An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
+        sequences = sequences if is_sequence(sequences) else list(sequences)  # a generator is read once
         vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
         if embedder.pool.per_position:
             return vectors
@@ -101,6 +103,7 @@ class Model(Generator):
             raise ValueError(f"information is for models of DNA, and {self.path} was trained on text")
         window = self.length if window is None else integer("window", window)
         stranded = stranded or self.denoiser.backbone.reads_both_strands  # which predicts the same for both
+        batch_size = integer("batch_size", batch_size)
         information = Information(self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size)
         return information.of_sequences([ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)])
 

@@ -87,6 +87,7 @@ class Generator:
             ValueError: for a length that the network does not accept, an unknown label, a sampler for another kind of model, or
                 constraints that cannot be satisfied.
         """
+        seed = integer("seed", seed, 0)
         num_samples, known = check_request(None, num_samples, 1 if length is None else length)
         length = known if length is not None else self.length if template is None else None
         request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
@@ -122,7 +123,7 @@ class Generator:
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
         """
-        sequence = text_of(sequence)
+        sequence, seed = text_of(sequence), integer("seed", seed, 0)
         n, length = check_request(None, n, self.length if length is None else length)
         self.check_infill()
         request, low = infill_sequence(self.tokenizer, sequence, start, end, n, length)
@@ -168,18 +169,20 @@ class Generator:
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
         """
-        method, batch_size = method or BestOfN(), integer("batch_size", batch_size)
+        method, batch_size, seed = method or BestOfN(), integer("batch_size", batch_size), integer("seed", seed, 0)
         if start is not None and not method.changes_given:
             raise ValueError(f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis")
         if num_draws % 2:
             raise ValueError(f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the bounds out")
         check_exclusions({"infill": infill, "start": start, "template": template, "length": length, "motif": motif})
-        n, window = check_request(None, n, self.length if length is None and template is None and start is None else length or 1)
-        given, low = "", 0
+        unset = self.length if template is None and start is None else 1
+        n, window = check_request(None, n, unset if length is None else length)
+        given, low, first, last = "", 0, 0, 0
         if infill is not None:
             self.check_infill()
             given = text_of(infill[0])
             request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
+            first, last = map(int, infill[1:])  # after their check: 1e2 is an integer too
         elif start is not None:
             allowed = None if template is None else [template_pattern(self.tokenizer, template, read_motifs(motif))]
             request = starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
@@ -189,7 +192,7 @@ class Generator:
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         designer.check_request(request)
         found = designer.designs(request, seed, batch_size, num_draws)
-        return found if infill is None else Designs(in_flanks(design, given, *infill[1:], low) for design in found)
+        return found if infill is None else Designs(in_flanks(design, given, first, last, low) for design in found)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""

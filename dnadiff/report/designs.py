@@ -153,8 +153,8 @@ class DesignPage:
         return np.concatenate(bounds) / self.length
 
 
-def open_page(config: Config, generator: ConditionalSampler, request: Request, model: Loaded) -> DesignPage:
-    """The page of `report=`, after all checks that need no designs.
+def open_page(config: Config, generator: ConditionalSampler, request: Request, model: Loaded, resumed: bool) -> DesignPage:
+    """The page of `report=`, after all checks that need no designs; one of a run that is `resumed` may be replaced.
 
     Raises:
         ValueError: if the model reads text, or `real=` cannot be used.
@@ -163,7 +163,7 @@ def open_page(config: Config, generator: ConditionalSampler, request: Request, m
     if model.tokenizer.vocab.complement is None:
         raise ValueError(f"report is about designs of DNA, and {model.path} was trained on text; leave report out")
     assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without a reward
-    path = check_output(expand_user(config["report"]), config["overwrite"] or config["resume"])
+    path = check_output(expand_user(config["report"]), config["overwrite"] or resumed)
     length = min(end - start for start, end in (target.shown for target in request.evenly_spaced()))
     written = request.num_groups * config["num_samples"]
     real = None

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.checks import expand_user
-from dnadiff.data.files import open_text
+from dnadiff.data.files import open_text, resolve
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.design.output import sha256
 from dnadiff.design.reward import Reward, Values
@@ -62,7 +61,7 @@ class MotifMatch(Reward):
 
     @override
     def inputs(self) -> dict[str, str]:
-        return {} if self.matrix is None else {self.matrix: sha256(expand_user(self.matrix))}
+        return {} if self.matrix is None else {self.matrix: sha256(resolve(self.matrix))}
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -107,7 +106,7 @@ def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64
     """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file if there is none, or if it is damaged."""
     from Bio import motifs
 
-    with open_text(expand_user(str(path))) as file:
+    with open_text(path) as file:
         try:
             found = list(motifs.parse(file, "jaspar"))
         except (ValueError, IndexError, AttributeError, KeyError) as error:

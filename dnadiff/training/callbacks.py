@@ -59,7 +59,8 @@ class EMA(WeightAveraging):
         if self._average_model is None:
             return
         self._swap_models(pl_module)
-        result = _diffusion(pl_module).valid_loss(batch, batch_idx)  # the live weights, with the same masks
+        with trainer.precision_plugin.val_step_context():  # which Lightning enters for validation_step alone
+            result = _diffusion(pl_module).valid_loss(batch, batch_idx)  # the live weights, with the same masks
         self._swap_models(pl_module)
         pl_module.log("valid/nll_live", result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +33,50 @@ MAY_CHANGE = (
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
+WAIT = 8.0  # seconds for a run folder that another process holds
 log = logging.getLogger("dnadiff")
 
 
 def holds_run(run_dir: Path) -> bool:
     """Whether the folder holds a finished run, or one that has saved a checkpoint."""
     return (run_dir / "metrics.json").is_file() or any((run_dir / "checkpoints").glob("*.ckpt"))
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder, which is created, for one training process, until the block ends or the process does.
+
+    The workers of a data loader inherit the lock, and outlive a killed process by some seconds, for which this waits.
+
+    Raises:
+        ValueError: if another process trains in this folder, or has saved a checkpoint while this one waited.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        before, end = _saved(run_dir), time.monotonic() + WAIT
+        while not (locked := _locks(folder)) and time.monotonic() < end:
+            time.sleep(0.2)
+        if not locked or _saved(run_dir) != before:
+            raise ValueError(f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir")
+        yield
+    finally:
+        os.close(folder)
+
+
+def _locks(folder: int) -> bool:
+    """Whether this process has the lock of an open folder; True on a file system without locks."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _saved(run_dir: Path) -> list[tuple[str, int]]:
+    return [(path.name, path.stat().st_mtime_ns) for path in sorted((run_dir / "checkpoints").glob("*.ckpt"))]
 
 
 def resumable(config: Config, run_dir: Path) -> Path | None:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,18 @@ def test_an_unknown_character_is_named():
         CharTokenizer("abc").decode([1])
     with pytest.raises(ValueError, match="characters is empty"):
         CharTokenizer("")
+
+
+def test_a_long_text_is_encoded_in_pieces():
+    text, tokenizer = "ab🧬\n" * (1 << 20), CharTokenizer("ab🧬\n")
+    tracemalloc.start()
+    ids = tokenizer.encode(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ids.dtype == np.uint8 and (ids.reshape(-1, 4) == [3, 4, 5, 2]).all() and len(ids) == 1 << 22
+    assert peak < 10 * len(ids)
+    with pytest.raises(ValueError, match=f"character 'z' at position {(1 << 22) + 1} is not among the 4 characters"):
+        tokenizer.encode(f"{text}z")
 
 
 def test_a_tokenizer_is_its_configuration():

@@ -19,6 +19,7 @@ from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.downstream.classifier import keep_first_layers
 from dnadiff.downstream.embedding.features import Embedder
 from dnadiff.downstream.embedding.pooling import Max, Mean, PerPosition, pool_of
+from dnadiff.downstream.embedding.vectors import Embeddings
 
 TOKENIZER = DNATokenizer()
 TEXTS = ["ACGTTGACCA", "GATTACAGGATCCATGCAAGTCAG", "NNACG", "ACGTTGACCA", "T"]
@@ -182,6 +183,12 @@ def test_pools_and_types_have_names():
         pool_of("sum")
     with pytest.raises(ValueError, match="dtype 'int8' is not known"):
         Embedder(read_by(NETWORKS["mamba"](TOKENIZER.vocab)), dtype="int8")
+
+
+def test_numbers_never_repeat_a_name():
+    assert Embeddings.of(np.zeros((4, 1)), ["b", "a", "a", "c"]).names == ["b", "a_1", "a_2", "c"]
+    assert Embeddings.of(np.zeros((3, 1)), ["a", "a", "a_1"]).names == ["a_0", "a_2", "a_1"]
+    assert Embeddings.of(np.zeros((4, 1)), ["a_1", "a", "a", "a"]).names == ["a_1", "a_2", "a_3", "a_4"]
 
 
 def test_no_sequence_gives_no_row(model):

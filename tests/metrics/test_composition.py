@@ -1,7 +1,9 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from dnadiff.metrics.composition import as_bases, compare, distance, jensen_shannon, wasserstein
+from dnadiff.metrics.composition import as_bases, compare, distance, jensen_shannon, kmer_counts, wasserstein
 
 
 def random_sequences(number, gc=0.5, seed=0, length=60):
@@ -32,6 +34,16 @@ def testrandom_sequences_that_cannot_be_compared_are_refused():
     with pytest.raises(ValueError, match="'x' at position 2"):
         as_bases("ACx")
     assert as_bases(b"acgtuNR").tolist() == as_bases("ACGTUnr").tolist() == [0, 1, 2, 3, 3, 4, 4]
+
+
+def test_kmer_counts_need_no_more_memory_than_their_type():
+    windows = random_sequences(400)
+    tracemalloc.start()
+    counts = kmer_counts(windows, 6, True, np.float32)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts.dtype == np.float32 and (counts == kmer_counts(windows, 6, True)).all()
+    assert peak < 1.2 * counts.nbytes
 
 
 def test_jensen_shannon_by_hand():

@@ -58,6 +58,15 @@ def test_copies_of_the_training_part_are_detected(real, few_models):
     assert found["seen"].verdict == "higher than real windows" and any("copies" in line for line in found.warnings())
 
 
+def test_many_real_windows_are_thinned_evenly():
+    real = random_windows(30_000, 8, 1)
+    few, many = (SampleQualityEvaluator(random_windows(n, 8, 2), real, num_splits=20) for n in (10, 6_000))
+    assert (few.real == np.stack(real)[np.linspace(0, 29_999, 20_000).astype(int)]).all() and few.number == 10
+    assert max(chosen.max() for pair in few.real_sets for chosen in pair) < 20_000
+    assert len(many.real) == 24_000 and many.number == 6_000  # four times the samples
+    assert (SampleQualityEvaluator(random_windows(10, 8, 2), real[:20_000], num_splits=20).real == np.stack(real[:20_000])).all()
+
+
 def test_too_few_or_too_short_sequences_are_refused(real):
     with pytest.raises(ValueError, match="9 samples and 80 real windows of 120 bases are too few to compare"):
         SampleQualityEvaluator(random_windows(9, 120, 1), real)

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from dnadiff.backbone.transformer import Transformer
+from dnadiff.data.text.pretrained import Pretrained
+from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.metrics.text_quality import by_position, describe, entropy, repeated, token_nats
+from dnadiff.metrics.text_quality import JudgeModel, by_position, describe, entropy, repeated, token_nats
+from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
 VOCAB = Vocab(8, 7, 6, (6, 7))
@@ -19,6 +22,16 @@ def judge():
     network = Transformer(VOCAB, 16, 1, 2, max_length=8)
     torch.nn.init.normal_(network.linear.weight)
     return CausalDenoiser(network).eval()
+
+
+def test_a_judge_may_be_in_the_home_folder(judge, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / model.CONFIG).write_text("{}")
+    monkeypatch.setattr(Pretrained, "load", lambda self: CharTokenizer("abc"))
+    monkeypatch.setattr(model, "load_gpt2", lambda folder, vocab: judge)
+    found = JudgeModel.load("~/gpt2", [], "cpu")
+    assert found.denoiser is judge and found.path == tmp_path / "gpt2" and found.length == 8
 
 
 def test_entropy_of_literal_texts():

@@ -113,6 +113,7 @@ WRONG = {
     "real r.fa has 2 windows of 24 bases, the length of the designs; give at least 4": ["real=r.fa"],
     "real has no window of 30 bases": ["real=r.fa", "length=30"],
     "old.html": ["report=old.html"],
+    "old.html exists": ["report=old.html", "resume=true"],  # the page of another run: there is nothing to resume
 }
 
 

@@ -1,10 +1,15 @@
 """A run is resumed only on the sequence that it was trained on."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 import dnadiff
+from dnadiff import train
+from dnadiff.training import resume
 
 
 def test_a_changed_genome_is_refused(cli, train_args, tiny_fasta, tmp_path):
@@ -37,3 +42,68 @@ def test_overwriting_a_run_removes_its_evaluation(cli, train_args, tmp_path):
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
     (run / "evaluate.json").write_text(json.dumps(old))  # of the same step and name, and of other weights
     assert dnadiff.load(run, "cpu").stored_curve.curve(64) is None
+
+
+@pytest.mark.parametrize("more", [("resume=true",), ("overwrite=true",), ()])
+def test_a_folder_in_which_another_process_trains_is_left_alone(cli, train_args, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(resume, "WAIT", 0.1)
+    run = tmp_path / "run"
+    if more:
+        assert cli("train", *train_args("dit", 2))[0] == 0
+        (run / "metrics.json").unlink()  # not complete
+    else:
+        run.mkdir()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with resume.held(run):
+        status, _, err = cli("train", *train_args("dit", 4, *more))
+    assert status == 1 and "another process is training in run; wait until it ends, or set another hydra.run.dir" in err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert cli("train", *train_args("dit", 4, *more))[0] == 0
+
+
+def test_a_run_that_went_on_while_this_one_waited_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    locks = iter([False, True])
+
+    def locked_later(folder):
+        (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"newer")
+        return next(locks)
+
+    monkeypatch.setattr(resume, "_locks", locked_later)
+    with pytest.raises(ValueError, match="another process is training"), resume.held(tmp_path):
+        pass
+    shutil.rmtree(tmp_path / "checkpoints")
+    monkeypatch.undo()
+    with resume.held(tmp_path):
+        pass
+
+
+def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained, tmp_path):
+    # A scan that was chosen by name, such as triton, cannot run on the CPU.
+    loaded = dnadiff.load(trained, "cpu")
+    places = []
+
+    class Denoiser(torch.nn.Module):
+        vocab, backbone = loaded.denoiser.vocab, loaded.denoiser.backbone
+
+        def to(self, device):
+            places.append(str(device))
+            return self
+
+        def nll(self, ids, *rest):
+            assert {one.device.type for one in (ids, *rest) if one is not None} == {"meta"}
+            places.append("nll")
+
+    module = SimpleNamespace(denoiser=Denoiser(), configure_optimizers=lambda num_steps: None)
+    window = {"ids": torch.full((8,), 7)}
+    train.sanity_check(module, SimpleNamespace(length=8, labels=(), test_windows=lambda part: [window]), torch.device("meta"))
+    assert places == ["meta", "nll", "cpu"]
+
+
+def test_both_validations_have_the_precision_of_the_training(cli, train_args, tmp_path):
+    # With decay 0 the averaged weights are the live ones.
+    args = train_args("dit", 2, "callbacks.ema.decay=0", "trainer.precision=bf16-mixed", "trainer.accelerator=cpu")
+    status, _, err = cli("train", *args)
+    assert status == 0, err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["valid_nll"] == metrics["valid_nll_live"]

@@ -116,7 +116,7 @@ class Corpus:
         if valid_documents >= number:
             raise ValueError(
                 f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: none is left for training; "
-                "set data.valid_documents"
+                "set data.valid_documents, or give the validation part its own file, {valid: FILE}"
             )
         return number - valid_documents
 

@@ -9,8 +9,9 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from typing_extensions import override
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 Paths = str | Path | Sequence[str | Path]
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+_OTHER_TABLES = {".tsv", ".tab", ".xlsx"}
 log = logging.getLogger("dnadiff")
+_PIECE = 1 << 20  # characters of a file read at once
 _ROWS = 1024  # rows of a parquet file read at once
 _MAX_FIELD = 2**31 - 1  # characters in a field of a .csv; the default limit of the csv module is 131,072
 
@@ -47,19 +50,19 @@ class Documents(ABC):
         return itertools.islice(self, number, None)
 
 
-def _whole_file(lines: Iterable[str]) -> Iterator[str]:
-    yield "".join(lines)
+def _whole_file(file: TextIO) -> Iterator[str]:
+    yield "".join(iter(partial(file.read, _PIECE), ""))  # short lines would take many times the memory of their characters
 
 
-def _lines(lines: Iterable[str]) -> Iterator[str]:
-    return (line.strip() for line in lines)
+def _lines(file: TextIO) -> Iterator[str]:
+    return (line.strip() for line in file)
 
 
-def _rows(lines: Iterable[str]) -> Iterator[str]:
-    return (line if line.strip() else "" for line in lines)
+def _rows(file: TextIO) -> Iterator[str]:
+    return (line if line.strip() else "" for line in file)
 
 
-KINDS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {"file": _whole_file, "line": _lines, "row": _rows}
+KINDS: dict[str, Callable[[TextIO], Iterator[str]]] = {"file": _whole_file, "line": _lines, "row": _rows}
 
 
 class Files(Documents):
@@ -82,6 +85,7 @@ class Files(Documents):
         if documents not in KINDS:
             raise ValueError(f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents")
         self.paths = expanded(paths)
+        self._kinds = {path: kind_of(path) for path in self.paths}
         self.documents, self.keep_line_ends = documents, keep_line_ends
         self._split = iter if keep_line_ends and KINDS[documents] is not _whole_file else KINDS[documents]
         self._readers = {"jsonl": self._objects, "csv": self._fields}
@@ -94,12 +98,12 @@ class Files(Documents):
 
     @override
     def key(self) -> dict[str, Json]:
-        tables = {"columns": self.columns} if any(map(kind_of, self.paths)) else {}
-        texts = {} if all(map(kind_of, self.paths)) else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
-        return {"files": [[content_hash(resolve(path)), kind_of(path) or "text"] for path in self.paths], **tables, **texts}
+        tables = {"columns": self.columns} if any(self._kinds.values()) else {}
+        texts = {} if all(self._kinds.values()) else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
+        return {"files": [[content_hash(resolve(path)), self._kinds[path] or "text"] for path in self.paths], **tables, **texts}
 
     def _read(self, path: str) -> Iterator[str]:
-        if (kind := kind_of(path)) == "parquet":
+        if (kind := self._kinds[path]) == "parquet":
             yield from self._parquet(path)
             return
         with open_text(path) as handle:
@@ -202,8 +206,13 @@ def columns_of(column: str | Sequence[str]) -> list[str]:
 
 
 def kind_of(path: str) -> str | None:
-    """The table format that a file name indicates; None for text."""
-    return _TABLES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
+    """The table format that a file name indicates; None for text. Raises ValueError for tables that are not read."""
+    suffix = Path(path.lower().removesuffix(".gz").removesuffix(".bgz")).suffix
+    if suffix in _OTHER_TABLES:
+        raise ValueError(
+            f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename it to .txt if it is plain text"
+        )
+    return _TABLES.get(suffix)
 
 
 def expanded(paths: Paths) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,10 +26,9 @@ class Embeddings(np.ndarray):
 
     @classmethod
     def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
-        """The vectors with the names of their sequences; those that occur twice get numbers."""
+        """The vectors with the names of their sequences; those that occur twice get numbers, so that all names differ."""
         found = np.asarray(vectors).view(cls)
-        number = Counter(names)
-        found.names = [name if number[name] == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+        found.names = _different(names)
         return found
 
     def to_frame(self) -> pandas.DataFrame:
@@ -49,3 +49,14 @@ class Embeddings(np.ndarray):
             raise ValueError("to_anndata needs the package anndata: pip install 'dnadiff[anndata]'") from error
         table = self.to_frame()
         return package.AnnData(np.asarray(self), obs=table[[]].rename(str), var=table.T[[]])
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """The names; to one that occurs twice its position in the list is appended, or the next number that gives an unused name."""
+    number, used, found = Counter(names), set(names), []
+    for i, name in enumerate(names):
+        if number[name] > 1:
+            name = next(new for new in (f"{name}_{j}" for j in itertools.count(i)) if new not in used)
+        used.add(name)
+        found.append(name)
+    return found

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,31 @@ def test_unreadable_files_are_reported(tmp_path, content, options, message):
     (tmp_path / "t.jsonl").write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
     with pytest.raises(ValueError, match=message):
         list(Files(tmp_path / "t.jsonl", **options))
+
+
+@pytest.mark.parametrize("ending", [".jsonl.GZ", ".jsonl.bgz", ".JSONL.BGZ"])
+def test_a_compressed_table_is_a_table(tmp_path, ending):
+    (tmp_path / f"t{ending}").write_bytes(gzip.compress(b'{"text": "one"}\n'))
+    assert list(Files(tmp_path / f"t{ending}")) == ["one"]
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".tab", ".xlsx", ".TSV.gz"])
+def test_other_tables_are_refused(tmp_path, ending):
+    (tmp_path / f"t{ending}").write_text("text\tlabel\none\t1\n")
+    with pytest.raises(
+        ValueError, match=r"tables are read as \.jsonl, \.json, \.ndjson, \.csv, \.parquet, not \.(tsv|tab|xlsx); convert it"
+    ):
+        Files(tmp_path / f"t{ending}")
+
+
+def test_short_lines_need_no_more_memory_than_long_ones(tmp_path):
+    text = "a\n" * (1 << 20)
+    (tmp_path / "t.txt").write_bytes(text.encode())
+    tracemalloc.start()
+    assert list(Files(tmp_path / "t.txt")) == [text]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(text)
 
 
 def test_a_surrogate_pair_in_two_escapes_is_text(tmp_path):
