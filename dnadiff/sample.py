@@ -59,7 +59,7 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.design.output import ResumableOutput, discard, temporary_path
+    from dnadiff.design.output import ResumableOutput, discard
     from dnadiff.design.provenance import is_complete
     from dnadiff.design.work import SampleWork
     from dnadiff.metrics import memorization
@@ -101,16 +101,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         return folder
     kept = assignment.settings(SAMPLES, kept)
     complete = config["resume"] and is_complete(output, kept)
-    begun = config["resume"] and temporary_path(output, "journal").is_file()
-    page = _page(config, generator, request, model, complete or begun)
+    page = _page(config, generator, request, model, complete or _is_begun(config, output))
     if complete:
         discard(output)  # of a process that was stopped while it removed them
-        looked = " (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""
-        print(f"{output} is complete already{looked}")
+        print(f"{output} is complete already" + " (python -m dnadiff.copies looks for copies in it)" * config["copies"])
         if page is not None:
             page.write(output, overrides)
         return output
-    if config["resume"] and not begun:
+    if config["resume"] and not _is_begun(config, output):
         log.info(f"{output}: nothing to resume; starting a new file")
     stream = ResumableOutput(output, kept, config["resume"], config["overwrite"], assignment.interval)
     generate(config, model, work, stream, assignment)
@@ -118,6 +116,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if page is not None:
         page.write(output, overrides)
     return output
+
+
+def _is_begun(config: Config, output: Path) -> bool:
+    """Whether `resume=true` finds an unfinished file."""
+    from dnadiff.design.output import temporary_path
+
+    return config["resume"] and temporary_path(output, "journal").is_file()
 
 
 def _page(config: Config, generator: ConditionalSampler, request: Request, model: Model, resumed: bool) -> DesignPage | None:

@@ -177,12 +177,10 @@ class Generator:
         check_exclusions({"infill": infill, "start": start, "template": template, "length": length, "motif": motif})
         unset = self.length if template is None and start is None else 1
         n, window = check_request(None, n, unset if length is None else length)
-        given, low, first, last = "", 0, 0, 0
         if infill is not None:
             self.check_infill()
             given = text_of(infill[0])
             request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
-            first, last = map(int, infill[1:])  # after their check: 1e2 is an integer too
         elif start is not None:
             allowed = None if template is None else [template_pattern(self.tokenizer, template, read_motifs(motif))]
             request = starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
@@ -192,7 +190,7 @@ class Generator:
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         designer.check_request(request)
         found = designer.designs(request, seed, batch_size, num_draws)
-        return found if infill is None else Designs(in_flanks(design, given, first, last, low) for design in found)
+        return found if infill is None else Designs(in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
