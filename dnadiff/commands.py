@@ -49,8 +49,8 @@ COMMANDS = {
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
 }
-# They run no network, or store the number of threads in their output, as .dnd files do.
-WITHOUT_NETWORK = ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge")
+# Commands that do not choose their number of threads: they run no network, or store the number in their output, as .dnd files do.
+ONE_NUMBER_OF_THREADS = ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge")
 log = logging.getLogger("dnadiff")
 
 
@@ -119,8 +119,8 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         holder = functools.reduce(lambda inner, part: inner.get(part) or {}, parents, plain)
         if last in holder:
             check_value(key, holder[last], keys[key])
-    uses_network = name not in WITHOUT_NETWORK
-    if uses_network and "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
+    first = all(os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))  # of several processes
+    if first and "torch" not in sys.modules:
         log.info(f"{name}: loading PyTorch" + (" and Lightning" if "trainer" in plain else ""))  # seconds, before the first result
     check(plain, trust=None)
     from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
@@ -130,7 +130,7 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     refuse_remote_shards(plain)
     if plain.get("launcher"):  # starts this command once for each shard
         return build(plain["launcher"], trust=None).launch(name, plain, overrides, parse(sys.argv[1:])[0])
-    if uses_network:
+    if name not in ONE_NUMBER_OF_THREADS:
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()

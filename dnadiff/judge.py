@@ -36,13 +36,11 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
     """Compare samples with real windows, and return the content of the JSON file, or the folder of a shard."""
-    from dnadiff.data.files import check_output, write_json
+    from dnadiff.data.files import check_output
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.metrics.work import QualityWork, part_of
-    from dnadiff.report import figures
-    from dnadiff.report.panels import kmer_divergences, mutual_information
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
 
@@ -88,12 +86,23 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         "settings": options,
     }
     content = about | quality.content()
-    overview = figures.overview([partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)])
-    figures.save(overview, picture)
-    write_json(output, content)  # last: while it does not exist, the command can be started again
+    write(content, quality, output, picture)
     show(quality)
     print(f"files are in {output} and {picture}")
     return content
+
+
+def write(content: Config, quality: SampleQuality, output: Path, picture: Path) -> None:
+    """Write the JSON file and the picture. Nothing is written before both are known, so that the command can be started again."""
+    from dnadiff.data.files import atomic_write, write_json
+    from dnadiff.report import figures
+    from dnadiff.report.panels import kmer_divergences, mutual_information
+
+    panels = [partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)]
+    drawn = figures.rendered(figures.overview(panels), "png")
+    write_json(output, content)
+    with atomic_write(picture, overwrite=True) as file:  # an existing one has been refused
+        file.write(drawn)
 
 
 def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dnadiff.metrics.text_quality import JudgeModel
     from dnadiff.model import Model
 
-_OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys that the texts of a file do not depend on
+_OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys of sampling
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -47,7 +48,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
     for override in overrides if config["samples"] is not None else ():
-        if (key := override.lstrip("+").partition("=")[0]).partition(".")[0].partition("/")[0] in _OF_SAMPLING:
+        key = override.lstrip("+").partition("=")[0]
+        if re.split(r"[./@]", key)[0] in _OF_SAMPLING:
             raise ValueError(
                 f"{key} is for samples of checkpoint=, and the texts of samples={config['samples']} exist already; leave it out"
             )

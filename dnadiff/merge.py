@@ -53,8 +53,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     try:
         importlib.import_module(f"dnadiff.{manifest.command}").run(settings, run_dir, list(manifest.overrides))
     except FileExistsError:
-        if not resume:
-            mark.remove()
+        if not resume or "resume" in settings:
+            if not resume:
+                mark.remove()
             raise  # otherwise of a command without `resume`, which writes its output last
     return finish(mark, None if config["keep"] else folder)
 

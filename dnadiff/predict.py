@@ -94,7 +94,7 @@ def check_options(config: Config, run_dir: Path) -> Path:
     for key in ("window", "stride", "batch_size"):
         config[key] = optional_integer(key, config[key])
     output = expand_user(config["output"] or run_dir / "predictions.tsv")
-    if not output.name.endswith(TABLES):
+    if not output.name.lower().endswith(TABLES):
         raise ValueError(f"output {output} is the name of another kind of file; give one that ends in {', '.join(TABLES)}")
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
@@ -214,7 +214,7 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
         "settings": stream.settings,
     }
     write_json(summary_path(stream.output), content)
-    stream.finish(predictions.write_parquet if stream.output.name.endswith(PARQUET) else None)
+    stream.finish(predictions.write_parquet if stream.output.name.lower().endswith(PARQUET) else None)
     show(content, metrics, model.target)
 
 

@@ -104,7 +104,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     page = _page(config, generator, request, model, complete or _is_begun(config, output))
     if complete:
         discard(output)  # of a process that was stopped while it removed them
-        print(f"{output} is complete already" + " (python -m dnadiff.copies looks for copies in it)" * config["copies"])
+        print(f"{output} is complete already" + (" (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""))
         if page is not None:
             page.write(output, overrides)
         return output

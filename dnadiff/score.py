@@ -59,7 +59,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     track = format_of(config["per_base"]) if config["per_base"] else None
     if unused := [key for key in ("spacing", "stranded") if track is None and any(o.startswith(f"{key}=") for o in overrides)]:
         raise ValueError(f"{unused[0]} is for the information content of each base; give per_base= too, or leave {unused[0]} out")
-    if track is not None and expand_user(config["per_base"]) == output:
+    if track is not None and check_output(config["per_base"], config["overwrite"] or config["resume"]) == output:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
     model = checkpoint.load(config["checkpoint"], config["trust"])
     if not is_exact(model.denoiser):
@@ -135,15 +135,19 @@ def resumable(output: Path, collected: Path, settings: Mapping[str, Json], inter
             log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
             return None
         if not config["overwrite"]:
-            raise FileExistsError(
-                f"{output} exists, and {json_path(output).name} does not say that it was made with these settings; start over with "
-                "overwrite=true, or choose another name"
+            about = json_path(output)
+            known = (
+                f"{about.name} names other settings or bytes"
+                if about.exists()
+                else f"there is no {about.name} (earlier versions wrote none)"
             )
+            raise FileExistsError(f"{output} exists, and {known}: start over with overwrite=true, or choose another name")
     if config["resume"] and not has_journal:
         log.info(f"{output}: nothing to resume; starting a new file")
-    check_output(output, config["overwrite"] or has_journal)
+    for file in (output, json_path(output)):
+        check_output(file, config["overwrite"] or has_journal)
     stream = ResumableOutput(collected, settings, config["resume"], config["overwrite"], interval)
-    if not stream.bytes and not stream.complete:  # from here on the old file is not taken for this one, also if nothing was computed yet
+    if output.exists() and not stream.done and not stream.complete:  # marks it as unfinished before anything is computed
         stream.append_packed(b"", 0, {})
     return stream
 
@@ -176,9 +180,9 @@ def write_table(
         bar.close()
         stream.close()
     stream.finish()
-    bases = max(totals["counted"], 1)
+    bases = totals["counted"] or math.nan
     means = {"bits_per_base": totals["nats"] / bases / math.log(2), "se_mc_bits": math.sqrt(totals["variance"]) / bases / math.log(2)}
-    write_settings(stream.output, stream.settings, records=len(source.names), counted=totals["counted"], **means)
+    write_settings(stream.output, stream.settings, records=len(source.names), counted=int(totals["counted"]), **means)
     discard(stream.output)
     rows: list[tuple[str, ...]] = [
         ("records", f"{len(source.names):,}"),

@@ -17,7 +17,7 @@ from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
-from dnadiff.training.resume import clear, held, holds_run, resumable, resume_step, use_initial_network
+from dnadiff.training.resume import clear, holds_run, locked_run, resumable, resume_step, saved_files, use_initial_network
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         raise FileExistsError(
             f"{run_dir} already holds a run: resume it with resume=true, replace it with overwrite=true, or set another hydra.run.dir"
         )
+    before = saved_files(run_dir)
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
     check_strategy(config["trainer"].get("strategy", "auto"))
@@ -73,7 +74,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     step = resume_step(start_from, config, data, groups) if start_from is not None else 0
     sanity_check(module, data, trainer.strategy.root_device)
     trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)
-    with held(run_dir) if trainer.is_global_zero else nullcontext():  # of several processes one writes the run folder and prints
+    with locked_run(run_dir, before) if trainer.is_global_zero else nullcontext():  # of several processes one writes the folder and prints
         if trainer.is_global_zero:
             if start_from is None:
                 clear(run_dir)

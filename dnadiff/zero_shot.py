@@ -118,8 +118,12 @@ def files_by_part(data: Config, part: str, path: str | list[str] | Config) -> st
 
     They are left as they are if the set finds the part in them itself: by its split, or at the end of the training part.
     """
-    cuts_valid = part == "valid" and data.get("path_is") == "train" and data.get("valid_documents") is not None
-    return path if isinstance(path, Mapping) or cuts_valid or data.get("path_is", "all") == "all" else {part: path}
+    path_is = data.get("path_is", "all")
+    if isinstance(path, Mapping) or path_is == "all":
+        return path
+    if part == "valid" and path_is == "train" and data.get("valid_documents") is not None:
+        return path
+    return {part: path}
 
 
 def rows_of(name: str, part: str, protocol: str, content: Json) -> list[Json]:

@@ -149,7 +149,7 @@ def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(cli, train
     assert status == 0 and "complete already" in err and "files are in" not in out
     for other in ("num_draws=4", "seed=2", "window=16"):
         status, _, err = cli(*run, other, "resume=true")
-        assert status == 1 and "s.tsv exists, and s.tsv.json does not say that it was made with these settings" in err
+        assert status == 1 and "s.tsv exists, and s.tsv.json names other settings or bytes: start over" in err
     assert (tmp_path / "s.tsv").read_bytes() == before
     (tmp_path / "s.tsv").write_text("changed\n")
     assert cli(*run, "resume=true")[0] == 1
@@ -169,6 +169,33 @@ def test_an_old_table_is_not_taken_for_a_new_one_that_was_killed_at_its_beginnin
     monkeypatch.chdir(tmp_path)
     assert cli(*run, "resume=true")[0] == 0
     assert (tmp_path / "s.tsv").read_text().startswith("name\tlength")
+
+
+def test_a_new_table_that_failed_at_its_beginning_can_be_started_again(cli, trained, records, tmp_path, monkeypatch):
+    run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    with monkeypatch.context() as patch:
+        patch.setattr(scores.WindowScores, "results", lambda *args: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        assert cli(*run, "per_base=t.bedgraph")[0] == 1
+    monkeypatch.chdir(tmp_path)
+    assert cli(*run, "batch_size=1")[0] == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_table_of_an_earlier_version_and_files_of_others_are_kept(cli, trained, records, tmp_path):
+    run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    (tmp_path / "s.tsv").write_text("old")
+    status, _, err = cli(*run, "resume=true")
+    assert status == 1 and "s.tsv exists, and there is no s.tsv.json (earlier versions wrote none)" in err
+    (tmp_path / "s.tsv").rename(tmp_path / "s.tsv.json")
+    status, _, err = cli(*run)
+    assert status == 1 and "s.tsv.json exists" in err and (tmp_path / "s.tsv.json").read_text() == "old"
+
+
+def test_a_record_of_n_alone_has_no_mean(cli, trained, tmp_path):
+    (tmp_path / "x.fa").write_text(">n\n" + "N" * 20 + "\n")
+    assert cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")[0] == 0
+    about = json.loads((tmp_path / "s.tsv.json").read_text())
+    assert about["counted"] == 0 and about["bits_per_base"] is None and about["se_mc_bits"] is None
 
 
 def test_windows_are_few_equal_and_cover_everything():

@@ -68,7 +68,7 @@ class PredictionTable:
 
     def read(self, path: Path) -> Iterator[dict[str, str]]:
         """The rows of a file, by column."""
-        is_gzip = path.name.removesuffix(".part").endswith(".gz")
+        is_gzip = path.name.removesuffix(".part").lower().endswith(".gz")
         with gzip.open(path, "rb") if is_gzip else path.open("rb") as content:
             rows = csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline=""), delimiter="\t")
             next(rows, None)

@@ -86,9 +86,18 @@ def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Pa
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
         raise ValueError(f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without a suffix'}")
-    with style(), atomic_write(path, overwrite=True) as file:
-        figure.savefig(file, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind])
+    content = rendered(figure, kind, pixels)
+    with atomic_write(path, overwrite=True) as file:
+        file.write(content)
     return path
+
+
+def rendered(figure: Figure, kind: str, pixels: int = 1200) -> bytes:
+    """The bytes of a picture, `png` (`pixels` wide) or `svg`."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind])
+    return buffer.getvalue()
 
 
 def inline_svg(figure: Figure, name: str) -> str:

@@ -33,7 +33,8 @@ MAY_CHANGE = (
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
-WAIT = 8.0  # seconds for a run folder that another process holds
+LOCK = ".lock"  # in a run folder while a process trains there
+WAIT = 8.0  # seconds for a run folder that another process has locked
 log = logging.getLogger("dnadiff")
 
 
@@ -43,40 +44,52 @@ def holds_run(run_dir: Path) -> bool:
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Hold the run folder, which is created, for one training process, until the block ends or the process does.
+def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[None]:
+    """Lock the run folder, which is created, for one training process, until the block ends or the process does.
 
     The workers of a data loader inherit the lock, and outlive a killed process by some seconds, for which this waits.
 
+    Args:
+        before: `saved_files` at the time when this process decided what to do with the folder.
+
     Raises:
-        ValueError: if another process trains in this folder, or has saved a checkpoint while this one waited.
+        ValueError: if another process trains in this folder, or has done so since.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    folder = os.open(run_dir, os.O_RDONLY)
-    try:
-        before, end = _saved(run_dir), time.monotonic() + WAIT
-        while not (locked := _locks(folder)) and time.monotonic() < end:
-            time.sleep(0.2)
-        if not locked or _saved(run_dir) != before:
+    path, end = run_dir / LOCK, time.monotonic() + WAIT
+    while (lock := _locked(path)) is None:
+        if time.monotonic() > end:
             raise ValueError(f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir")
+        time.sleep(0.2)
+    try:
+        if saved_files(run_dir) != before:
+            raise ValueError(f"another process has trained in {run_dir} since this command started; start it again")
         yield
     finally:
-        os.close(folder)
+        path.unlink(missing_ok=True)  # while it is locked
+        os.close(lock)
 
 
-def _locks(folder: int) -> bool:
-    """Whether this process has the lock of an open folder; True on a file system without locks."""
+def _locked(path: Path) -> int | None:
+    """The descriptor of a locked file; None if another process has locked it, or has just removed it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+        os.close(lock)
+        return None
+    except OSError as error:
+        log.warning(f"{path.parent} cannot be locked ({error.strerror}); do not start two processes that train there")
+    if os.fstat(lock).st_nlink:
+        return lock
+    os.close(lock)
+    return None
 
 
-def _saved(run_dir: Path) -> list[tuple[str, int]]:
-    return [(path.name, path.stat().st_mtime_ns) for path in sorted((run_dir / "checkpoints").glob("*.ckpt"))]
+def saved_files(run_dir: Path) -> list[tuple[str, int]]:
+    """Names and times of change of the checkpoints and the summary of a run."""
+    files = [run_dir / "metrics.json", *sorted((run_dir / "checkpoints").glob("*.ckpt"))]
+    return [(path.name, path.stat().st_mtime_ns) for path in files if path.exists()]
 
 
 def resumable(config: Config, run_dir: Path) -> Path | None:

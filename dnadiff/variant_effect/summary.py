@@ -124,7 +124,7 @@ def summarize(
         )
     if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")
-    if others:  # as chrM in hg19 and in b37
+    if others:  # chrM of hg19 and of b37, for example
         shown = listing([f"{contig} ({length:,} bases, in the genome {here:,})" for contig, (length, here) in others.items()])
         log.warning(f"{source.name} has contigs of another length than the genome, on which no variant was read: {shown}")
     return summary

@@ -103,7 +103,7 @@ class Edit(NamedTuple):
 
     def window_length(self, length: int, window: int) -> int:
         """Bases in the windows of both alleles on a record of this length: fewer than `window` if one of the alleles has fewer."""
-        return min(window, length - len(self.ref) + min(len(self.ref), len(self.alt)))
+        return min(window, length - max(0, len(self.ref) - len(self.alt)))
 
     @property
     def name(self) -> str:

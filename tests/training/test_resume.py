@@ -1,7 +1,6 @@
 """A run is resumed only on the sequence that it was trained on."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -53,29 +52,39 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(cli, train_args,
         (run / "metrics.json").unlink()  # not complete
     else:
         run.mkdir()
+    assert not (run / resume.LOCK).exists()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with resume.held(run):
+    with resume.locked_run(run, resume.saved_files(run)):
         status, _, err = cli("train", *train_args("dit", 4, *more))
+        assert (run / resume.LOCK).exists()
     assert status == 1 and "another process is training in run; wait until it ends, or set another hydra.run.dir" in err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert cli("train", *train_args("dit", 4, *more))[0] == 0
 
 
-def test_a_run_that_went_on_while_this_one_waited_is_left_alone(tmp_path, monkeypatch):
-    (tmp_path / "checkpoints").mkdir()
-    locks = iter([False, True])
+def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(cli, train_args, tmp_path, monkeypatch):
+    check = train.sanity_check
 
-    def locked_later(folder):
-        (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"newer")
-        return next(locks)
+    def slow_check(module, data, device):
+        check(module, data, device)
+        (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "run" / "checkpoints" / "last.ckpt").write_bytes(b"of another process")
 
-    monkeypatch.setattr(resume, "_locks", locked_later)
-    with pytest.raises(ValueError, match="another process is training"), resume.held(tmp_path):
-        pass
-    shutil.rmtree(tmp_path / "checkpoints")
-    monkeypatch.undo()
-    with resume.held(tmp_path):
-        pass
+    monkeypatch.setattr(train, "sanity_check", slow_check)
+    status, _, err = cli("train", *train_args("dit", 2))
+    assert status == 1 and "another process has trained in run since this command started; start it again" in err
+    assert {path.name for path in (tmp_path / "run").rglob("*")} == {"checkpoints", "last.ckpt"}
+
+
+def test_a_lock_that_was_removed_while_it_was_opened_is_not_one(tmp_path, monkeypatch):
+    path, flock = tmp_path / resume.LOCK, resume.fcntl.flock
+
+    def removed_first(lock, how):
+        path.unlink()
+        flock(lock, how)
+
+    monkeypatch.setattr(resume.fcntl, "flock", removed_first)
+    assert resume._locked(path) is None
 
 
 def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained, tmp_path):
