@@ -23,6 +23,8 @@ DOWNLOADS = (
     "zero_shot checkpoint=RUN",
     "zero_shot checkpoint=RUN part=published",
 )
+# Other machines, which tests/data/remote and tests/shards have.
+ELSEWHERE = ("s3://", "gs://", "https://", "launcher=ray")
 NETWORK = ("backbone.d_model=16", "backbone.n_layers=1")
 TRAINING = (
     *("data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=1", "trainer.val_check_interval=1"),
@@ -48,6 +50,7 @@ SMALLER = {
     "export": ("overwrite=true",),
     "genome": (),
     "info": (),
+    "merge": ("overwrite=true",),
 }
 
 
@@ -70,13 +73,14 @@ def start():
 def write_files(folder):
     draw = random.Random(0)
     bases = "".join(draw.choices("AACGT", k=15_000))
-    for name in ("g.fa", "genome.fa", "other.fa"):
+    for name in ("g.fa", "genome.fa", "other.fa", "my.fa"):
         (folder / name).write_text(f">chr1\n{bases}\n")
     for name in ("my_genome.fa.gz", "my.fa.gz"):
         (folder / name).write_bytes(gzip.compress(f">chr1\n{bases}\n".encode()))
     records = "".join(f">s{i}\n{''.join(draw.choices('ACGT', k=64))}\n" for i in range(12))
     for name in ("x.fa", "samples.fa", "new.fa"):
         (folder / name).write_text(records)
+    (folder / "x.fa.gz").write_bytes(gzip.compress(records.encode()))
     (folder / "promoters.fa").write_text("".join(f">p{i}\n{bases[100 * i : 100 * i + 100]}\n" for i in range(8)))
     (folder / "promoter.fa").write_text(f">p\n{bases[:48]}\n")
     (folder / "t.fa").write_text(">t\n" + "N" * 40 + "ACGT" + "R" * 4 + "N" * 16 + "\n")
@@ -115,7 +119,7 @@ def files(tmp_path_factory, start):
         assert start("export", ["checkpoint=RUN", "output=caduceus_folder"]) == 0
         assert start("compress", ["checkpoint=RUN", "input=x.fa", "output=x.dnd"]) == 0
         assert start("finetune", ["checkpoint=RUN", *TASK, *SMALLER["finetune"], "hydra.run.dir=my_classifier"]) == 0
-    for copy in ("OTHER_RUN", "MDLM_RUN", "runs/train/2026-01-01_00-00-00"):
+    for copy in ("OTHER_RUN", "MDLM_RUN", "runs/train/2026-01-01_00-00-00", "runs/train/my_run"):
         shutil.copytree(folder / "RUN", folder / copy)
     for copy in ("FINETUNE_RUN", "runs/coding"):
         shutil.copytree(folder / "my_classifier", folder / copy)
@@ -130,12 +134,15 @@ def small(page, name, words):
         words = [word.replace("checkpoint=RUN", "checkpoint=TEXT") for word in words]
     more = [word for word in SMALLER[name] if word.partition("=")[0] != "hydra.run.dir" or "hydra.run.dir" not in given]
     if name == "train":
+        more += ["overwrite=true"] * ("resume" not in given)
         more += ["data.length=64"] + (["backbone.n_heads=2"] if "backbone=dit" in words else [])
+    more += ["length=64"] * (name == "evaluate" and "length" in given) + ["launcher.shards=1"] * ("launcher" in given)
     if name == "sample":
         more += ["proposals=4"] * ("proposals" in given) + ["sampler.num_groups=2"]
         more += ["length=160"] * ("motif" in given)
         more += ["num_draws=2"] * ("reward" in given) + ["method.max_changes=2"] * ("method.max_changes" in given)
     if name == "finetune":
+        more += ["minutes=null"] * ("minutes" in given)  # a budget and a number of epochs exclude each other
         more += ["overwrite=true"] if "runs/coding" in " ".join(words) or "my_classifier" in " ".join(words) else ["hydra.run.dir=out"]
     return [*words, *more]
 
@@ -144,6 +151,8 @@ def cases():
     for parameter in documented.commands():
         name, words = parameter.values
         line = " ".join([name, *words])
+        if any(each in line for each in ELSEWHERE):
+            continue
         if not any(line.endswith(each) or each in words for each in DOWNLOADS) and "trust=[my_models]" not in words:
             yield pytest.param(parameter.id.split("-")[0], name, words, id=parameter.id)
 
@@ -154,5 +163,8 @@ def test_documented_command_lines_run(page, name, words, files, start, tmp_path,
         pytest.importorskip("wandb")
     folder = shutil.copytree(files, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("dnadiff.likelihood.records._BASES", 128)  # of a group of windows, which is not divided between shards
+    if name == "merge":
+        assert start("score", ["checkpoint=RUN", "input=x.fa", "output=scores.tsv", "num_draws=2", "shard=1/1"]) == 0
     status = start(name, small(page, name, words))
     assert status == 0, capfd.readouterr().err
