@@ -84,7 +84,7 @@ class Study:
         arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
         where = [f"results={self.folder / 'results'}", f"hydra.run.dir={output.parent}", "save_models=[]", "overwrite=true"]
         study.command("finetune", *arguments, *where)
-        return study.read_json(output) | {"arguments": arguments}
+        return study.read_json(output) | {"arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]}
 
     def head(self, task: str) -> dict[str, Any]:
         """The validation scores of every head that fits."""
