@@ -258,24 +258,19 @@ def generate(work: VariantWork, stream: ResumableOutput, summary: InputSummary, 
 
 def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:
     """Write the JSON file next to the finished output, which cannot be resumed afterwards."""
-    from dnadiff import __version__
-    from dnadiff.data.files import write_json
-    from dnadiff.design.output import discard, sha256
-    from dnadiff.design.provenance import json_path
+    from dnadiff.design.output import discard
+    from dnadiff.design.provenance import write_settings
 
     audit = scorer.audit
-    content = {
-        "file": stream.output.name,
-        "sha256": sha256(stream.output),
-        "dnadiff": __version__,
+    write_settings(
+        stream.output,
+        stream.settings,
         **summary.counts(),
-        "without_value": scorer.num_missing,
-        "in_training_part": summary.in_training if training.known else None,
-        "training_part": training.note,
-        "sites_per_window_error": {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared} if audit.shared else None,
-        "settings": stream.settings,
-    }
-    write_json(json_path(stream.output), content)
+        without_value=scorer.num_missing,
+        in_training_part=summary.in_training if training.known else None,
+        training_part=training.note,
+        sites_per_window_error={"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared} if audit.shared else None,
+    )
     discard(stream.output)
 
 

@@ -53,9 +53,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     for name, one in chosen.items():  # errors come before the first evaluation
         data = build(one["data"], trust=None)
         data.expect(model.tokenizer)
-        parts = getattr(data, "parts", PARTS)  # of text; other data have all
-        if one["part"] not in parts:
-            remedy = "".join(f"part={part}, or " for part in parts)
+        if one["part"] not in data.parts:
+            remedy = "".join(f"part={part}, or " for part in data.parts)
             raise ValueError(f"{name} has no {one['part']} part; set {remedy}'paths={{{name}: {{{one['part']}: FILE}}}}'")
         data.prepare()
         data.test_windows(one["part"])

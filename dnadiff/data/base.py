@@ -116,6 +116,11 @@ class SequenceDataModule:
         raise NotImplementedError
 
     @property
+    def parts(self) -> Sequence[str]:
+        """The available parts among train, valid and test."""
+        return "train", "valid", "test"
+
+    @property
     def labels(self) -> Sequence[str]:
         """Names of the labels, in the order of the columns of `cond`; empty without labels."""
         return ()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.config import Config, leaves, locate
+from dnadiff.data.cache import locked
 from dnadiff.data.structured import read_yaml
 from dnadiff.renamed import with_current_names
 
@@ -57,33 +56,21 @@ def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[Non
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     path, end = run_dir / LOCK, time.monotonic() + WAIT
-    while (lock := _locked(path)) is None:
+    while True:
+        with locked(path, wait=False) as held:
+            if held is None:
+                log.warning(f"{run_dir} is on a file system without locks; do not start two processes that train there")
+            if held is not False:
+                try:
+                    if saved_files(run_dir) != before:
+                        raise ValueError(f"another process has trained in {run_dir} since this command started; start it again")
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)  # while it is locked
+                return
         if time.monotonic() > end:
             raise ValueError(f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir")
         time.sleep(0.2)
-    try:
-        if saved_files(run_dir) != before:
-            raise ValueError(f"another process has trained in {run_dir} since this command started; start it again")
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is locked
-        os.close(lock)
-
-
-def _locked(path: Path) -> int | None:
-    """The descriptor of a locked file; None if another process has locked it, or has just removed it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    except OSError as error:
-        log.warning(f"{path.parent} cannot be locked ({error.strerror}); do not start two processes that train there")
-    if os.fstat(lock).st_nlink:
-        return lock
-    os.close(lock)
-    return None
 
 
 def saved_files(run_dir: Path) -> list[tuple[str, int]]:

@@ -76,17 +76,6 @@ def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(cli,
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {"checkpoints", "last.ckpt"}
 
 
-def test_a_lock_that_was_removed_while_it_was_opened_is_not_one(tmp_path, monkeypatch):
-    path, flock = tmp_path / resume.LOCK, resume.fcntl.flock
-
-    def removed_first(lock, how):
-        path.unlink()
-        flock(lock, how)
-
-    monkeypatch.setattr(resume.fcntl, "flock", removed_first)
-    assert resume._locked(path) is None
-
-
 def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained, tmp_path):
     # A scan that was chosen by name, such as triton, cannot run on the CPU.
     loaded = dnadiff.load(trained, "cpu")

@@ -105,8 +105,8 @@ class TextDataModule(SequenceDataModule):
         self._windows, self._given = WINDOWS[windows], tokenizer
 
     @property
+    @override
     def parts(self) -> list[str]:
-        """The available parts among train, valid and test."""
         return self.corpus.parts
 
     @override
