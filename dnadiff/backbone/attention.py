@@ -14,7 +14,7 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.block_attention import BlockAttention
-from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, rotated
+from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, masked_attention, rotated
 from dnadiff.checks import PositiveInt
 from dnadiff.vocab import Vocab
 
@@ -62,8 +62,10 @@ class AttentionBlock(nn.Module):
         q, k = rotated(qkv[:2], angles)
         if isinstance(mask, BlockAttention):
             mixed = mask(q, k, qkv[2])
+        elif mask is None:
+            mixed = scaled_dot_product_attention(q, k, qkv[2], is_causal=causal)
         else:
-            mixed = scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask, is_causal=causal)
+            mixed = masked_attention(q, k, qkv[2], mask)
         return self.attn_out(mixed.transpose(1, 2).reshape(batch, -1, width), gate)
 
 

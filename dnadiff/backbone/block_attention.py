@@ -16,8 +16,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from typing_extensions import override
+
+from dnadiff.backbone.layers import masked_attention
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -99,11 +101,11 @@ class DenseStreams(TwoStreams):
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         length = self.noised.shape[2]
-        mixed = scaled_dot_product_attention(q[:, :, :length], k, v, attn_mask=self.noised)
+        mixed = masked_attention(q[:, :, :length], k, v, self.noised)
         if self.clean is None:
             return mixed
         q, k, v = (x[:, :, length:] for x in (q, k, v))
-        return torch.cat([mixed, scaled_dot_product_attention(q, k, v, attn_mask=self.clean)], 2)
+        return torch.cat([mixed, masked_attention(q, k, v, self.clean)], 2)
 
     @override
     def noised_only(self) -> DenseStreams:
@@ -224,4 +226,4 @@ class CachedAttention(BlockAttention):
         if self.cached:
             k, v = (torch.cat([before, x], 2) for before, x in zip(self.cached, (k, v)))
         self.cached = k, v
-        return scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return masked_attention(q, k, v, self.mask)

@@ -6,8 +6,28 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
+
+# cuDNN's gradients with a mask are wrong or NaN at some lengths, in half precision on an H200 with PyTorch 2.11 (its default there; pytorch#196678).
+_MASKED_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are right.
+
+    Args:
+        q: (B, heads, queries, head width).
+        k: (B, heads, keys, head width).
+        v: as k.
+        mask: bool, broadcast to (B, heads, queries, keys), True where a query sees a key.
+    """
+    if mask is None:
+        return scaled_dot_product_attention(q, k, v)
+    with sdpa_kernel(_MASKED_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class RMSNorm(nn.Module):

@@ -10,20 +10,21 @@ positions, and `where` is (channels, states, channel mask, state mask, L, V, 1 i
 import triton
 import triton.language as tl
 
-from dnadiff.kernels.triton_kernels import either, place, position, read, softplus, state
+from dnadiff.kernels.triton_kernels import either, multiples, place, position, read, softplus, state
 
 
 @triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
 def chunk_starts(
     delta0, delta1, C0, C1, dy0, dy1, z, A, bias, dkept, starts, sums,
     first, sequences, L, E, N, chunks, chunk, spans, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l,
-    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the state before every chunk from the results of that chunk alone, and the sum of its steps.
 
     Results are outputs and, if LINKED, the states before segments, whose gradients are `dkept`.
     """
+    E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples((E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN)
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -79,7 +80,7 @@ def _advance(
 ):
     """The state after COUNT positions from `start`, of which those from `stop` on do not exist."""
     e, n, e_ok, n_ok, L, V, back = where
-    for m in range(COUNT):
+    for m in tl.static_range(COUNT):
         live, p = position(start + m, stop, L, V, back, RESTART, CROSSING)
         ok = e_ok & live
         step, _ = softplus(read(inputs[1] + p * strides[1], e, ok) + shift)
@@ -91,23 +92,58 @@ def _advance(
 
 
 @triton.jit
+def _columns(tile, BE: tl.constexpr, PART: tl.constexpr):
+    """The PART columns of a tile (BE, PART), each (BE,). PART is 1, 2 or 4."""
+    if PART == 1:
+        columns = (tl.reshape(tile, (BE,)),)
+    elif PART == 2:
+        columns = tl.split(tile)
+    else:
+        even, odd = tl.split(tl.reshape(tile, (BE, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        columns = (first, second, third, fourth)
+    return columns
+
+
+@triton.jit
+def _tile(columns, BE: tl.constexpr, PART: tl.constexpr):
+    """The tile of these columns: the inverse of `_columns`."""
+    if PART == 1:
+        tile = columns[0][:, None]
+    elif PART == 2:
+        tile = tl.join(columns[0], columns[1])
+    else:
+        tile = tl.reshape(tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3])), (BE, 4))
+    return tile
+
+
+@triton.jit
 def _part_states(
     h, start, stop, inputs, strides, where, a, shift, PART: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
 ):
-    """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus and u."""
+    """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus, u and dy.
+
+    Channels are read for all positions at once, as one tile: a vector of 32 channels has one element per thread, and each would have to be
+    moved through shared memory on its own to where the states of its channel are.
+    """
     e, n, e_ok, n_ok, L, V, back = where
+    BE: tl.constexpr = h.shape[1]
+    live, p = position(start + tl.arange(0, PART), stop, L, V, back, RESTART, CROSSING)
+    at, ok = e[:, None], e_ok[:, None] & live[None, :]
+    x = read(inputs[1] + (p * strides[1])[None, :], at, ok) + shift[:, None]
+    step, small = softplus(x)
+    slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
+    if EXACT:
+        step, slope = tl.where(live[None, :], step, 0.0), tl.where(live[None, :], slope, 0.0)
+    u, dy = read(inputs[0] + (p * strides[0])[None, :], at, ok), read(inputs[4] + (p * strides[4])[None, :], at, ok)
+    steps, slopes, us, dys = _columns(step, BE, PART), _columns(slope, BE, PART), _columns(u, BE, PART), _columns(dy, BE, PART)
     kept = ()
     for i in tl.static_range(PART):
         live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
-        ok = e_ok & live
-        x = read(inputs[1] + p * strides[1], e, ok) + shift
-        step, small = softplus(x)
-        slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
-        if EXACT:
-            step, slope = tl.where(live, step, 0.0), tl.where(live, slope, 0.0)
-        u_t, B_t = read(inputs[0] + p * strides[0], e, ok), read(inputs[2] + p * strides[2], n, n_ok & live)
-        kept += ((h, step, slope, u_t),)
-        h = tl.exp2(step[None, :] * a) * h + B_t[:, None] * (step * u_t)[None, :]
+        B_t = read(inputs[2] + p * strides[2], n, n_ok & live)
+        kept += ((h, steps[i], slopes[i], us[i], dys[i]),)
+        h = tl.exp2(steps[i][None, :] * a) * h + B_t[:, None] * (steps[i] * us[i])[None, :]
     return h, kept
 
 
@@ -127,14 +163,14 @@ def _retreat(
     t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
     GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
 ):  # fmt: skip
-    """One position of the walk back: stores its gradients; returns that of the state before it, and the sums for A, bias and D."""
+    """One position of the walk back: stores its gradients of B, C and z; returns the gradient of the state before it, the sums for A, bias and D,
+    and the gradients of u and delta."""
     e, n, e_ok, n_ok, L, V, back = where
-    du, ddelta, dB, dC, dz = outputs
-    before, step, slope, u_t = kept
+    _, _, dB, dC, dz = outputs
+    before, step, slope, u_t, dy_t = kept
     live, p = position(t, stop, L, V, back, RESTART, CROSSING)
     ok, row_ok = e_ok & live, n_ok & live
     B_t, C_t = read(inputs[2] + p * strides[2], n, row_ok), read(inputs[3] + p * strides[3], n, row_ok)
-    dy_t = read(inputs[4] + p * strides[4], e, ok)
     if GATED:
         dy_t = _gradient_of_gate(dy_t, h, C_t, u_t, skip, inputs[5] + p * strides[5], dz + p * E, e, ok)
     tl.store(dC + p * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=row_ok)
@@ -145,9 +181,7 @@ def _retreat(
     q = g * before  # the gradient of the exponent step A
     dstep = tl.sum(q * a, axis=0) * 0.6931471805599453 + ddx * u_t
     sums = (sums[0] + q * step[None, :], sums[1] + dstep * slope, sums[2] + dy_t * u_t)
-    tl.store(du + p * E + e, (ddx * step + dy_t * skip).to(du.dtype.element_ty), mask=ok)
-    tl.store(ddelta + p * E + e, (dstep * slope).to(ddelta.dtype.element_ty), mask=ok)
-    return g, sums
+    return g, sums, ddx * step + dy_t * skip, dstep * slope
 
 
 @triton.jit
@@ -156,6 +190,8 @@ def _retreat_span(
     SPAN: tl.constexpr, PART: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The walk back over SPAN positions, of which h is the state before the first."""
+    e, _, e_ok, _, L, V, back = where
+    BE: tl.constexpr = h.shape[1]
     fronts = (h,)
     for k in tl.static_range(SPAN // PART - 1):
         h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
@@ -166,10 +202,17 @@ def _retreat_span(
         for k in tl.static_range(SPAN // PART - 1):
             h = tl.where(part == k + 1, fronts[k + 1], h)
         h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
+        dus, ddeltas = (), ()
         for j in tl.static_range(PART):
             t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
-            g, sums = _retreat(t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING)
-            h = now[0]
+            g, sums, du, ddelta = _retreat(
+                t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING
+            )
+            h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005, Triton has no starred tuples
+        live, p = position(start + part * PART + tl.arange(0, PART), stop, L, V, back, RESTART, CROSSING)
+        at, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
+        tl.store(outputs[0] + at, _tile(dus, BE, PART).to(outputs[0].dtype.element_ty), mask=ok)
+        tl.store(outputs[1] + at, _tile(ddeltas, BE, PART).to(outputs[1].dtype.element_ty), mask=ok)
     return g, sums
 
 
@@ -178,7 +221,7 @@ def gradients(
     u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
     du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias, dinitial,
     first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
-    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr,
     CARRIED: tl.constexpr, GATED: tl.constexpr, HELD: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
@@ -191,13 +234,14 @@ def gradients(
     `one` is 1: with it the decays are computed twice, where the compiler would keep them in registers that it does not have.
     dB, dC: (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and chunk.
     """
+    E, u_b, u_l, delta_b, delta_l = multiples((E, u_b, u_l, delta_b, delta_l), ALIGN)
+    B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples((B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN)
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
     tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
     a = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
-    skip = tl.load(D + direction * E + e, mask=e_ok, other=0.0)
+    shift, skip = read(bias + direction * E, e, e_ok), read(D + direction * E, e, e_ok)
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
@@ -208,8 +252,7 @@ def gradients(
     outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
     g = state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE)
     sums = (tl.zeros((NP, BE), tl.float32), tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32))
-    begin, per = c * chunk, (SEGMENT + SPAN - 1) // SPAN  # spans of a segment
-    length = tl.minimum(chunk, V - begin)
+    begin, per, length = c * chunk, (SEGMENT + SPAN - 1) // SPAN, tl.minimum(chunk, V - c * chunk)  # per: spans of a segment
     count = length // SEGMENT * per + tl.cdiv(length % SEGMENT, SPAN)
     for s in range(count):
         span = count - 1 - s

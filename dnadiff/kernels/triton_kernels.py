@@ -65,10 +65,21 @@ def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr)
     p = t + back * (V - 1 - 2 * t)
     live = t < V
     if RESTART:
-        live = p < L
+        live = live & (p < L)
     if CROSSING:
         live = live & (t < stop)
     return live, p
+
+
+@triton.jit
+def multiples(sizes, ALIGN: tl.constexpr):
+    """The sizes, of which the compiler then knows that ALIGN divides them. It reads rows in vectors only if it knows that of their distance."""
+    found = sizes
+    if ALIGN > 1:
+        found = ()
+        for i in tl.static_range(len(sizes)):
+            found += (sizes[i] // ALIGN * ALIGN,)
+    return found
 
 
 @triton.jit
@@ -90,9 +101,10 @@ def state(pointers, mask, GIVEN: tl.constexpr, NP: tl.constexpr, BE: tl.constexp
 def chunk_ends(
     u0, u1, delta0, delta1, B0, B1, A, bias, ends, sums,
     first, sequences, L, E, N, chunks, chunk, u_b, u_l, delta_b, delta_l, B_b, B_l,
-    NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The state at the end of every chunk from zero at its start, and the sum of its steps."""
+    E, u_b, u_l, delta_b, delta_l, B_b, B_l = multiples((E, u_b, u_l, delta_b, delta_l, B_b, B_l), ALIGN)
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -124,9 +136,10 @@ def chunk_ends(
 @triton.jit(do_not_specialize=["sequences", "chunks", "from_last"])
 def carry(
     ends, sums, A, initial, sequences, E, N, chunks, from_last,
-    NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, CARRIED: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, CARRIED: tl.constexpr,
 ):  # fmt: skip
     """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c + ends_c, from `initial` if CARRIED, or 0."""
+    E = E // ALIGN * ALIGN
     block, _, row, direction, _, _ = place(tl.cdiv(E, BE), 1, sequences, 0)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok = e < E
@@ -149,11 +162,33 @@ def carry(
             s = tl.exp2(inputs[i][1][None, :] * decay) * s + inputs[i][0]
 
 
+@triton.jit
+def _rows(
+    u, delta, B, C, begin, strides, where,
+    UNROLL: tl.constexpr, RESTART: tl.constexpr, WRITE: tl.constexpr,
+):  # fmt: skip
+    """The inputs of UNROLL positions as they are in memory."""
+    e, n, e_ok, n_ok, L, V, back = where
+    inputs = ()
+    for i in tl.static_range(UNROLL):
+        live, p = position(begin + i, V, L, V, back, RESTART, False)
+        ok, row_ok = e_ok & live, n_ok & live
+        inputs += (
+            (
+                tl.load(u + p * strides[0] + e, mask=ok, other=0.0),
+                tl.load(delta + p * strides[1] + e, mask=ok, other=0.0),
+                tl.load(B + p * strides[2] + n, mask=row_ok, other=0.0),
+                tl.load(C + p * strides[3] + n, mask=row_ok & WRITE, other=0.0),
+            ),
+        )
+    return inputs
+
+
 @triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def outputs(
     u0, u1, delta0, delta1, B0, B1, C0, C1, z, A, D, bias, entering, y0, y1, states, last,
     first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l,
-    NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
     CARRIED: tl.constexpr, KEEP: tl.constexpr, WRITE: tl.constexpr, GATED: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
@@ -162,18 +197,21 @@ def outputs(
     Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each segment does. EXACT: a step that does not
     exist is zero, because a state after it is read.
     """
+    E, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l = multiples(
+        (E, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l), ALIGN
+    )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
     tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
-    skip = tl.load(D + direction * E + e, mask=e_ok, other=0.0)
+    shift, skip = read(bias + direction * E, e, e_ok), read(D + direction * E, e, e_ok)
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     y = either(y0, y1, direction) + b * L * E
     h = state(entering + (row * chunks + c) * N * E + tile, tile_ok, CARRIED and not RESTART, NP, BE)
-    begin = c * chunk
+    begin, strides, where = c * chunk, (u_l, delta_l, B_l, C_l), (e, n, e_ok, n_ok, L, V, back)
+    following = _rows(u, delta, B, C, begin, strides, where, UNROLL, RESTART, WRITE)  # read one iteration before they are used
     for k in range(0, tl.minimum(chunk, V - begin), UNROLL):
         if RESTART:  # noqa: SIM102, a constant of the compilation
             if k % SEGMENT == 0:
@@ -182,28 +220,17 @@ def outputs(
             if k % SEGMENT % SPAN == 0:
                 at = (begin + k) // SEGMENT * ((SEGMENT + SPAN - 1) // SPAN) + k % SEGMENT // SPAN
                 tl.store(states + (row * spans + at) * N * E + tile, h, mask=tile_ok)
-        inputs = ()
+        inputs, following = following, _rows(u, delta, B, C, begin + k + UNROLL, strides, where, UNROLL, RESTART, WRITE)
         for i in tl.static_range(UNROLL):
             t = begin + k + i
             live, p = position(t, V, L, V, back, RESTART, False)
-            ok, row_ok = e_ok & live, n_ok & live
-            inputs += (
-                (
-                    read(u + p * u_l, e, ok),
-                    read(delta + p * delta_l, e, ok),
-                    read(B + p * B_l, n, row_ok),
-                    read(C + p * C_l, n, row_ok & WRITE),
-                ),
-            )
-        for i in tl.static_range(UNROLL):
-            t = begin + k + i
-            live, p = position(t, V, L, V, back, RESTART, False)
-            step, _ = softplus(inputs[i][1] + shift)
+            u_t, B_t = inputs[i][0].to(tl.float32), inputs[i][2].to(tl.float32)
+            step, _ = softplus(inputs[i][1].to(tl.float32) + shift)
             if EXACT:
                 step = tl.where(live, step, 0.0)
-            h = tl.exp2(step[None, :] * decay) * h + inputs[i][2][:, None] * (step * inputs[i][0])[None, :]
+            h = tl.exp2(step[None, :] * decay) * h + B_t[:, None] * (step * u_t)[None, :]
             if WRITE:
-                out = tl.sum(h * inputs[i][3][:, None], axis=0) + skip * inputs[i][0]
+                out = tl.sum(h * inputs[i][3].to(tl.float32)[:, None], axis=0) + skip * u_t
                 if GATED:
                     gate = read(z + b * z_b + p * z_l, e, e_ok & live)
                     out *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))

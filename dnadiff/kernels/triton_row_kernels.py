@@ -1,8 +1,9 @@
 """The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the next norm.
 
-Positions may be in blocks, each convolved on its own with inputs given before or after it. All are bound by memory bandwidth: each array is read or written once (values shared by neighboring positions come from the L1 cache), in
-vectors of 16 bytes along the channels. The backward pass of the convolutions recomputes the slopes of four neighbors instead of writing
-them: 8 bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
+Positions may be in blocks, each convolved on its own with inputs given before or after it. All are bound by memory bandwidth: each array is
+read or written once (values shared by neighboring positions come from the L1 cache), in vectors of 16 bytes along the channels, of 8 if rows
+do not start at multiples of 16. The backward pass of the convolutions recomputes the slopes of four neighbors instead of writing them: 8
+bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
 """
 
 # mypy: ignore-errors
@@ -10,6 +11,8 @@ them: 8 bytes per channel and position instead of 16 or more. Gradients of weigh
 
 import triton
 import triton.language as tl
+
+from dnadiff.kernels.triton_kernels import multiples
 
 
 @triton.jit
@@ -53,9 +56,11 @@ def _near(x, given, t, e, e_ok, L, E, x_l, block, BEFORE: tl.constexpr, K: tl.co
 @triton.jit(do_not_specialize=["L", "spans", "block"])
 def convolve(
     x, w0, w1, bias0, bias1, given, y0, y1, L, E, spans, x_b, x_l, block, given_b,
-    K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
+    ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr,
+    AHEAD: tl.constexpr, BACK: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK; if BLOCKS, of each block alone."""
+    E, x_b, x_l, given_b = multiples((E, x_b, x_l, given_b), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
     x, given = x + b * x_b, given + b * given_b
@@ -117,10 +122,11 @@ def _conv_gradients(
 @triton.jit(do_not_specialize=["L", "spans", "block"])
 def convolve_backward(
     x, w0, w1, bias0, bias1, given, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l, block, given_b,
-    K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+    ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
     BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both directions."""
+    E, x_b, x_l, dy_b, dy_l, given_b = multiples((E, x_b, x_l, dy_b, dy_l, given_b), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     x, given, dy0, dy1 = x + b * x_b, given + b * given_b, dy0 + b * dy_b, dy1 + b * dy_b
     sums0, sums1 = (), ()
@@ -143,10 +149,11 @@ def convolve_backward(
 
 @triton.jit(do_not_specialize=["L", "spans", "block", "rows"])
 def convolve_given(
-    x, w, bias, given, dy, dgiven, L, E, spans, x_b, x_l, dy_b, dy_l, block, rows, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr,
-    SIGN: tl.constexpr,
+    x, w, bias, given, dy, dgiven, L, E, spans, x_b, x_l, dy_b, dy_l, block, rows,
+    ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the `rows` inputs given to the blocks of a sequence, K - 1 before (SIGN 1) or after (-1) each of them."""
+    E, x_b, x_l, dy_b, dy_l = multiples((E, x_b, x_l, dy_b, dy_l), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     row = span * TT + tl.arange(0, TT)
     x, given, dy = x + b * x_b, given + b * rows * E, dy + b * dy_b
@@ -165,8 +172,27 @@ def convolve_given(
 
 
 @triton.jit(do_not_specialize=["L", "spans"])
-def gate(y, y_rev, z, out, L, E, spans, y_b, y_l, rev_b, rev_l, z_b, z_l, TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr):
+def gate(
+    y,
+    y_rev,
+    z,
+    out,
+    L,
+    E,
+    spans,
+    y_b,
+    y_l,
+    rev_b,
+    rev_l,
+    z_b,
+    z_l,
+    ALIGN: tl.constexpr,
+    TT: tl.constexpr,
+    BE: tl.constexpr,
+    BOTH: tl.constexpr,
+):
     """(y + y_rev) silu(z)."""
+    E, y_b, y_l, rev_b, rev_l, z_b, z_l = multiples((E, y_b, y_l, rev_b, rev_l, z_b, z_l), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
     total = _at(y + b * y_b, t, e, e_ok, L, y_l)
@@ -180,9 +206,10 @@ def gate(y, y_rev, z, out, L, E, spans, y_b, y_l, rev_b, rev_l, z_b, z_l, TT: tl
 @triton.jit(do_not_specialize=["L", "spans"])
 def gate_backward(
     dout, y, y_rev, z, dy, dz, L, E, spans, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l,
-    TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr,
+    ALIGN: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """dy, which is also dy_rev, and dz."""
+    E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l = multiples((E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
     total = _at(y + b * y_b, t, e, e_ok, L, y_l)
@@ -196,8 +223,9 @@ def gate_backward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def add_norm(x, added, weight, total, out, scale, rows, D, eps, TT: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr):
+def add_norm(x, added, weight, total, out, scale, rows, D, eps, ALIGN: tl.constexpr, TT: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr):
     """total = x + added, out = total / rms(total) * weight, scale = 1 / rms(total); rows are contiguous."""
+    D = D // ALIGN * ALIGN
     t, e = tl.program_id(0).to(tl.int64) * TT + tl.arange(0, TT), tl.arange(0, BD)
     at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
     s = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
@@ -215,9 +243,10 @@ def add_norm(x, added, weight, total, out, scale, rows, D, eps, TT: tl.constexpr
 @triton.jit(do_not_specialize=["rows"])
 def add_norm_backward(
     dout, dtotal, total, weight, scale, dx, dadded, partial, rows, D,
-    TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
+    ALIGN: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the sum, written for x and, if ADD, for `added`; LATER: the sum has a gradient of its own."""
+    D = D // ALIGN * ALIGN
     e = tl.arange(0, BD)
     w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
     dw = tl.zeros((BD,), tl.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnadiff.kernels import triton_support
 from dnadiff.kernels.native import save_inputs
-from dnadiff.kernels.triton_support import device_of, no_second_derivative, with_strides
+from dnadiff.kernels.triton_support import alignment, device_of, no_second_derivative, with_strides
 
 MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
 _TILE, _CONV_TILE = 1024, 256  # elements per program: 32 per thread, 8 where it keeps ten sums
@@ -19,7 +19,7 @@ _KERNELS = "triton_row_kernels"
 
 
 def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
-    """Positions and channels of a tile: half as many if rows do not start at multiples of 16, because each element then needs its own address."""
+    """Positions and channels of a tile: half as many if rows do not start at multiples of 16, because short vectors need more addresses."""
     tile = tile // 2 if E % 16 else tile
     block = min(256, tile, max(16, 1 << (E - 1).bit_length()))
     return {"TT": tile // block, "BE": block}
@@ -63,7 +63,8 @@ def convs(
     with device_of(x):
         triton_support.load_kernels(_KERNELS).convolve[(-(-E // tile["BE"]) * spans * Bt,)](
             x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, y[0], y[-1], L, E, spans, x_b, x_l, block, near_b,
-            K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None, num_warps=1,
+            **alignment(E, x_b, x_l, near_b), K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0,
+            GIVEN=given is not None, num_warps=1,
         )  # fmt: skip
     return y
 
@@ -94,14 +95,14 @@ def _convs_backward(
     with device_of(x):
         kernels.convolve_backward[(columns * spans * Bt,)](
             x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
-            *dy_strides, block, near_b, K=K, **tile, TILES=4 * _TILES, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0,
-            GIVEN=given is not None, num_warps=1,
+            *dy_strides, block, near_b, **alignment(E, x_b, x_l, *dy_strides, near_b), K=K, **tile, TILES=4 * _TILES,
+            AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None, num_warps=1,
         )  # fmt: skip
         if given is not None:
             rows = given.shape[1] * (K - 1)
             spans = -(-rows // tile["TT"])
             kernels.convolve_given[(columns * spans * Bt,)](
-                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows, K=K, **tile,
+                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows, **alignment(E, x_b, x_l, *dy_strides), K=K, **tile,
                 SIGN=1 if w1 is None else -1, num_warps=1,
             )  # fmt: skip
     return [dx, partial.sum(0), *dgiven]
@@ -152,7 +153,7 @@ def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     out, spans = y.new_empty(Bt, L, E), -(-L // tile["TT"])
     with device_of(y):
         triton_support.load_kernels(_KERNELS).gate[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors, out, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
+            *tensors, out, L, E, spans, *strides, **alignment(E, *strides), **tile, BOTH=y_rev is not None, num_warps=1
         )
     return out
 
@@ -166,7 +167,7 @@ def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> 
     dy, dz, spans = y.new_empty(Bt, L, E), z.new_empty(Bt, L, E), -(-L // tile["TT"])
     with device_of(y):
         triton_support.load_kernels(_KERNELS).gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors, dy, dz, L, E, spans, *strides, **tile, BOTH=y_rev is not None, num_warps=1
+            *tensors, dy, dz, L, E, spans, *strides, **alignment(E, *strides), **tile, BOTH=y_rev is not None, num_warps=1
         )
     return dy, dz
 
@@ -200,7 +201,7 @@ def norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype:
     other = x if added is None else added.contiguous()
     with device_of(x):
         triton_support.load_kernels(_KERNELS).add_norm[(-(-rows // tile["TT"]),)](
-            x, other, weight.contiguous(), total, out, scale, rows, D, eps, **tile, ADD=added is not None
+            x, other, weight.contiguous(), total, out, scale, rows, D, eps, **alignment(D), **tile, ADD=added is not None
         )
     return total, out, scale
 
@@ -224,7 +225,7 @@ def _norm_backward(
     partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
     with device_of(total):
         triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
-            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D, **tile,
+            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D, **alignment(D), **tile,
             TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
         )  # fmt: skip
     return dx, dadded, partial.sum(0).to(weight.dtype)

@@ -1,7 +1,7 @@
 """The Triton scan as a custom operator for one or two directions, forward and backward.
 
 States are float32 for all input types. The forward pass keeps the state before every segment of 64 positions; the backward pass recomputes
-every 8th from those. Segments are the blocks where states before blocks are read or returned (multiples of 64 are divided): these states
+every 4th from those. Segments are the blocks where states before blocks are read or returned (multiples of 64 are divided): these states
 are then those that are kept. Blocks that restart need no pass that carries states from one chunk of time to the next.
 
 A bidirectional layer is one launch. Its gate is a separate kernel (`triton_rowwise`): gating inside the scan would need both
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from dnadiff.kernels import triton_support
 from dnadiff.kernels.backend import ScanInputs, ScanStates
-from dnadiff.kernels.triton_support import device_of, no_second_derivative
+from dnadiff.kernels.triton_support import alignment, device_of, no_second_derivative
 
 if TYPE_CHECKING:
     from triton import JITFunction
 
 Tensors = list[Tensor]  # one tensor per direction
 
-_KEPT, _SPAN, _PART = 64, 8, 4  # positions between saved states, between those of the backward pass, and in registers at once
+_KEPT, _SPAN, _PART = 64, 4, 4  # positions between saved states, between those of the backward pass, and in registers at once
 _UNROLL = 2
-_FORWARD_TILE, _BACKWARD_TILE = 2048, 512  # states per program: 64 and 16 per thread
+_FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = 2048, 1024, 512  # states per program: 64, 32 and 16 per thread
 _SHORTEST = 128  # minimum positions in a chunk
-_WARPS = 12  # programs of one warp that fill a multiprocessor
+_WARPS = 8  # programs of one warp that fill a multiprocessor
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _FORWARD, _BACKWARD = "triton_kernels", "triton_gradients"
 
@@ -99,12 +99,12 @@ def _cut(programs: int, L: int, device: torch.device, segment: int = _KEPT, rest
     """The number of chunks of a sequence and their length, a multiple of the distance of saved states.
 
     Chunks cost one more pass over the inputs, unless segments restart. There is one chunk if that already occupies a third of the GPU;
-    otherwise there are enough to fill every multiprocessor twice.
+    otherwise there are enough to fill every multiprocessor four times: with fewer, programs that start last run alone.
     """
     full = _WARPS * _multiprocessors(device)
     if 3 * programs >= full and not restart:
         return 1, L
-    chunk = max(-(-L * programs // (2 * max(full, 1))), _SHORTEST)
+    chunk = max(-(-L * programs // (4 * max(full, 1))), _SHORTEST)
     chunk = -(-chunk // segment) * segment
     return -(-L // chunk), chunk
 
@@ -120,7 +120,8 @@ class _Launch:
         self.chunks, self.chunk = _cut(self.rows * self.blocks, self.V, self.device, self.segment, restart)
         self.common = (int(reverse), Bt, L, E, N)
         self.tile = {"NP": _power(N), "BE": self.block, "num_warps": 1}
-        self.unroll = 1 if self.segment % 2 else _UNROLL  # a walk enters a segment at its first position
+        # A walk enters a segment at its first position, and registers hold the inputs of four positions only in half precision.
+        self.unroll = 1 if self.segment % 2 or u[0].element_size() > 2 else _UNROLL
 
     def exact(self, initial: Tensor | None, last: bool) -> bool:
         """Whether a state that is read depends on steps that do not exist: before a reverse walk over a shorter block, or after any walk."""
@@ -156,15 +157,16 @@ def _carried(
     def launch(block: int, chunks: int) -> tuple[tuple[int], dict[str, int]]:
         return (-(-E // block) * chunks * run.rows,), {**run.tile, "BE": block}
 
-    grid, tile = launch(_block(_FORWARD_TILE, N, E), run.chunks)
+    grid, tile = launch(_block(_CHUNK_TILE, N, E), run.chunks)
     linked, spans = ([ends if dkept is None else dkept], [run.spans(run.segment)]) if flags else ([], [])
     kernel[grid](
-        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans, *strides, **tile, UNROLL=run.unroll, **back
-    )
+        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans, *strides, **tile, **alignment(E, *strides),
+        UNROLL=run.unroll, **back,
+    )  # fmt: skip
     grid, tile = launch(min(run.block, 32), 1)
     triton_support.load_kernels(_FORWARD).carry[grid](
-        ends, sums, A, first, Bt, E, N, run.chunks, int(bool(flags)), **tile, UNROLL=4, CARRIED=start is not None
-    )
+        ends, sums, A, first, Bt, E, N, run.chunks, int(bool(flags)), **tile, **alignment(E), UNROLL=4, CARRIED=start is not None
+    )  # fmt: skip
     return ends
 
 
@@ -180,6 +182,7 @@ def scans(
     N, module = A.shape[1], triton_support.load_kernels(_FORWARD)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_) = (_rows(x) for x in (u, delta, B, C))
     gate, *z_ = _rows([u[0] if z is None else z])
+    strides = [*u_, *delta_, *B_, *C_, *z_]
     run, initial = _Launch(u, N, _FORWARD_TILE, reverse, block, restart), None if initial is None else initial.contiguous()
     y = [x.new_empty(x.shape) for x in u]
     states, ends = run.float32(*_states_shape(u, N, keep, block)), [run.float32(*x) for x in _last_shape(u, N, last)]
@@ -190,7 +193,7 @@ def scans(
             carried = True
         module.outputs[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states, *(ends or [states]), *run.common, run.V, run.chunks,
-            run.chunk, run.spans(run.segment), *u_, *delta_, *B_, *C_, *z_, **run.tile, SEGMENT=run.segment, SPAN=run.segment,
+            run.chunk, run.spans(run.segment), *strides, **run.tile, **alignment(u[0].shape[2], *strides), SEGMENT=run.segment, SPAN=run.segment,
             UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None, RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
         )  # fmt: skip
     return [*y, states, *ends]
@@ -223,6 +226,7 @@ def _scans_backward(
     (Bt, L, E), N, module, ways = u[0].shape, A.shape[1], triton_support.load_kernels(_BACKWARD), len(u)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_), (dy2, *dy_) = (_rows(x) for x in (u, delta, B, C, dy))
     gate, *z_ = _rows([u[0] if z is None else z])
+    strides = [*u_, *delta_, *B_, *C_, *dy_, *z_]
     initial, dkept, dlast = (None if x is None else x.contiguous() for x in (initial, dkept, dlast))
     run, gated = _Launch(u, N, _BACKWARD_TILE, reverse, block, restart), z is not None
     du, ddelta = [x.new_empty(x.shape) for x in u], [x.new_empty(x.shape) for x in delta]
@@ -234,16 +238,13 @@ def _scans_backward(
         states = _refine(initial if restart else kept, span, [u2, delta2, B2, C2], [A, D, bias], [*u_, *delta_, *B_, *C_], run, u, exact)
         passed = dlast
         if run.chunks > 1 and not restart:
-            tensors, strides = [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
-            passed = _carried(
-                module.chunk_starts, run, tensors, strides, A, bias, dlast, dkept, GATED=gated, EXACT=last and L % run.chunk > 0
-            )
+            tensors, some = [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
+            passed = _carried(module.chunk_starts, run, tensors, some, A, bias, dlast, dkept, GATED=gated, EXACT=last and L % run.chunk > 0)
         module.gradients[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias, *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
             ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common, run.V, run.chunks, run.chunk, run.spans(span),
-            *u_, *delta_, *B_, *C_, *dy_, *z_, 1.0, **run.tile, SEGMENT=run.segment, SPAN=span, PART=min(_PART, span),
-            CARRIED=passed is not None, GATED=gated, HELD=states is not None, RESTART=restart, EXACT=exact, LINKED=dkept is not None,
-            FIRST=bool(dinitial),
+            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span, PART=min(_PART, span), CARRIED=passed is not None,
+            GATED=gated, HELD=states is not None, RESTART=restart, EXACT=exact, LINKED=dkept is not None, FIRST=bool(dinitial),
         )  # fmt: skip
     dBs, dCs = ([x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)] for x, like in ((dB, B), (dC, C)))
     dA, dD, dbias = (x.view(ways, -1, *x.shape[2:]).sum(1) for x in (dA, dD, dbias))
@@ -261,7 +262,7 @@ def _refine(
     long, states = -(-like.V // like.segment), run.float32(run.rows, like.spans(span), N, common[3])
     triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
         *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0], states, states, *common, like.V, long,
-        like.segment, like.spans(span), *strides, 0, 0, **run.tile, SEGMENT=like.segment, SPAN=span, UNROLL=like.unroll,
+        like.segment, like.spans(span), *strides, 0, 0, **run.tile, **alignment(common[3], *strides), SEGMENT=like.segment, SPAN=span, UNROLL=like.unroll,
         CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
     )  # fmt: skip
     return states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -51,6 +52,12 @@ def check_gpu(device: torch.device) -> None:
 def no_second_derivative(*_: Tensor) -> None:
     """The derivative of a backward operator: always NotImplementedError."""
     raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
+
+
+def alignment(*sizes: int) -> dict[str, int]:
+    """The option ALIGN of the kernels: the largest power of two that divides all sizes, or 1 if 16 does, which Triton finds itself."""
+    common = math.gcd(16, *sizes)
+    return {"ALIGN": 1 if common == 16 else common}
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int]:

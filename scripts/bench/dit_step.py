@@ -6,14 +6,16 @@ The paper's wiring: logits at all positions in float32, the substitution by bool
 the network is not conditioned on time, and its scales, shifts and gates applied to each token. Ours: the head only at masked positions, the
 cross-entropy without logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours" is the paper's
 wiring with this package's choice of library for matrix products (CPU only). Each runs in a separate process with the same weights and
-masks; loss and gradients are compared. tokens/s: of the fastest repeat; *processor*: from the CPU time, which other processes do not
-increase. Memory: what forward and backward add to weights and gradients at their peak, and the peak including these. On CUDA in bfloat16
-autocast, with model FLOPs utilization: the matrix products that the result needs, relative to the peak of the device.
+masks; loss and gradients are compared. tokens/s: of the fastest repeat (CUDA: of the median, with the range in the JSON file); *processor*:
+from the CPU time, which other processes do not increase. Memory: what forward and backward add to weights and gradients at their peak, and
+the peak including these. On CUDA in bfloat16 autocast, with model FLOPs utilization: the matrix products that the result needs, relative to
+the peak of the device.
 """
 
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -138,10 +140,11 @@ def measure(args: argparse.Namespace) -> dict:
     gradients = {
         name: [float(p.grad.norm()), float((p.grad * torch.randn_like(p)).sum())] for name, p in network.named_parameters() if p.grad.any()
     }
-    fastest, cpu_time = (min(column) for column in zip(*seconds[1:]))
+    times, cpu_times = zip(*seconds[1:])
     return {
-        "seconds": fastest,
-        "processor_seconds": cpu_time,
+        "seconds": statistics.median(times) if cuda else min(times),
+        "range": [min(times), max(times)],
+        "processor_seconds": min(cpu_times),
         "added": added,
         "state": state,
         "loss": loss.item(),

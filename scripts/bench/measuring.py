@@ -40,14 +40,14 @@ class Machine:
 
     def __init__(self, device: str, quick: bool) -> None:
         self.device, self.quick, self.cuda = device, quick, device == "cuda"
-        self.copy = self.product = math.nan
+        self.copy = self.product = self.spread = math.nan
 
     def name(self) -> str:
         """The name of the GPU, or CPU."""
         return torch.cuda.get_device_name() if self.cuda else "CPU"
 
     def median(self, f: Callable[[], object], seconds: float = 0.6) -> float:
-        """Median seconds of a call after a warm-up."""
+        """Median seconds of a call after a warm-up; `spread` is then the distance of the 10 % and 90 % quantiles, relative to the median."""
         seconds = 0.05 if self.quick else seconds
         for _ in range(2):
             f()
@@ -55,6 +55,8 @@ class Machine:
         begin = time.perf_counter()
         while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 100):
             times.append(self.once(f))
+        low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
+        self.spread = (high - low) / statistics.median(times)
         return statistics.median(times)
 
     def once(self, f: Callable[[], object]) -> float:

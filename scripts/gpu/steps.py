@@ -1,6 +1,6 @@
 """The steps of the evidence on a GPU, as pieces of a study: correctness, sampling, variants, short trainings on human chr20.
 
-    python scripts/gpu/steps.py --output DIR [--only NAME] [--genomes FOLDER] [--device cuda] [--collect FILE] [--list]
+    python scripts/gpu/steps.py --output DIR [--only NAME] [--genomes FOLDER] [--minutes N] [--device cuda] [--collect FILE] [--list]
     python scripts/gpu/steps.py --output DIR --device cpu --quick          # tests the script itself
 
 Pieces are finished one at a time and kept, so that a session of a few minutes continues where the last one ended. Several processes can run
@@ -43,16 +43,16 @@ from dnadiff.vocab import Vocab
 ROOT = Path(__file__).parents[2]
 FULL = {
     "steps": 100,  # of a loss curve
-    "sequences": {"grouped": 10_000, "first_hitting": 512, "ancestral": 512},  # the last two need a call for almost every base
+    "sequences": {"grouped": 10_000, "first_hitting": 64, "ancestral": 64},  # the last two need a call for almost every base
     "length": 1024,
-    "batches": [64, 512],
+    "batches": [512, 64],
     "long": 1_000_000,
     "sites": 3000,
     "minutes": 5,
     "width": 256,
     "layers": 8,
 }
-QUICK = FULL | {"steps": 3, "length": 64, "batches": [2], "long": 500, "sites": 5, "minutes": 0.05, "width": 16, "layers": 1}
+QUICK = FULL | {"steps": 3, "length": 64, "batches": [1], "long": 500, "sites": 5, "minutes": 0.05, "width": 16, "layers": 1}
 QUICK |= {"sequences": {"grouped": 2, "first_hitting": 1, "ancestral": 1}}
 OBJECTIVES = {"mdlm": ["objective=mdlm"], "ar": ["objective=ar", "backbone=mamba"], "block": ["objective=block_mdlm"]}
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,7 +75,12 @@ class Steps:
         runs: dict[str, Callable[[], dict[str, Any]]] = {f"kernels-{name}": partial(self.kernels, name) for name in self.cases}
         runs |= {f"parity-{name}-{kind}": partial(self.parity, name, kind) for name in NETWORKS for kind in TYPES}
         runs |= {f"curve-{precision}": partial(self.curve, precision) for precision in ("32-true", "bf16-mixed")}
-        runs |= {f"sampling-{name}-{batch}": partial(self.sampling, name, batch) for batch in size["batches"] for name in size["sequences"]}
+        runs |= {
+            f"sampling-{name}-{batch}": partial(self.sampling, name, batch)
+            for name, count in size["sequences"].items()
+            for batch in size["batches"]
+            if batch <= count
+        }
         runs |= {"long-grouped": self.long, "variants": self.variants}
         runs |= {f"science-{name}": partial(self.science, name) for name in OBJECTIVES}
         self.pieces: dict[str, study.Piece] = {name: partial(self.with_machine, run) for name, run in runs.items()}
@@ -261,9 +266,11 @@ def main() -> None:
     parser = study.arguments(__doc__ or "", "runs/gpu_steps")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--genomes", type=Path, help="folder with GRCh37_chr20.fa.gz (default: the bundled genome of E. coli)")
+    parser.add_argument("--minutes", type=float, help=f"of training of each science piece (default: {FULL['minutes']})")
     options = parser.parse_args()
     quick = options.quick
-    steps = Steps(options.output / "quick" if quick else options.output, QUICK if quick else FULL, options.device, options.genomes)
+    size = (QUICK if quick else FULL) | ({} if options.minutes is None else {"minutes": options.minutes})
+    steps = Steps(options.output / "quick" if quick else options.output, size, options.device, options.genomes)
     study.work(steps.pieces, steps.kept, options)
     if not options.list:
         print("\n" + steps.table())

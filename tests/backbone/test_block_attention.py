@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from dnadiff.backbone import block_attention
+from dnadiff.backbone import block_attention, layers
 from dnadiff.backbone.block_attention import FlexStreams, block_mask, cached_mask, dense_streams, positions, two_streams
 
 SHAPES = [(1, 1), (7, 1), (8, 3), (9, 4), (12, 12), (16, 4), (20, 7), (21, 30)]  # length, block size
@@ -111,3 +112,20 @@ def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(streams, len
     for dense, flex in zip(results[:2], results[2:]):
         for ours, theirs in zip(flex, dense, strict=True):
             assert (ours - theirs).norm() < error * theirs.norm()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_attention_with_a_mask_never_uses_cudnn(monkeypatch, given):
+    """Its gradients are wrong on some GPUs, where it is PyTorch's first choice."""
+    allowed = []
+
+    def recorded(*args, **options):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return scaled_dot_product_attention(*args, **options)
+
+    monkeypatch.setattr(layers, "scaled_dot_product_attention", recorded)
+    q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(4, 4, dtype=torch.bool).tril() if given else None
+    mixed = layers.masked_attention(q, k, v, mask)
+    assert allowed == [not given] and torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.equal(mixed, scaled_dot_product_attention(q, k, v, attn_mask=mask))

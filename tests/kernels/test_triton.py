@@ -115,7 +115,7 @@ def test_every_specialization_of_a_real_width_builds_with_few_spills(registers, 
     for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 do not start at multiples of 16
         for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
             built = launch.build(arch)
-            assert built.spilled <= (600 if launch.kernel.__name__ == "gradients" else 128), (launch.name(), built.spilled)
+            assert built.spilled <= (300 if launch.kernel.__name__ == "gradients" else 160), (launch.name(), built.spilled)
 
 
 @needs_triton
@@ -128,7 +128,7 @@ def test_other_widths_and_numbers_of_states_build(registers, E, N):
 
 @needs_triton
 def test_offsets_beyond_two_billion_are_computed_in_64_bits(registers):
-    launch = next(x for x in registers.layer(16, 2, torch.float32, chunks=True) if x.kernel.__name__ == "outputs")
+    launch = next(x for x in registers.layer(16, 8, torch.float32, chunks=True) if x.kernel.__name__ == "outputs")
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -145,7 +145,7 @@ def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
     assert triton_scan._cut(1024, 1024, device) == (1, 1024)
     chunks, chunk = triton_scan._cut(8, 131072, device)  # one sequence, 512 channels, both directions
     assert chunk % triton_scan._KEPT == 0 and (chunks - 1) * chunk < 131072 <= chunks * chunk
-    assert 2 * 12 * 132 * 0.8 < 8 * chunks < 2 * 12 * 132 * 1.2
+    assert 4 * 8 * 132 * 0.8 < 8 * chunks <= 4 * 8 * 132
     assert triton_scan._cut(8, 100, device) == (1, 128)
 
 

@@ -9,7 +9,9 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -367,7 +369,7 @@ def run(name: str, device: str) -> list[float]:
     if name == "portable's probe":
         from dnadiff.kernels import select
 
-        pairs = zip(*(select._probe(by, torch.device(device)) for by in (TRITON, PORTABLE)), strict=True)
+        pairs = zip(*(select._probe(by, torch.device(device), TRITON.fused_two_streams) for by in (TRITON, PORTABLE)), strict=True)
         return [float((x - y).abs().max() / (1e-6 + y.abs().max())) for x, y in pairs]
     if name in OTHERS[2:]:
         return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[name](device)
@@ -398,6 +400,40 @@ def patch_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    check_bounds(interpreter)
+
+
+def check_bounds(interpreter: ModuleType) -> None:
+    """Refuse every access outside the arguments of a kernel: on a GPU it may read another tensor, or end the process."""
+    extents: list[tuple[int, int]] = []
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    to_host, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+
+    def recorded(self, args, kwargs):
+        args, kwargs = to_host(self, args, kwargs)
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.numel()]
+        ends = [1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) for x in tensors]
+        extents[:] = [(x.data_ptr(), x.data_ptr() + end * x.element_size()) for x, end in zip(tensors, ends)]
+        return args, kwargs
+
+    def check(pointers, mask) -> None:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        addresses, used = np.broadcast_arrays(pointers.data.astype(np.int64), mask.data)
+        addresses = addresses[used.astype(bool)]
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for begin, end in extents:
+            inside |= (begin <= addresses) & (addresses + size <= end)
+        assert inside.all(), f"{(~inside).sum()} of {inside.size} accesses are outside the arguments"
+
+    def checked_load(self, pointers, mask, *more):
+        check(pointers, mask)
+        return load(self, pointers, mask, *more)
+
+    def checked_store(self, pointers, value, mask, *more):
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *more)
+
+    executor._init_args_hst, builder.create_masked_load, builder.create_masked_store = recorded, checked_load, checked_store
 
 
 if __name__ == "__main__":
