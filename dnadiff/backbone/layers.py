@@ -11,12 +11,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
 
-# cuDNN's gradients with a mask are wrong or NaN at some lengths, in half precision on an H200 with PyTorch 2.11 (its default there; pytorch#196678).
+# cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678), and PyTorch 2.11 selects it on an H200.
+# Remove this when the oldest PyTorch allowed has the fix.
 _MASKED_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are right.
+
+    Sets PyTorch's choice of kernels for the process while it runs; do not call it from several threads on a GPU.
 
     Args:
         q: (B, heads, queries, head width).

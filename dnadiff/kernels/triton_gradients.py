@@ -64,39 +64,11 @@ def chunk_starts(
 
 
 @triton.jit
-def _advance(
-    h,
-    start,
-    stop,
-    inputs,
-    strides,
-    where,
-    a,
-    shift,
-    COUNT: tl.constexpr,
-    RESTART: tl.constexpr,
-    CROSSING: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """The state after COUNT positions from `start`, of which those from `stop` on do not exist."""
-    e, n, e_ok, n_ok, L, V, back = where
-    for m in tl.static_range(COUNT):
-        live, p = position(start + m, stop, L, V, back, RESTART, CROSSING)
-        ok = e_ok & live
-        step, _ = softplus(read(inputs[1] + p * strides[1], e, ok) + shift)
-        if EXACT:
-            step = tl.where(live, step, 0.0)
-        dx = step * read(inputs[0] + p * strides[0], e, ok)
-        h = tl.exp2(step[None, :] * a) * h + read(inputs[2] + p * strides[2], n, n_ok & live)[:, None] * dx[None, :]
-    return h
-
-
-@triton.jit
-def _columns(tile, BE: tl.constexpr, PART: tl.constexpr):
-    """The PART columns of a tile (BE, PART), each (BE,). PART is 1, 2 or 4."""
-    if PART == 1:
+def _columns(tile, BE: tl.constexpr, SPAN: tl.constexpr):
+    """The SPAN columns of a tile (BE, SPAN), each (BE,). SPAN is 1, 2 or 4."""
+    if SPAN == 1:
         columns = (tl.reshape(tile, (BE,)),)
-    elif PART == 2:
+    elif SPAN == 2:
         columns = tl.split(tile)
     else:
         even, odd = tl.split(tl.reshape(tile, (BE, 2, 2)))
@@ -107,11 +79,11 @@ def _columns(tile, BE: tl.constexpr, PART: tl.constexpr):
 
 
 @triton.jit
-def _tile(columns, BE: tl.constexpr, PART: tl.constexpr):
+def _tile(columns, BE: tl.constexpr, SPAN: tl.constexpr):
     """The tile of these columns: the inverse of `_columns`."""
-    if PART == 1:
+    if SPAN == 1:
         tile = columns[0][:, None]
-    elif PART == 2:
+    elif SPAN == 2:
         tile = tl.join(columns[0], columns[1])
     else:
         tile = tl.reshape(tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3])), (BE, 4))
@@ -119,17 +91,17 @@ def _tile(columns, BE: tl.constexpr, PART: tl.constexpr):
 
 
 @triton.jit
-def _part_states(
-    h, start, stop, inputs, strides, where, a, shift, PART: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
+def _span_states(
+    h, start, stop, inputs, strides, where, a, shift, SPAN: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
 ):
-    """The state after PART positions, and for each of them the state before it, its step, the slope of the softplus, u and dy.
+    """The state after SPAN positions, and for each of them the state before it, its step, the slope of the softplus, u and dy.
 
     Channels are read for all positions at once, as one tile: a vector of 32 channels has one element per thread, and each would have to be
     moved through shared memory on its own to where the states of its channel are.
     """
     e, n, e_ok, n_ok, L, V, back = where
     BE: tl.constexpr = h.shape[1]
-    live, p = position(start + tl.arange(0, PART), stop, L, V, back, RESTART, CROSSING)
+    live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
     at, ok = e[:, None], e_ok[:, None] & live[None, :]
     x = read(inputs[1] + (p * strides[1])[None, :], at, ok) + shift[:, None]
     step, small = softplus(x)
@@ -137,9 +109,9 @@ def _part_states(
     if EXACT:
         step, slope = tl.where(live[None, :], step, 0.0), tl.where(live[None, :], slope, 0.0)
     u, dy = read(inputs[0] + (p * strides[0])[None, :], at, ok), read(inputs[4] + (p * strides[4])[None, :], at, ok)
-    steps, slopes, us, dys = _columns(step, BE, PART), _columns(slope, BE, PART), _columns(u, BE, PART), _columns(dy, BE, PART)
+    steps, slopes, us, dys = _columns(step, BE, SPAN), _columns(slope, BE, SPAN), _columns(u, BE, SPAN), _columns(dy, BE, SPAN)
     kept = ()
-    for i in tl.static_range(PART):
+    for i in tl.static_range(SPAN):
         live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
         B_t = read(inputs[2] + p * strides[2], n, n_ok & live)
         kept += ((h, steps[i], slopes[i], us[i], dys[i]),)
@@ -187,32 +159,23 @@ def _retreat(
 @triton.jit
 def _retreat_span(
     start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-    SPAN: tl.constexpr, PART: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
+    SPAN: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The walk back over SPAN positions, of which h is the state before the first."""
     e, _, e_ok, _, L, V, back = where
     BE: tl.constexpr = h.shape[1]
-    fronts = (h,)
-    for k in tl.static_range(SPAN // PART - 1):
-        h = _advance(h, start + k * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
-        fronts += (h,)
-    for r in range(SPAN // PART):
-        part = SPAN // PART - 1 - r
-        h = fronts[0]
-        for k in tl.static_range(SPAN // PART - 1):
-            h = tl.where(part == k + 1, fronts[k + 1], h)
-        h, kept = _part_states(h, start + part * PART, stop, inputs, strides, where, a, shift, PART, RESTART, CROSSING, EXACT)
-        dus, ddeltas = (), ()
-        for j in tl.static_range(PART):
-            t, now = start + part * PART + PART - 1 - j, kept[PART - 1 - j]
-            g, sums, du, ddelta = _retreat(
-                t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING
-            )
-            h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005, Triton has no starred tuples
-        live, p = position(start + part * PART + tl.arange(0, PART), stop, L, V, back, RESTART, CROSSING)
-        at, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
-        tl.store(outputs[0] + at, _tile(dus, BE, PART).to(outputs[0].dtype.element_ty), mask=ok)
-        tl.store(outputs[1] + at, _tile(ddeltas, BE, PART).to(outputs[1].dtype.element_ty), mask=ok)
+    h, kept = _span_states(h, start, stop, inputs, strides, where, a, shift, SPAN, RESTART, CROSSING, EXACT)
+    dus, ddeltas = (), ()
+    for j in tl.static_range(SPAN):
+        t, now = start + SPAN - 1 - j, kept[SPAN - 1 - j]
+        g, sums, du, ddelta = _retreat(
+            t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING
+        )
+        h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005, Triton has no starred tuples
+    live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
+    at, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
+    tl.store(outputs[0] + at, _tile(dus, BE, SPAN).to(outputs[0].dtype.element_ty), mask=ok)
+    tl.store(outputs[1] + at, _tile(ddeltas, BE, SPAN).to(outputs[1].dtype.element_ty), mask=ok)
     return g, sums
 
 
@@ -221,14 +184,13 @@ def gradients(
     u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
     du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias, dinitial,
     first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, PART: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr,
     CARRIED: tl.constexpr, GATED: tl.constexpr, HELD: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """All gradients, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
-    SPAN positions from the last to the first: their states are recomputed from the stored one, first those before every PART
-    positions, then those inside a part, which stay in registers during the walk back over the part.
+    SPAN positions from the last to the first: their states are recomputed from the stored one and stay in registers during the walk back.
     The states are 0 unless HELD. If LINKED, the states before segments are results with the gradients `dkept`. FIRST: stores the gradient
     of the initial state or, if RESTART, of those of all segments.
     `one` is 1: with it the decays are computed twice, where the compiler would keep them in registers that it does not have.
@@ -246,7 +208,7 @@ def gradients(
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
     strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, V, back)
-    rows = tl.num_programs(0).to(tl.int64) // (tl.cdiv(E, BE) * chunks)
+    rows = tl.num_programs(0).to(tl.int64) // tl.cdiv(E, BE) // chunks
     du, ddelta = either(du0, du1, direction) + b * L * E, either(ddelta0, ddelta1, direction) + b * L * E
     at, sums_at = row * chunks + c, (block * rows + row) * L * N
     outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
@@ -261,7 +223,7 @@ def gradients(
         h = state(states + (row * spans + segment * per + span % per) * N * E + tile, tile_ok, HELD, NP, BE)
         g, sums = _retreat_span(
             start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-            SPAN, PART, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
+            SPAN, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
         )  # fmt: skip
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:

@@ -6,11 +6,10 @@ the GPU, time is cut into chunks: `chunk_ends` computes the state at the end of 
 state before each chunk, and `outputs` starts there. Partial sums over channels go to memory and the caller adds them in a fixed order.
 """
 
-# Estimate, not measured on a GPU: the limit on an H200 are exponentials (4.2e12 a second), not bytes (at 4.3 of the data sheet's 4.8 TB/s).
-# Per position and channel of one direction, with 16 states and two-byte inputs: forward 17 exponentials in 4.1 ps and 6 bytes in 1.4 ps;
-# backward 3 to 4 times 17 exponentials and 40 shuffles in 12 to 16 ps and 20 bytes in 4.7 ps. An associative scan over time saves no
-# exponentials. Decays are exp2 of steps times A log2(e), which the caller multiplies once. Sizes that change from call to call
-# (`do_not_specialize`) do not cause a new compilation.
+# The limit on an H200 is latency, neither exponentials nor bytes: a warp with 255 registers waits most of the time for its own results, and
+# only two of them fit a scheduler (measured: docs/results/performance.md). Inputs are therefore read one iteration before they are used.
+# Decays are exp2 of steps times A log2(e), which the caller multiplies once. Sizes that change from call to call (`do_not_specialize`) do
+# not cause a new compilation.
 
 # mypy: ignore-errors
 # Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
@@ -73,7 +72,7 @@ def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr)
 
 @triton.jit
 def multiples(sizes, ALIGN: tl.constexpr):
-    """The sizes, of which the compiler then knows that ALIGN divides them. It reads rows in vectors only if it knows that of their distance."""
+    """The sizes, which the compiler then knows as multiples of ALIGN: it reads rows in vectors only if the distance between them is one."""
     found = sizes
     if ALIGN > 1:
         found = ()
@@ -84,7 +83,7 @@ def multiples(sizes, ALIGN: tl.constexpr):
 
 @triton.jit
 def read(pointer, columns, mask):
-    """One row in float32; zero where masked."""
+    """Elements in float32; zero where masked."""
     return tl.load(pointer + columns, mask=mask, other=0.0).to(tl.float32)
 
 

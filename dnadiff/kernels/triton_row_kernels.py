@@ -1,9 +1,9 @@
 """The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the next norm.
 
 Positions may be in blocks, each convolved on its own with inputs given before or after it. All are bound by memory bandwidth: each array is
-read or written once (values shared by neighboring positions come from the L1 cache), in vectors of 16 bytes along the channels, of 8 if rows
-do not start at multiples of 16. The backward pass of the convolutions recomputes the slopes of four neighbors instead of writing them: 8
-bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
+read or written once (values shared by neighboring positions come from the L1 cache), in vectors of 16 bytes along the channels, of fewer if
+the distance between rows is not a multiple of 16. The backward pass of the convolutions recomputes the slopes of four neighbors instead of
+writing them: 8 bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
 """
 
 # mypy: ignore-errors

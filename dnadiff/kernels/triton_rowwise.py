@@ -102,7 +102,8 @@ def _convs_backward(
             rows = given.shape[1] * (K - 1)
             spans = -(-rows // tile["TT"])
             kernels.convolve_given[(columns * spans * Bt,)](
-                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows, **alignment(E, x_b, x_l, *dy_strides), K=K, **tile,
+                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows,
+                **alignment(E, x_b, x_l, *dy_strides), K=K, **tile,
                 SIGN=1 if w1 is None else -1, num_warps=1,
             )  # fmt: skip
     return [dx, partial.sum(0), *dgiven]
@@ -225,8 +226,8 @@ def _norm_backward(
     partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
     with device_of(total):
         triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
-            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D, **alignment(D), **tile,
-            TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
+            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D,
+            **alignment(D), **tile, TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
         )  # fmt: skip
     return dx, dadded, partial.sum(0).to(weight.dtype)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tensors = list[Tensor]  # one tensor per direction
 
-_KEPT, _SPAN, _PART = 64, 4, 4  # positions between saved states, between those of the backward pass, and in registers at once
+_KEPT, _SPAN = 64, 4  # positions between saved states, and between those of the backward pass, which registers hold at once (1, 2 or 4)
 _UNROLL = 2
 _FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = 2048, 1024, 512  # states per program: 64, 32 and 16 per thread
 _SHORTEST = 128  # minimum positions in a chunk
@@ -120,7 +120,7 @@ class _Launch:
         self.chunks, self.chunk = _cut(self.rows * self.blocks, self.V, self.device, self.segment, restart)
         self.common = (int(reverse), Bt, L, E, N)
         self.tile = {"NP": _power(N), "BE": self.block, "num_warps": 1}
-        # A walk enters a segment at its first position, and registers hold the inputs of four positions only in half precision.
+        # A walk enters a segment at its first position. Registers hold the inputs of four positions (two iterations) in half precision only.
         self.unroll = 1 if self.segment % 2 or u[0].element_size() > 2 else _UNROLL
 
     def exact(self, initial: Tensor | None, last: bool) -> bool:
@@ -193,8 +193,9 @@ def scans(
             carried = True
         module.outputs[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states, *(ends or [states]), *run.common, run.V, run.chunks,
-            run.chunk, run.spans(run.segment), *strides, **run.tile, **alignment(u[0].shape[2], *strides), SEGMENT=run.segment, SPAN=run.segment,
-            UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None, RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
+            run.chunk, run.spans(run.segment), *strides, **run.tile, **alignment(u[0].shape[2], *strides),
+            SEGMENT=run.segment, SPAN=run.segment, UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None,
+            RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
         )  # fmt: skip
     return [*y, states, *ends]
 
@@ -236,15 +237,14 @@ def _scans_backward(
     span, exact = min(_SPAN, _power(run.segment)), run.exact(initial, last)
     with device_of(u[0]):
         states = _refine(initial if restart else kept, span, [u2, delta2, B2, C2], [A, D, bias], [*u_, *delta_, *B_, *C_], run, u, exact)
-        passed = dlast
+        passed, tensors, some = dlast, [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
         if run.chunks > 1 and not restart:
-            tensors, some = [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
             passed = _carried(module.chunk_starts, run, tensors, some, A, bias, dlast, dkept, GATED=gated, EXACT=last and L % run.chunk > 0)
         module.gradients[run.grid(run.chunks)](
             *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias, *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
             ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common, run.V, run.chunks, run.chunk, run.spans(span),
-            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span, PART=min(_PART, span), CARRIED=passed is not None,
-            GATED=gated, HELD=states is not None, RESTART=restart, EXACT=exact, LINKED=dkept is not None, FIRST=bool(dinitial),
+            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span, FIRST=bool(dinitial),
+            CARRIED=passed is not None, GATED=gated, HELD=states is not None, RESTART=restart, EXACT=exact, LINKED=dkept is not None,
         )  # fmt: skip
     dBs, dCs = ([x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)] for x, like in ((dB, B), (dC, C)))
     dA, dD, dbias = (x.view(ways, -1, *x.shape[2:]).sum(1) for x in (dA, dD, dbias))
@@ -262,8 +262,8 @@ def _refine(
     long, states = -(-like.V // like.segment), run.float32(run.rows, like.spans(span), N, common[3])
     triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
         *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0], states, states, *common, like.V, long,
-        like.segment, like.spans(span), *strides, 0, 0, **run.tile, **alignment(common[3], *strides), SEGMENT=like.segment, SPAN=span, UNROLL=like.unroll,
-        CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
+        like.segment, like.spans(span), *strides, 0, 0, **run.tile, **alignment(common[3], *strides), SEGMENT=like.segment,
+        SPAN=span, UNROLL=like.unroll, CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
     )  # fmt: skip
     return states
 

@@ -55,7 +55,7 @@ def no_second_derivative(*_: Tensor) -> None:
 
 
 def alignment(*sizes: int) -> dict[str, int]:
-    """The option ALIGN of the kernels: the largest power of two that divides all sizes, or 1 if 16 does, which Triton finds itself."""
+    """The option ALIGN of the kernels: the largest power of two up to 8 that divides all sizes; 1 if 16 does, which Triton detects itself."""
     common = math.gcd(16, *sizes)
     return {"ALIGN": 1 if common == 16 else common}
 

@@ -1,13 +1,13 @@
 """The selective scan and training steps of Caduceus on one GPU: Triton kernels, mamba-ssm's scan, and the published wiring with it.
 
-    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--compile] [--tune] [--scan NAME]
+    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--no-check] [--compile] [--tune] [--scan NAME]
     python scripts/bench/gpu.py --device cpu --quick                       # tests the script itself
 
-Needs torch, Triton and the package's kernels and backbones, but no network access, Lightning or Hydra. First the Triton kernels are compared
-with the float64 reference on the GPU, then the GPU's copy and matrix rates are measured, then the tables are filled, the most informative
-cells first. Each row is printed and written immediately. A cell that fails prints the reason and the others continue (in a new process, if
-the failure killed the process or the GPU context), and no cell starts after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions
-(`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
+Needs torch, Triton and the package's kernels and backbones, but no network access, Lightning or Hydra. First, unless --no-check, the Triton
+kernels are compared with the float64 reference on the GPU, then the GPU's copy and matrix rates are measured, then the tables are filled,
+the most informative cells first. Each row is printed and written immediately. A cell that fails prints the reason and the others continue
+(in a new process, if the failure killed the process or the GPU context), and no cell starts after --minutes. `--prebuilt` is a folder with
+mamba-ssm's extensions (`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
 
 Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast, cross-entropy at half of the positions,
 backward and fused AdamW; 131,072 tokens at every length.
@@ -112,7 +112,7 @@ def scan_rows(machine: Machine, report: Report, width: int, L: int, scans: list[
             ("forward+backward", lambda: torch.autograd.grad(f(), leaves, weight)),
         ):
             with torch.set_grad_enabled(part != "forward"):
-                took, spread = machine.median(call, 0.4), machine.spread
+                took, spread = machine.timed(call, 0.4)
                 memory = machine.peak(call)
             share, label = bytes_moved[part] / machine.copy / took, f"scan {part} E{E} B{Bt} L{L} "
             ratio = (report.first(label) or took * 1e3) / (took * 1e3)
@@ -200,11 +200,11 @@ def step_rows(machine: Machine, report: Report, size: tuple[int, int], L: int, v
         step()
         memory = machine.peak(step)
         run = captured(step) if "graph" in variant else step
-        took = machine.median(run, 1.0)
+        took, spread = machine.timed(run, 1.0)
         label, rate = f"step {width}x{layers} B{Bt} L{L} ", Bt * L / took
         report.add(
             f"{label}{variant}", rate, "tokens/s", faster=rate / (report.first(label) or rate),
-            of_limit=limit(machine, width, layers, Bt * L) / took, GB=memory / 1e9, spread=machine.spread,
+            of_limit=limit(machine, width, layers, Bt * L) / took, GB=memory / 1e9, spread=spread,
         )  # fmt: skip
 
     for variant in variants:
@@ -216,10 +216,10 @@ def tune(machine: Machine, report: Report) -> None:
     """Time the scan with other tile sizes than the ones in `triton_scan`."""
     from dnadiff.kernels import triton_scan
 
-    names = ("_FORWARD_TILE", "_CHUNK_TILE", "_BACKWARD_TILE", "_SPAN", "_PART", "_UNROLL", "_WARPS")
+    names = ("_FORWARD_TILE", "_CHUNK_TILE", "_BACKWARD_TILE", "_SPAN", "_UNROLL", "_WARPS")
     chosen = {name: getattr(triton_scan, name) for name in names}
     trials = [{}, {"_UNROLL": 1}, {"_UNROLL": 4}, {"_FORWARD_TILE": 1024}, {"_CHUNK_TILE": 2048}, {"_WARPS": 4}, {"_WARPS": 16}]
-    trials += [{"_SPAN": 8}, {"_PART": 2}, {"_PART": 2, "_SPAN": 8}, {"_BACKWARD_TILE": 256}, {"_BACKWARD_TILE": 1024, "_PART": 2}]
+    trials += [{"_SPAN": 2}, {"_BACKWARD_TILE": 256}, {"_BACKWARD_TILE": 1024}]
     for trial in trials:
         for name, value in (chosen | trial).items():
             setattr(triton_scan, name, value)
@@ -237,7 +237,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this many minutes (default: %(default)s)")
     parser.add_argument("--prebuilt", type=Path, metavar="DIR", help="folder with mamba-ssm's extensions, .so or .so.xz")
     parser.add_argument("--compile", action="store_true", help="also time a step under torch.compile, which takes minutes to compile")
-    parser.add_argument("--no-check", action="store_true", help="skip the comparison with the float64 reference, as steps.py makes it")
+    parser.add_argument(
+        "--no-check", action="store_true", help="skip the comparison with the float64 reference (scripts/gpu/steps.py has it in pieces)"
+    )
     parser.add_argument("--tune", action="store_true", help="time only the scan, with other tile sizes")
     parser.add_argument("--scan", choices=list(SCANS), help="the scan to test (default: triton on a GPU, otherwise cpu)")
     options = parser.parse_args()

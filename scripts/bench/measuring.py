@@ -40,14 +40,14 @@ class Machine:
 
     def __init__(self, device: str, quick: bool) -> None:
         self.device, self.quick, self.cuda = device, quick, device == "cuda"
-        self.copy = self.product = self.spread = math.nan
+        self.copy = self.product = math.nan
 
     def name(self) -> str:
         """The name of the GPU, or CPU."""
         return torch.cuda.get_device_name() if self.cuda else "CPU"
 
-    def median(self, f: Callable[[], object], seconds: float = 0.6) -> float:
-        """Median seconds of a call after a warm-up; `spread` is then the distance of the 10 % and 90 % quantiles, relative to the median."""
+    def timed(self, f: Callable[[], object], seconds: float = 0.6) -> tuple[float, float]:
+        """Median seconds of a call after a warm-up, and the distance between the 10 % and 90 % quantiles, relative to the median."""
         seconds = 0.05 if self.quick else seconds
         for _ in range(2):
             f()
@@ -56,8 +56,8 @@ class Machine:
         while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 100):
             times.append(self.once(f))
         low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
-        self.spread = (high - low) / statistics.median(times)
-        return statistics.median(times)
+        median = statistics.median(times)
+        return median, (high - low) / median
 
     def once(self, f: Callable[[], object]) -> float:
         """Seconds of a call."""
@@ -89,9 +89,9 @@ class Machine:
         count, n = (2**22, 512) if self.quick else (2**30, 8192)
         x = torch.randn(count // 2, device=self.device)
         y = torch.empty_like(x)
-        self.copy = 2 * x.nbytes / self.median(lambda: y.copy_(x))
+        self.copy = 2 * x.nbytes / self.timed(lambda: y.copy_(x))[0]
         a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        self.product = 2 * n**3 / self.median(lambda: a @ b)
+        self.product = 2 * n**3 / self.timed(lambda: a @ b)[0]
         report.add("copy, read plus written", self.copy / 1e9, "GB/s")
         report.add(f"product {n} x {n} x {n}, bfloat16", self.product / 1e12, "TFLOP/s")
 

@@ -33,6 +33,8 @@ SCANS = {
     "gated in chunks": ("gated", 1, 21, 3, 4, torch.float32, True),
     "bfloat16": ("both", 1, 13, 5, 4, torch.bfloat16, False),
     "float16": ("ahead", 1, 13, 5, 4, torch.float16, False),
+    "both in bfloat16 in chunks": ("both", 1, 21, 9, 4, torch.bfloat16, True),
+    "gated in bfloat16 in chunks": ("gated", 1, 21, 12, 4, torch.bfloat16, True),
     "sixty-four states": ("back", 1, 11, 3, 64, torch.float32, False),
     "padding and strong decay": ("ahead", 1, 20, 3, 4, torch.float32, True),
 }
@@ -49,6 +51,7 @@ STATES = {
     "carried in reverse in chunks": (True, 21, 3, 2, None, False, True, torch.float32, True),
     "states before blocks": (False, 13, 3, 4, 4, False, True, torch.float32, False),
     "states before blocks in chunks": (False, 29, 3, 4, 4, False, False, torch.float32, True),
+    "states before blocks in bfloat16 in chunks": (False, 29, 12, 4, 4, False, True, torch.bfloat16, True),
     "states before odd blocks": (False, 13, 3, 3, 3, False, False, torch.float32, False),
     "states before every position": (False, 5, 3, 2, 1, False, True, torch.float32, False),
     "states before long blocks": (False, 27, 3, 2, 16, False, True, torch.float32, False),
@@ -61,6 +64,7 @@ STATES = {
     "blocks from zero": (False, 13, 3, 4, 4, True, False, torch.float32, False),
     "reverse blocks": (True, 13, 3, 4, 6, True, True, torch.float32, False),
     "reverse blocks from zero in chunks": (True, 29, 3, 4, 5, True, False, torch.float32, True),
+    "reverse blocks in bfloat16 in chunks": (True, 29, 12, 4, 6, True, True, torch.bfloat16, True),
 }
 # name: (reverse, L, block, whether inputs are given)
 CONVS = {
@@ -75,10 +79,10 @@ ROWWISE = ("convolutions", "one convolution", "gate", "norm", "norm after additi
 
 
 def tile(small: bool, chunks: bool) -> None:
-    """Sizes for tests: spans and chunks of a few positions, blocks of 8 channels; whether time is cut into chunks."""
+    """Sizes for tests: segments and chunks of a few positions, blocks of 8 channels; whether time is cut into chunks."""
     if small:
-        triton_scan._KEPT, triton_scan._SPAN, triton_scan._PART, triton_scan._SHORTEST = 8, 4, 2, 8
-        triton_scan._FORWARD_TILE = triton_scan._BACKWARD_TILE = 32
+        triton_scan._KEPT = triton_scan._SHORTEST = 8
+        triton_scan._FORWARD_TILE = triton_scan._CHUNK_TILE = triton_scan._BACKWARD_TILE = 32
     triton_scan._WARPS = 10**6 if chunks else 0
 
 
