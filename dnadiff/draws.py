@@ -27,6 +27,11 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Where numbers for tensors of this device are computed in float64: the device, or the CPU for Apple GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 @lru_cache(maxsize=4096, typed=True)  # 1, True and numpy.int64(1) are equal keys of an untyped cache
 def hash64(*words: int | str) -> int:
     """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a random number itself."""
@@ -92,7 +97,7 @@ class Draws:
 
         On a device without float64 (Apple GPUs) the result is on the CPU.
         """
-        rows = self.rows if self.rows.device.type != "mps" else self.rows.cpu()
+        rows = self.rows.to(float64_device(self.rows.device))
         count = math.prod(shape)
         key = _signed(hash64(self.seed, purpose, self.step))
         row_key = _mix(_mix(rows.long() + 1) ^ key)  # (B,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dnadiff.draws import Draws
+from dnadiff.draws import Draws, float64_device
 from dnadiff.noise import NoiseSchedule
 from dnadiff.vocab import Vocab
 
@@ -41,7 +41,7 @@ class AbsorbingProcess:
         where the device has it.
         """
         fraction = (count / total.clamp(min=1)).clamp(max=1)
-        local = fraction.cpu() if fraction.device.type == "mps" else fraction  # Apple GPUs have no float64
+        local = fraction.to(float64_device(fraction.device))
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
@@ -55,11 +55,13 @@ class AbsorbingProcess:
 
     def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
-        hit = draws.uniform("mask", x0.shape[1]).to(x0.device) < rate[:, None]
-        return torch.where(hit & maskable, self.vocab.mask_id, x0)
+        exact = float64_device(x0.device)
+        hit = draws.uniform("mask", x0.shape[1]).to(exact) < rate.to(exact)[:, None]
+        return torch.where(hit.to(x0.device) & maskable, self.vocab.mask_id, x0)
 
     def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable positions."""
-        order = draws.uniform("mask", x0.shape[1]).to(x0.device).masked_fill(~maskable, 2.0)
-        rank = order.argsort(-1).argsort(-1)  # maskable positions have the ranks 0..L_i - 1
+        exact = float64_device(x0.device)
+        order = draws.uniform("mask", x0.shape[1]).to(exact).masked_fill(~maskable.to(exact), 2.0)
+        rank = order.argsort(-1).argsort(-1).to(x0.device)  # maskable positions have the ranks 0..L_i - 1
         return torch.where((rank < count[:, None]) & maskable, self.vocab.mask_id, x0)

@@ -6,6 +6,7 @@ Objectives and samplers need nothing else to work on both. `dnadiff.data.tokeniz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -45,19 +46,29 @@ class Vocab:
         if self.complement is not None and any(self.complement[j] != i for i, j in enumerate(self.complement)):
             raise ValueError("complement must be its own inverse: the complement of a complement is the token itself")
 
-    @property
+    @cached_property
     def emitted(self) -> tuple[int, ...]:
         """The ids that a sample may contain, ascending."""
         return tuple(i for i in range(self.size) if i not in self.never_emitted)
 
+    @cached_property
+    def _is_emitted(self) -> tuple[bool, ...]:
+        never = set(self.never_emitted)
+        return tuple(i not in never for i in range(self.size))
+
     def is_emitted(self, device: torch.device | str = "cpu") -> Tensor:
         """(size,) bool, True for ids that a sample may contain."""
-        table = torch.ones(self.size, dtype=torch.bool, device=device)
-        table[list(self.never_emitted)] = False
-        return table
+        return _table(self._is_emitted, torch.device(device))
 
     def reverse_complement(self, ids: Tensor) -> Tensor:
         """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no complement."""
         if self.complement is None:
             raise ValueError("this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA")
-        return torch.tensor(self.complement, device=ids.device)[ids.flip(-1).long()]
+        return _table(self.complement, ids.device)[ids.flip(-1).long()]
+
+
+@lru_cache(maxsize=64)
+def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A table on a device, copied there once: a copy in every call would make a GPU wait for the CPU. Do not write to it."""
+    with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
+        return torch.tensor(values, device=device)

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from dnadiff import process as process_module
 from dnadiff.draws import Draws
+from dnadiff.likelihood import monte_carlo
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
@@ -82,3 +85,35 @@ def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
     rows = plug_in_posterior(process, torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
     torch.testing.assert_close(rows.sum(-1), torch.ones(1, 3, dtype=torch.float64))
     assert rows[0, 1].tolist() == [0, 1, 0, 0]
+
+
+class NoFloat64(TorchFunctionMode):
+    """The meta device as an Apple GPU: it has no float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.device.type == "meta" and found.dtype == torch.float64:
+            raise TypeError("float64 on a device that has none")
+        return found
+
+
+def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
+    for module in (process_module, monte_carlo):
+        monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
+    monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
+    process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)
+    x0, maskable = torch.zeros(2, 5, dtype=torch.int64, device="meta"), torch.ones(2, 5, dtype=torch.bool, device="meta")
+    with NoFloat64():
+        assert process.corrupt_rate(x0, torch.full((2,), 0.5, device="meta"), maskable, draws).is_meta
+        assert process.corrupt_count(x0, torch.tensor([1, 2], device="meta"), maskable, draws).is_meta
+        assert monte_carlo.stratified_counts(torch.tensor([3, 4], device="meta"), 0, 2, draws).is_meta
+
+
+def to_the_cpu(to):
+    """`Tensor.to`, with zeros for values that a meta tensor does not have."""
+
+    def moved(x, *args, **kwargs):
+        to_cpu = any(isinstance(arg, torch.device) and arg.type == "cpu" for arg in args)
+        return torch.zeros(x.shape, dtype=x.dtype) if x.is_meta and to_cpu else to(x, *args, **kwargs)
+
+    return moved

@@ -38,6 +38,7 @@ class Estimator(ABC):
 
     has_curve: ClassVar[bool] = False
     has_se: ClassVar[bool] = True
+    can_mirror: ClassVar[bool] = True  # whether reading the other strand with mirrored masks is the same estimate of it
 
     def __init__(self, config: Config, process: AbsorbingProcess, windows: Windows) -> None:
         self.config, self.process, self.windows = config, process, windows
@@ -73,7 +74,7 @@ class Estimator(ABC):
 
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
-        if denoiser.left_to_right:  # other blocks, so other masks
+        if denoiser.left_to_right or not self.can_mirror:  # other blocks or another order, so other masks
             return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab), same_draws_as=result)
         return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
 
@@ -152,6 +153,8 @@ class ChainRule(Estimator):
 
 class Ordered(Estimator):
     """The exact likelihood of a model that unmasks one token at a time in a deterministic order."""
+
+    can_mirror = False
 
     @classmethod
     @override

@@ -63,6 +63,8 @@ def check_options(config: Config) -> Config:
     if config.get("order") not in (None, *ORDERS):
         raise ValueError(f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound")
     target_se = config["target_se"]
+    if config.get("order") is not None and (config["protocol"] != "count" or target_se is not None):
+        raise ValueError(f"order={config['order']} is exact and draws nothing; leave protocol and target_se out")
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
         raise ValueError(f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count")
     if target_se is not None and not (is_number(target_se) and target_se > 0):

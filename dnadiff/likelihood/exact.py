@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
+from dnadiff.draws import float64_device
 from dnadiff.process import AbsorbingProcess
 
 MAX_MASKS = 1 << 14
@@ -47,14 +48,14 @@ def exact_curve(
     masks[:, maskable_at] = chosen
     masks = masks.to(x0.device)
     count = masks.sum(-1)
-    h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=x0.device)
+    h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=float64_device(x0.device))
     for row, x in enumerate(x0.long()):
         t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
         per_mask = torch.cat(
             [_mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s) for m, s in zip(masks.split(batch_size), t.split(batch_size))]
         )
         for n in range(len(maskable_at)):
-            h[row, n] = per_mask[count == len(maskable_at) - n].mean()
+            h[row, n] = per_mask[count.to(per_mask.device) == len(maskable_at) - n].mean()
     return h
 
 
@@ -68,7 +69,9 @@ def exact_nelbo(denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, m
 
 def _mean_cross_entropy(denoiser: BaseDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor) -> Tensor:
     """(M,) cross-entropy per masked token of one sequence `x (L,)` under each of `masks (M, L)`."""
-    log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks).double()
-    nll = torch.zeros(masks.shape, dtype=torch.float64, device=x.device)
-    nll[masks] = -log_probs.gather(-1, x.expand_as(masks)[masks][:, None])[:, 0]
+    log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks)
+    found = -log_probs.gather(-1, x.expand_as(masks)[masks][:, None])[:, 0]
+    masks = masks.to(float64_device(masks.device))
+    nll = torch.zeros(masks.shape, dtype=torch.float64, device=masks.device)
+    nll[masks] = found.to(nll)
     return nll.sum(-1) / masks.sum(-1)

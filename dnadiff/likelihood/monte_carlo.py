@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dnadiff.blocks import block_rows, sequence_rows
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.draws import Draws, hash64
+from dnadiff.draws import Draws, float64_device, hash64
 from dnadiff.likelihood.measurements import BlockMeasurements, check_lengths
 from dnadiff.likelihood.record import BLOCKS, COUNT, EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
@@ -71,8 +71,9 @@ def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws
         blocks = available.shape[1]
         first = (draws.uniform("stratum")[:, None] * blocks).floor()
         u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
-    u = (u + draw // 2) / (num_draws // 2)
-    return torch.minimum((u.to(available.device) * available).floor().long() + 1, available)
+    exact = float64_device(available.device)
+    u = (u.to(exact) + draw // 2) / (num_draws // 2)
+    return torch.minimum((u * available.to(exact)).floor().long().to(available.device) + 1, available)
 
 
 def is_exact(denoiser: BaseDenoiser) -> bool:
@@ -285,7 +286,7 @@ def cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Ten
 
 
 def _scattered(values: Tensor, positions: Tensor) -> Tensor:
-    where = positions.cpu() if positions.device.type == "mps" else positions  # Apple GPUs have no float64
+    where = positions.to(float64_device(positions.device))
     nll = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
     nll[where] = values.to(nll)
     return nll

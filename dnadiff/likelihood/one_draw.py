@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.draws import Draws, hash64
+from dnadiff.draws import Draws, float64_device, hash64
 from dnadiff.likelihood.monte_carlo import Batches, Draw, ProgressCallback, WindowBatch, collect, cross_entropy, per_group
 from dnadiff.likelihood.record import MDLM, Likelihood
 from dnadiff.noise import NoiseSchedule, refuse_cut
@@ -40,8 +40,9 @@ def one_draw(
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, counted = batch.ids, batch.groups["all"]
         first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
-        stratum = (torch.arange(len(ids), device=ids.device) + first) % len(ids)
-        u = (draws.uniform("time").to(ids.device) + stratum) / len(ids)
+        exact = float64_device(ids.device)
+        stratum = (torch.arange(len(ids), device=exact) + first) % len(ids)
+        u = (draws.uniform("time").to(exact) + stratum) / len(ids)
         t = T_MIN + (1 - T_MIN) * u
         batch = batch._replace(valid=None) if mask_everything else batch  # MDLM's network reads padding too
         xt = process.corrupt(ids, t, torch.ones_like(counted) if mask_everything else counted, draws)

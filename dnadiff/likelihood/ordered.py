@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.draws import Draws
+from dnadiff.draws import Draws, float64_device
 from dnadiff.likelihood.monte_carlo import Batches, Draw, ProgressCallback, WindowBatch, collect, per_group
 from dnadiff.likelihood.record import EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
@@ -29,11 +29,11 @@ class Order(ABC):
     needs_predictions: bool = False
 
     @abstractmethod
-    def priorities(self, masked: Tensor, log_probs: Tensor | None) -> Tensor:
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
         """The position with the smallest value is next: (B, L) float, from `masked (B, L)` bool and, if it needs them, predictions.
 
         Args:
-            log_probs: (B, L, V) log-probabilities at masked positions.
+            largest: (B, L) log-probability of the most probable token at each masked position.
         """
 
 
@@ -41,32 +41,36 @@ class LeftToRight(Order):
     """From the first position to the last."""
 
     @override
-    def priorities(self, masked: Tensor, log_probs: Tensor | None) -> Tensor:
-        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float64).expand(masked.shape)
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float32).expand(masked.shape)
 
 
 class Strided(Order):
     """Every 16th position first, then those in the middle between two, and so on: 0, 16, 32, ..., 8, 24, ..., 4, 12, ..."""
 
     @override
-    def priorities(self, masked: Tensor, log_probs: Tensor | None) -> Tensor:
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
         at = torch.arange(masked.shape[1], device=masked.device)
         level = torch.full_like(at, 1 + _STRIDE.bit_length())
         for step, stride in enumerate(_STRIDE >> i for i in range(_STRIDE.bit_length())):
             level = torch.where((at % stride == 0) & (level > step), step, level)
-        return (level.double() * masked.shape[1] + at).expand(masked.shape)
+        rank = (level * masked.shape[1] + at).argsort().argsort()  # integers: float32 cannot tell neighbors of long windows apart
+        return rank.float().expand(masked.shape)
 
 
 class MostConfident(Order):
-    """The position whose most probable token is most probable; the first one of equals. `sampler=confidence` at temperature 1."""
+    """The position whose most probable token is most probable; the first one of equals.
+
+    It is the likelihood of `sampler=confidence sampler.order=max`, one position per call, except that the sampler chooses among equal
+    positions at random.
+    """
 
     needs_predictions = True
 
     @override
-    def priorities(self, masked: Tensor, log_probs: Tensor | None) -> Tensor:
-        assert log_probs is not None
-        confidence = (log_probs.amax(-1).double() / _EQUAL).round()
-        return -confidence
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        assert largest is not None
+        return -(largest.to(float64_device(largest.device)).double() / _EQUAL).round()
 
 
 ORDERS: dict[str, Order] = {"left_to_right": LeftToRight(), "strided": Strided(), "confidence": MostConfident()}
@@ -93,8 +97,7 @@ def ordered(
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, masked = batch.ids, batch.groups["all"].clone()
-        where = masked.cpu() if masked.device.type == "mps" else masked  # Apple GPUs have no float64
-        nll = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
+        nll = torch.zeros(masked.shape, dtype=torch.float64, device=float64_device(masked.device))
         total = process.maskable(ids, batch.valid).sum(-1)
         while masked.any():
             active = masked.any(-1).nonzero()[:, 0]
@@ -105,10 +108,10 @@ def ordered(
             requested = hidden if order.needs_predictions else _first(order.priorities(hidden, None), hidden)
             found = denoiser.log_probs(xt, t, cond, requested, valid)
             if order.needs_predictions:
-                everywhere = torch.zeros(*hidden.shape, found.shape[-1], dtype=found.dtype, device=found.device)
-                everywhere[hidden] = found
-                requested = _first(order.priorities(hidden, everywhere), hidden)
-                found = everywhere[requested]
+                largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
+                largest[hidden] = found.amax(-1)
+                requested = _first(order.priorities(hidden, largest), hidden)
+                found = found[requested[hidden]]
             chosen = torch.zeros_like(masked)
             chosen[active] = requested
             nll[chosen.to(nll.device)] = -found.gather(-1, ids[chosen][:, None])[:, 0].to(nll)
@@ -127,5 +130,5 @@ def check_ordered(denoiser: BaseDenoiser) -> None:
 
 def _first(priorities: Tensor, masked: Tensor) -> Tensor:
     """The masked position with the smallest value in each row, the first one of equals: (B, L) bool with one True per row."""
-    at = priorities.masked_fill(~masked, torch.inf).argmin(-1, keepdim=True)
-    return torch.zeros_like(masked).scatter(1, at, True)
+    at = priorities.masked_fill(~masked.to(priorities.device), torch.inf).argmin(-1, keepdim=True)
+    return torch.zeros_like(masked).scatter(1, at.to(masked.device), True)

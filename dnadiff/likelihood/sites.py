@@ -36,7 +36,7 @@ def site_log_probs(
     """
     denoiser.require_any_order("the distribution at a site given both sides")
     xt = torch.where(sites, process.vocab.mask_id, ids)
-    t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(ids).sum(-1)).float()
+    t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()
     forward = denoiser.log_probs(xt, t, positions=sites, valid=valid)
     if stranded:
         return forward[None]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.denoiser import BlockDenoiser, Denoiser
 from dnadiff.likelihood import ORDERS, WindowBatch, exact_nelbo, ordered
+from dnadiff.likelihood.estimators import Ordered
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
@@ -24,6 +26,14 @@ def denoiser():
     net = Caduceus(VOCAB, d_model=8, n_layers=2, d_state=4).double()
     torch.nn.init.normal_(net.embedding.weight, std=0.5)
     return Denoiser(net)
+
+
+class Windowed(list):
+    """Batches with the length of their windows, which the progress line reads."""
+
+    def __init__(self, batches, length):
+        super().__init__(batches)
+        self.tiles = SimpleNamespace(length=length)
 
 
 def nats(denoiser, order, ids=SEQUENCES, counted=None):
@@ -105,3 +115,25 @@ def test_the_command_reports_the_order(cli, trained, tmp_path):
     assert found["groups"]["all"]["se_mc"] == 0
     status, _, err = cli("evaluate", f"checkpoint={trained}", "order=sideways", "output=f.json")
     assert status != 0 and "order" in err and not (tmp_path / "f.json").exists()
+
+
+@pytest.mark.parametrize("order", ["left_to_right", "strided"])
+def test_the_other_strand_is_unmasked_in_the_same_order(order):
+    """Mirrored masks would unmask the reverse complement from its end."""
+    vocab = Vocab(5, 4, 4, (4,), (3, 2, 1, 0, 4))
+    torch.manual_seed(3)
+    network = Caduceus(vocab, d_model=8, n_layers=2, d_state=4).double()
+    torch.nn.init.normal_(network.embedding.weight, std=0.5)
+    denoiser, process, ids = Denoiser(network), AbsorbingProcess(vocab, LogLinear()), torch.tensor([[0, 1, 2, 2, 3], [3, 3, 0, 1, 1]])
+    windows = Windowed([WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1])
+    estimator = Ordered({"order": order, "block_size": 16}, process, windows)
+    found = estimator.other_strand(denoiser, estimator.run(denoiser))
+    mirrored = vocab.reverse_complement(ids)
+    expected = ordered(denoiser, process, [WindowBatch(mirrored, {"all": torch.ones_like(ids, dtype=torch.bool)})], ORDERS[order])
+    assert found.per_sequence().tolist() == pytest.approx(expected.per_sequence().tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("option", ["protocol=mdlm", "target_se=0.01"])
+def test_options_of_the_bound_are_refused_with_an_order(trained, cli, option):
+    status, _, err = cli("evaluate", f"checkpoint={trained}", "order=strided", option)
+    assert status != 0 and "order=strided is exact and draws nothing; leave protocol and target_se out" in err
