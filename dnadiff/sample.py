@@ -80,7 +80,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         raise ValueError("resume=true needs output=, the file to resume")
     model.conditioned(config["label"], config["guidance"])
     request = options.make_request(config, model)
-    settings = options.resolved_sampler(config["sampler"], model, *reversed(request.lengths))
+    settings = options.sampler_settings(config, model, request, output)
     generator = model.conditional_sampler(build(settings, trust=None), request, config["label"], config["guidance"])
     if config["gc"] is not None:
         from dnadiff.design import gc_tilt
@@ -169,7 +169,8 @@ def generate(config: Config, model: Model, work: SampleWork, stream: ResumableOu
     if work.weighted and model.denoiser.block_size is not None:
         calls += ", and one for each token that is fixed in a later block"
     log.info(f"model: {model.path}; {len(request)} sequences of {span} by {work.header['sampler']}{calls}")
-    totals = TOTALS | (reward_options.TOTALS if reward_options.is_design(config) else {}) | stream.notes
+    started = {"sampler_options": config["sampler"]}  # `options.sampler_settings` of a resumed file reads them
+    totals = TOTALS | started | (reward_options.TOTALS if reward_options.is_design(config) else {}) | stream.notes
     totals["sessions"] += 1
     if stream.done:
         log.info(f"resuming after {stream.done:,} sequences")
@@ -239,6 +240,7 @@ def finish(
         "model": {"checkpoint": str(model.path), "sha256": stream.settings["model"], "step": model.step},
         "sampler": provenance.sampler_name(sampler),
         "sampler_settings": provenance.sampler_settings(sampler),
+        "sampler_options": totals.get("sampler_options"),  # as given, with defaults that depend on the model left open
         # Upper limit of the network calls that fill the masks of a batch; methods of designs make more.
         **({} if reward_options.is_design(config) else {"steps": sampler.num_steps_for(request.lengths[1])}),
         "network_calls": totals["nfe"],

@@ -45,6 +45,7 @@ class InBlock(DenoiserWrapper):
     def __init__(self, denoiser: BaseDenoiser, state: State | None) -> None:
         super().__init__(denoiser)
         self.reads, self.block_size, self.state = BidirectionalBackbone, None, state
+        self.normalized = True  # `step_block` returns probabilities; there is no `log_score`
         self.same_for_all_rows = state is None and denoiser.same_for_all_rows
 
     @override

@@ -137,9 +137,7 @@ class ConditionalSampler:
 
     def constrains(self, request: Request) -> bool:
         """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the samples of a request."""
-        # The length of free sequences decides where motifs overlap, and so whether a position has a partial constraint.
-        targets = request.evenly_spaced() if request.num_groups == 1 else request.first_of_groups()
-        return self.tilt != 0 or any(map(self._is_constrained, targets))
+        return self.tilt != 0 or any(map(self._is_constrained, request.distinct()))
 
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""

@@ -29,7 +29,7 @@ class Guided(DenoiserWrapper):
             raise ValueError("guidance is for models that unmask, and this one is autoregressive; set guidance=1")
         if checks.number("guidance", weight) < 0:
             raise ValueError(f"guidance {weight} must be 0 or more; 1 is the distribution given the label")
-        self.weight = weight
+        self.weight, self.normalized = weight, True
         self.rows_per_sequence = 1 if weight in (0, 1) else 2
 
     @override

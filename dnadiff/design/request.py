@@ -65,6 +65,10 @@ class Request(ABC):
         """The first sample of each group."""
         return (self[group * self.each] for group in range(self.num_groups))
 
+    def distinct(self) -> Iterator[Target]:
+        """Samples that include every pattern of fixed tokens and partial letters: the first of each group."""
+        return self.first_of_groups()
+
     def evenly_spaced(self, maximum: int = 256) -> list[Target]:
         """At most `maximum` samples, evenly spaced over the request."""
         return [self[i] for i in np.unique(np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(int)).tolist()]
@@ -105,7 +109,7 @@ class Free(Request):
         def pattern(length: int) -> Pattern:
             return text_pattern(tokenizer, prompt, length) if is_text else dna_pattern(tokenizer, length, prompt, motifs, "prompt")
 
-        self._pattern = pattern
+        self._pattern, self._has_motifs = pattern, bool(motifs)
         lengths = sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
         for n in lengths:
             check_has_masks(pattern(n), tokenizer.vocab.mask_id, f"{'motif' if motifs else 'prompt'} at length {n}")
@@ -118,6 +122,12 @@ class Free(Request):
     def __getitem__(self, number: int) -> Target:
         length = self._length(number)
         return Target(f"sample_{number + 1}", self._pattern(length), (0, length), (0, length), {})
+
+    @override
+    def distinct(self) -> Iterator[Target]:
+        """The first sample of each length, which decides where motifs overlap; without motifs the first sample."""
+        first = {self._length(i): i for i in reversed(range(self.each if self._has_motifs else 1))}
+        return (self[i] for i in first.values())
 
     @property
     @override

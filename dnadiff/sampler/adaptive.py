@@ -19,7 +19,7 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, time_of
+from dnadiff.sampler.base import Sampler, in_chunks, time_of
 from dnadiff.sampler.counted import CountedDenoiser
 
 _STEPS = 64
@@ -82,7 +82,7 @@ class AdaptiveSampler(Sampler):
             log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
             tokens = self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)]) if self.tokens_first else None
-            score = self.score(log_probs, tokens)
+            score = in_chunks(self.score, log_probs, tokens)
             values = torch.full(x.shape, -torch.inf, dtype=score.dtype, device=x.device).masked_scatter(masked, score)
             now = self.choose(_ranks(values, tie), values, total - masked.sum(-1, keepdim=True), total) & masked
             if tokens is None:  # only the chosen positions need a draw

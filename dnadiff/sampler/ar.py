@@ -42,9 +42,10 @@ class Autoregressive(Sampler):
         active = (ends > 0).nonzero()[:, 0]
         token = torch.full_like(active, process.vocab.mask_id)  # the mask is the start token
         state: State | None = None
+        finish = set(ends.tolist())  # read once, because a look at each token would wait for the GPU
         for at in range(last):
-            unfinished = ends[active] > at
-            if state is not None and not unfinished.all():
+            if state is not None and at in finish:
+                unfinished = ends[active] > at
                 active, token, state = active[unfinished], token[unfinished], state.select(unfinished)
             log_probs, state = calls.step(token, state, active, at)
             drawn = self.unmask(at, length, log_probs, uniform[active.to(uniform.device), at])

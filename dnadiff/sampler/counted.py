@@ -27,11 +27,11 @@ class CountedDenoiser:
 
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times `t (B,)`."""
-        return self._call(lambda denoiser: denoiser.log_probs, x, t, positions)
+        return self._call(lambda denoiser: denoiser.log_probs, x, t, positions, self.denoiser.time_conditioning)
 
     def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-ratios (M, V); arguments as in `log_probs`."""
-        return self._call(lambda denoiser: denoiser.log_score, x, t, positions)
+        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the network is not conditioned on it."""
+        return self._call(lambda denoiser: denoiser.log_score, x, t, positions, True)
 
     def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
         """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`: the state afterwards."""
@@ -115,12 +115,14 @@ class CountedDenoiser:
         given = [x for x in inputs if x is not None]
         return self.denoiser.same_for_all_rows and len(given[0]) > 1 and all(bool((x == x[:1]).all()) for x in given)
 
-    def _call(self, method: Callable[[BaseDenoiser], Callable[..., Tensor]], x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+    def _call(
+        self, method: Callable[[BaseDenoiser], Callable[..., Tensor]], x: Tensor, t: Tensor, positions: Tensor, timed: bool
+    ) -> Tensor:
         active = positions.any(-1).nonzero()[:, 0]
         x, t, positions = x[active], t[active], positions[active]
         cond, valid = (None if given is None else given[active] for given in (self.cond, self.valid))
         call = method(self.denoiser.for_rows(active))
-        equal = self._equal(x, cond, valid, t if self.denoiser.time_conditioning else None)
+        equal = self._equal(x, cond, valid, t if timed else None)
         self.nfe += 1
         self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
         if not equal:

@@ -85,8 +85,7 @@ class FastDLLM(Sampler):
 
     @override
     def check_length(self, length: int) -> None:
-        for block in self.blocks(length):
-            self.sampler.check_length(block.stop - block.start)
+        self.sampler.check_length(min(self.block_size, length))
 
     @override
     def num_steps_for(self, length: int) -> int:

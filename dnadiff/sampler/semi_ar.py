@@ -51,6 +51,11 @@ class SemiAR(Sampler):
             )
 
     @override
+    def check_model(self, denoiser: BaseDenoiser) -> None:
+        super().check_model(denoiser)
+        self.sampler.check_model(denoiser)
+
+    @override
     def fitted(self, denoiser: BaseDenoiser) -> SemiAR:
         max_length = denoiser.max_length
         if max_length is not None and self.window is not None and self.window > max_length:

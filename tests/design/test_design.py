@@ -18,6 +18,7 @@ from dnadiff.design.generate import effective_size
 from dnadiff.design.infill import Infill
 from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.template import CODES
+from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.metrics import memorization
 
 
@@ -216,6 +217,30 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
     temporary_path(tmp_path / "a.fa", "journal").write_text("{}")  # a process that ended between the last two steps
     status, out, _ = sample("resume=true")
     assert status == 0 and "is complete already" in out and not temporary_path(tmp_path / "a.fa", "journal").exists()
+
+
+@pytest.mark.parametrize("sampler", [["sampler=grouped"], ["sampler=semi_ar", "sampler.window=32", "sampler.stride=32"]])
+def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(sampler, cli, trained, tmp_path, monkeypatch):
+    # `evaluate` stored an h(n) in the run in the meantime: the number of groups was 64, and would be 9.
+    args, append = [f"checkpoint={trained}", "num_samples=4", "batch_size=2", "length=64", *sampler], ResumableOutput.append
+    monkeypatch.setattr(StoredCurve, "groups", lambda self, length, num_groups, sizes: {"num_groups": num_groups, "sizes": sizes})
+    assert cli("sample", *args, "output=complete.fa")[0] == 0
+
+    def broken(self, content, count, **notes):
+        if self.done == 2:
+            raise KeyboardInterrupt
+        append(self, content, count, **notes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResumableOutput, "append", broken)
+        assert cli("sample", *args, "output=a.fa")[0] == 130
+    monkeypatch.setattr(StoredCurve, "groups", lambda self, length, num_groups, sizes: {"num_groups": num_groups or 9, "sizes": sizes})
+    inner = "sampler.num_groups=5" if len(sampler) == 1 else "sampler.sampler.num_groups=5"
+    assert "was started with sampler=" in cli("sample", *args, inner, "output=a.fa", "resume=true")[2]
+    status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
+    assert status == 0 and (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes(), err
+    for name in ("a.fa", "complete.fa"):
+        assert "is complete already" in cli("sample", *args, f"output={name}", "resume=true")[1]
 
 
 def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from dnadiff.design.guidance import Guided
 from dnadiff.design.infill import window_around
 from dnadiff.design.request import Free, Templates
 from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
+from dnadiff.draws import hash64
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
@@ -140,6 +141,23 @@ def test_which_samples_have_weights():
     likeliest = generator("ancestral", "dit")
     likeliest.sampler = replace(likeliest.sampler, noise_removal="argmax")
     assert likeliest.has_weights(partly) is None and generator("ancestral", "dit").has_weights(partly) is True
+
+
+def test_a_constraint_at_one_rare_length_is_found():
+    # The motif's R is outside the prompt at 600 tokens alone; one of 600 samples has as many, and 256 evenly spaced ones had not.
+    def request(seed):
+        return Free(DNA, 600, (301, 600), seed, "A" * 300, read_motifs("R@-300"))
+
+    def longest(seed):
+        return [i for i in range(600) if 301 + hash64(seed, "length", i) % 300 == 600]
+
+    spaced = {int(i) for i in np.linspace(0, 599, 256)}
+    seed = next(seed for seed in range(99) if longest(seed) and not spaced & set(longest(seed)))
+    assert generator("grouped", "dit").has_weights(request(seed)) is True
+    lengths = [len(target.pattern.ids) for target in request(seed).distinct()]
+    assert len(lengths) == len(set(lengths)) and 600 in lengths
+    none = next(seed for seed in range(99) if not longest(seed))
+    assert generator("grouped", "dit").has_weights(request(none)) is False
 
 
 def test_bounds_are_of_the_generated_part_given_the_rest():

@@ -214,6 +214,20 @@ def test_resampling_keeps_what_belongs_to_a_particle(make_oracle):
         assert distance < (0.05 if sampler.exact and isinstance(sampler, FirstHitting) else 0.2) and abs(log_mean - log_constant) < 0.15
 
 
+@pytest.mark.parametrize("method", [Metropolis(num_steps=1), ResampleMove(num_stages=1), SMC()])
+def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(generator, method):
+    made = generator()
+    made.denoiser.max_length = 2
+    designer = Designer(made, method, as_reward(scores), BETA)
+    message = (
+        f"method {type(method).__name__} reads whole sequences, and 3 tokens are more than the 2 that this network takes; use .*at most 2"
+    )
+    with pytest.raises(ValueError, match=message):
+        next(designer.batches(request(2), 1, 2))
+    assert (designer.reward_calls, made.denoiser.calls) == (0, 0)
+    Designer(made, BestOfN(1), as_reward(scores), BETA).check_request(request(2))
+
+
 def test_designs_do_not_depend_on_the_batch(generator):
     for method in (SVDD(num_candidates=2, every=2), ClassifierGuidance(), Metropolis(num_steps=3), BestOfN(2)):
         found = []

@@ -107,6 +107,17 @@ def test_a_sequence_is_read_to_its_last_mask():
     assert torch.equal(alone.tokens[0], result.tokens[1])
 
 
+def test_a_token_does_not_wait_for_the_gpu_where_no_sequence_ends(world, monkeypatch):
+    model = world.table(Autoregressive())
+    expected = world.draw(Autoregressive(), model, 9).tokens
+
+    def waits(*args):
+        raise AssertionError("a reduction to one number, which the processor waits for")
+
+    monkeypatch.setattr(torch.Tensor, "all", waits)
+    assert torch.equal(world.draw(Autoregressive(), model, 9).tokens, expected)
+
+
 def test_misfits_are_refused():
     with pytest.raises(
         ValueError, match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order"

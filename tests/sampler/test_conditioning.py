@@ -165,6 +165,15 @@ def test_sequences_that_differ_in_any_input_are_evaluated_separately(differs):
     assert kept.rows == (1 if "t" in differs else 2)  # without time conditioning the predictions are equal
 
 
+def test_ratios_at_other_times_are_evaluated_separately():
+    # They are scaled by the noise level, also by a network that is not conditioned on time.
+    x, model, t = torch.full((2, 8), 2), Letters(time_conditioning=False), torch.tensor([0.2, 0.9])
+    model.log_score = lambda xt, t, cond, positions, valid: t[:, None, None].expand(*xt.shape, 3)[positions]
+    calls = CountedDenoiser(model)
+    found = calls.log_score(x, t, x == 2)
+    assert torch.equal(found, t.repeat_interleave(8)[:, None].expand(-1, 3)) and calls.rows == 2
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "ar"])
 def test_a_fully_masked_batch_is_evaluated_as_one_sequence(name, world):
     sampler = world.make(name)

@@ -186,9 +186,9 @@ def test_the_exact_distribution_of_one_position_at_a_time_is_the_model(world):
 class Twice(BaseDenoiser):
     """Asks the table about both halves of a doubled batch; labels are not looked at."""
 
-    def __init__(self, table):
+    def __init__(self, table, normalized):
         super().__init__(table.vocab)
-        self.table, self.reads, self.block_size = table, table.reads, table.block_size
+        self.table, self.reads, self.block_size, self.normalized = table, table.reads, table.block_size, normalized
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         return self.table.log_probs(xt, t, None, positions, valid)
@@ -201,7 +201,8 @@ class Twice(BaseDenoiser):
 
 
 @EVERY
-def test_guidance_doubles_the_rows_and_leaves_the_steps(name, world):
+@pytest.mark.parametrize("normalized", [True, False])
+def test_guidance_doubles_the_rows_and_leaves_the_steps(name, normalized, world):
     # facts 21: the unmasking rate does not change; here both distributions are one, so the tokens do not change either
     sampler = world.make(name)
     if sampler.reads is CausalBackbone:
@@ -209,7 +210,7 @@ def test_guidance_doubles_the_rows_and_leaves_the_steps(name, world):
     if name == "fast_dllm":
         pytest.skip("guidance needs labels, which dit does not take")
     model, plain = world.table(sampler), world.draw(sampler, world.table(sampler), 20)
-    guided = Guided(Twice(model), 2.0)
+    guided = Guided(Twice(model, normalized), 2.0)
     guided.length = 3
     result = world.draw(sampler, guided, 20, cond=torch.ones(20, 1))
     assert (result.nfe, result.rows) == (model.calls, model.rows) == (plain.nfe, 2 * plain.rows)

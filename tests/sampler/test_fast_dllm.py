@@ -9,7 +9,10 @@ from dnadiff.denoiser import BlockDenoiser, Denoiser
 from dnadiff.design.constraint import Constrained
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
+from dnadiff.sampler.analytic import Analytic
+from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.confidence import Confidence
 from dnadiff.sampler.fast_dllm import DualCache, FastDLLM, NoCache, PrefixCache
@@ -125,6 +128,22 @@ def test_constraints_and_frozen_masks_are_kept(cache):
     assert (tokens[frozen] == 3).all() and (tokens[~frozen] != 3).all()
     free = (template() == 3) & ~frozen & (kind == 1)
     assert set(tokens[free].tolist()) == {8, 9}
+
+
+@EVERY_CACHE
+def test_ratios_are_sampled_as_probabilities_in_a_block(cache):
+    model = Denoiser(network(2), Score(DNA), LogLinear())
+    one, two = (sample(model, FastDLLM(inner, 5, cache), template()).tokens for inner in (Analytic(3), Ancestral(3)))
+    assert torch.equal(one, two) and (one != 3).all()
+
+
+@pytest.mark.parametrize("inner", [Grouped(5), Confidence(num_steps=5)], ids=lambda s: type(s).__name__)
+def test_the_last_block_may_be_short(inner):
+    sampler = FastDLLM(inner, 5)
+    sampler.check_length(LENGTH)  # 5 + 5 + 5 + 4
+    assert (sample(Denoiser(network(1)), sampler, template()).tokens != 3).all()
+    with pytest.raises(ValueError, match=r"(num_groups|num_steps) 5 is larger than the length 4"):
+        sampler.check_length(4)
 
 
 def test_wrong_models_and_settings_are_refused():

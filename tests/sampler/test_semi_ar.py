@@ -1,12 +1,14 @@
 import pytest
 import torch
 
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
+from dnadiff.sampler.fast_dllm import FastDLLM
 from dnadiff.sampler.gibbs import Gibbs
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
@@ -91,6 +93,13 @@ def test_the_default_window_is_that_of_the_network(denoiser):
     assert (sampler.window_for(45), sampler.num_steps_for(45)) == (16, 5 * 4)
     assert SemiAR(Grouped(4)).fitted(BaseDenoiser(denoiser.vocab)).window_for(45) == 45
     assert run(SemiAR(Grouped(4)), denoiser, 45).nfe == run(sampler, denoiser, 45).nfe == 5 * 4
+
+
+def test_a_model_that_the_inner_sampler_cannot_sample_is_refused_up_front(denoiser):
+    sampler = SemiAR(FastDLLM(Grouped(2), 4))
+    sampler.check_model(denoiser)
+    with pytest.raises(ValueError, match="needs a transformer with a key-value cache, such as dit; Caduceus has none"):
+        sampler.check_model(Denoiser(Caduceus(DNA, d_model=8, n_layers=1)))
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,24 @@ class DesignMethod(Configurable, ABC):
         has_weights: whether its designs have importance weights. Weighted designs have the distribution p(x) exp(beta reward(x)), and the
             mean weight is an unbiased estimate of its normalizing constant.
         changes_given: whether it can change given sequences (`Target.start`).
+        reads_whole: whether it calls the network on whole sequences, whatever the sampler does.
     """
 
     has_weights: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
+    reads_whole: ClassVar[bool] = False
 
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""
 
     def check_length(self, generator: ConditionalSampler, length: int) -> None:
         """Raise ValueError for sequences of a length that this method cannot design."""
+        longest = generator.denoiser.max_length
+        if self.reads_whole and longest is not None and length > longest:
+            raise ValueError(
+                f"method {type(self).__name__} reads whole sequences, and {length} tokens are more than the {longest} that this network takes; "
+                f"use sequences of at most {longest}, or method=best_of_n sampler=semi_ar"
+            )
 
     def supports_weights(self, sampler: Sampler, length: int) -> bool:
         """Whether designs of `length` tokens have importance weights with this sampler."""

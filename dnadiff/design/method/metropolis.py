@@ -48,6 +48,7 @@ class Metropolis(DesignMethod):
     best: bool = False
 
     changes_given: ClassVar[bool] = True
+    reads_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.num_steps = checks.integer("method.num_steps", self.num_steps)

@@ -54,6 +54,7 @@ class ResampleMove(DesignMethod):
     threshold: checks.Fraction = 0.5
 
     has_weights: ClassVar[bool] = True
+    reads_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("num_stages", "num_moves", "num_positions"):

@@ -106,6 +106,7 @@ class Stepwise(DesignMethod):
     anneal: bool = True
 
     has_weights: ClassVar[bool] = True
+    reads_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.every, self.anneal = checks.integer("method.every", self.every), checks.boolean("method.anneal", self.anneal)
