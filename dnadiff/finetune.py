@@ -79,22 +79,23 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
     kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
-    saved.remove_all(run_dir / saved.FOLDER)
     found: dict[str, dict[str, Json]] = {}
-    left_out = {name: "no data" for name in several or () if name not in tasks}
+    is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
         try:
-            data, protocol = read_task(task, loaded, config["layer"], config["train_items"])
+            data, protocol = read_task(task, loaded, config)
             settings = config | {"task": task, "head": head_of(config["head"], protocol, overrides)}
             models = checked_models(settings, loaded, data, protocol)
-        except (ValueError, FileNotFoundError) as error:
+            if not is_training:  # only now: a command that trains nothing keeps the classifiers of an earlier run
+                saved.remove_all(run_dir / saved.FOLDER)
+                is_training = True
+            networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
+            found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
+        except (ValueError, FileNotFoundError) as error:  # before the training of this task, or in it
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
             left_out[name] = " ".join(str(error).split())
             log.warning(f"{name} is left out: {left_out[name]}")
-            continue
-        networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
-        found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -121,10 +122,16 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
 
 def check_settings(config: Config) -> None:
     """ValueError for values that cannot be used, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
+    from dnadiff.downstream.study_models import SCRATCH
+
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
     if config["stack"] and not config["fine_tune"]:
         raise ValueError("stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false")
+    if SCRATCH in config["save_models"] and not config["scratch"]:
+        raise ValueError(
+            "save_models [scratch] saves the network from scratch, and scratch is false; set scratch=true, or leave scratch out of save_models"
+        )
     commands.pick_device(config["accelerator"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
@@ -146,16 +153,22 @@ def as_list(key: str, value: Json) -> list[Json]:
     return several
 
 
-def read_task(task: Config, loaded: Loaded, layer: int | None, train_items: int | None) -> tuple[TaskData, FixedSplit]:
+def seeds_of(config: Config) -> list[int]:
+    """The seeds of the study."""
+    return [config["seed"] + i for i in range(config["seeds"])]
+
+
+def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, FixedSplit]:
     """Read a task and its protocol; a one-line ValueError or OSError if it cannot be used."""
     from dnadiff.downstream.classifier import check_length, keep_first_layers
     from dnadiff.downstream.protocol import build_protocol
 
     reader = build(task, trust=None)
-    protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id, train_items)
+    protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id, config["train_items"])
     data = reader.load(loaded.tokenizer)
-    check_length(keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), layer), data)  # now, not after the baselines
-    protocol.rounds(data, 1)  # refuse a task that cannot be divided
+    check_length(keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"]), data)  # now, not after the baselines
+    for seed in seeds_of(config) if protocol.varies else [config["seed"]]:
+        protocol.rounds(data, seed)  # refuse a task that cannot be divided
     return data, protocol
 
 
@@ -200,9 +213,9 @@ def run_task(
     from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
 
     rounds = protocol.rounds(data, config["seed"])
-    log_task(protocol.example(data))
+    log_task(protocol.example(data, config["seed"]))
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
-    seeds = [config["seed"] + i for i in range(config["seeds"])]
+    seeds = seeds_of(config)
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
     kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]
     if config["save_models"] and protocol.tests_all_items:
@@ -213,14 +226,17 @@ def run_task(
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     progress = Progress(None if config["minutes"] else steps, "finetune")  # a budget ends most networks before the last of their steps
     pairs, rows = compared_pairs(config, models, data), combinations(config, models, data)
-    result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
-    progress.close()
+    try:
+        result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
+    finally:
+        progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
     warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
     about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
     result = {"warning": warning, **about, **result}
     results.write_summary(data.name, result)
-    save_networks(networks, config, data, loaded, {name: model.describe() for name, model in models.items()}, result, results.networks)
+    described = {name: model.describe() for name, model in models.items()}
+    save_networks(networks, config, data, protocol, loaded, described, result, results.networks)
     return result
 
 

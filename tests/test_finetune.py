@@ -12,9 +12,11 @@ from dnadiff.checkpoint import build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.downstream import study_models
+from dnadiff.downstream.baselines import KmerLogistic
 from dnadiff.downstream.classifier import MEAN_HEAD
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.protocol import build_protocol
+from dnadiff.downstream.protocol import FewItems, build_protocol
+from dnadiff.downstream.target.base import ValidScore
 
 BASELINES = (
     "+baselines.length={_target_: dnadiff.downstream.baselines.LengthAlone}",
@@ -23,6 +25,8 @@ BASELINES = (
 )
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
+
+NO_NETWORK = ("fine_tune=false", "scratch=false")
 
 ITEMS = Items.from_sequences([np.full(9, 7, np.uint8)] * 2, [0, 1], 4)
 DATA = TaskData("t", ["a", "b"], ITEMS, ITEMS, ITEMS)
@@ -206,6 +210,10 @@ def test_a_bad_rate_or_layer_gets_a_one_line_error(tmp_path, table, capsys):
 def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path, table, capsys):
     start = ["checkpoint=nowhere", "task=csv", f"task.path={table}"]
     for setting, message in (
+        (
+            "save_models=[scratch] scratch=false",
+            "save_models [scratch] saves the network from scratch, and scratch is false; set scratch=true",
+        ),
         ("weight_decay=abc", "weight_decay 'abc' must be a number of at least 0"),
         ("weight_decay=-1", "weight_decay -1 must be a number of at least 0"),
         ("warmup=2", "warmup 2 must be a number from 0 to 1"),
@@ -218,7 +226,7 @@ def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path
         ("trust=5", "trust 5 must be a list"),
         ("accelerator=quantum", "accelerator 'quantum' is not known"),
     ):
-        assert message in refusal(tmp_path, capsys, *start, setting)
+        assert message in refusal(tmp_path, capsys, *start, *setting.split())
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     assert "baselines.x is 5; give it a _target_" in refusal(tmp_path, capsys, run, *start[1:], "+baselines.x=5")
 
@@ -341,11 +349,14 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
     for override in ("adapter=lora", "freeze=backbone"):
         tuned = models_of(tmp_path, override)["fine-tuned"].describe()
         assert tuned["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in tuned
+    assert models_of(tmp_path, "adapter=lora", "layer_decay=0.5")["fine-tuned"].describe()["layer_decay"] == 0.5
     with pytest.raises(ValueError, match="freeze=backbone trains no layer"):
         models_of(tmp_path, "adapter=lora", "freeze=backbone")
     tuned, scratch = (
         models_of(tmp_path, "class_weights=balanced", "mixup=0.2", "freeze=1")[name].describe() for name in ("fine-tuned", "scratch")
     )
+    weighted = models_of(tmp_path, "class_weights=balanced")["scratch"].record(ValidScore(0.5, -1.0), DATA)
+    assert weighted == {"valid_weighted_accuracy": 0.5, "valid_loss": 1.0}
     assert tuned["balanced"] and tuned["mixup"] == scratch["mixup"] == 0.2 and scratch["balanced"]
     assert tuned["frozen"] == {"backbone": False, "layers": 1} and "frozen" not in scratch
 
@@ -404,3 +415,43 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert page.index("Warning: table: on validation") < page.index("<h1>")
+
+
+def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, table, capsys):
+    kept = tmp_path / "runs" / "tiny" / "models" / "seed_1" / "model.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    run, task = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}", ("task=csv", f"task.path={table}")
+    for setting in ("task.label_column=y", "layer=9", "train_items=1000"):
+        refusal_of_a_second_run(tmp_path, table, capsys, run, setting)
+        assert kept.is_file()
+    call(tmp_path, run, *task, "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+    assert not kept.exists()
+
+
+def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch):
+    run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
+    folder.mkdir()
+    rows = "".join(f"{''.join(random.choice(list('ACGT'), 30))},{'ab'[i % 2]},{'test' if i % 3 else 'train'}\n" for i in range(90))
+    for name in ("human_ocr_ensembl", "human_enhancers_cohn"):
+        (folder / f"{name}.csv").write_text("sequence,class,split\n" + rows)
+    fit = KmerLogistic.fit_predict
+
+    def fails_for_one(model, data, *args):
+        if data.name == "human_enhancers_cohn":
+            raise ValueError("training diverged")
+        return fit(model, data, *args)
+
+    monkeypatch.setattr(KmerLogistic, "fit_predict", fails_for_one)
+    suite = (f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2")
+    result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
+    assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["left_out"]["human_enhancers_cohn"] == "training diverged"
+
+
+def test_few_items_are_checked_with_the_seeds_of_the_study(tmp_path, table, monkeypatch):
+    seen, rounds = [], FewItems.rounds
+    monkeypatch.setattr(FewItems, "rounds", lambda few, data, seed: seen.append(seed) or rounds(few, data, seed))
+    settings = ("task=csv", f"task.path={table}", "seed=5", "seeds=3", "train_items=40")
+    run_dir = call(tmp_path, f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}", *settings, "kmer=1", *NO_NETWORK)
+    assert seen[:3] == [5, 6, 7] and set(seen) == {5, 6, 7}
+    assert list(json.loads((run_dir / "results" / "results.json").read_text())) == ["table, train_items 40"]

@@ -221,3 +221,16 @@ def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli
     for override, message in (("L2=true", "L2 reads a pretrained model"), ("window=41", "window 41 is more than the 40")):
         status, _, err = cli("variants", *args, "target=a", "output=g.tsv", override)
         assert status == 1 and message in err.strip().splitlines()[-1]
+
+
+def test_networks_of_few_items_predict_on_the_scale_of_their_own_items(world, cli, tmp_path):
+    settings = ("task.kind=regression", "task.label_column=a", "task.split_column=split", "scratch=false", "seeds=2", "train_items=12")
+    result = run_finetune(world, tmp_path / "few", world / "table.csv", *settings, "epochs=1")
+    about = [json.loads((tmp_path / "few" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
+    assert about[0]["target"]["mean"] != about[1]["target"]["mean"]
+    assert [one["task"]["items"]["train"] for one in about] == [{"sequences": 12}] * 2
+    status, _, err = cli("predict", f"checkpoint={tmp_path / 'few'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=a")
+    assert status == 0, err
+    (table,) = tmp_path.glob("runs/predict/*/predictions.tsv.json")
+    found = json.loads(table.read_text())["metrics"]["each_seed"]["mse"]["per_seed"]
+    assert found == pytest.approx(result["models"]["fine-tuned"]["metrics"]["mse"]["per_seed"], rel=1e-6)

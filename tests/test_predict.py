@@ -328,7 +328,7 @@ def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(w
     result = json.loads((tmp_path / "scratch" / "finetune.json").read_text())["models"]["scratch"]
     assert model.seeds == (1,) and model.batch_size == 4 * result["found"][0][0]["chosen"]["batch_size"]
     capsys.readouterr()
-    run_finetune(world, tmp_path / "folds", *quick, "scratch=false", "task.protocol=kfold")
+    run_finetune(world, tmp_path / "folds", *quick, "scratch=false", "save_models=[fine-tuned]", "task.protocol=kfold")
     assert "no network is saved with task.protocol=kfold" in capsys.readouterr().err and not (tmp_path / "folds" / "models").exists()
 
 

@@ -51,12 +51,13 @@ def fitted_plan(batches: int, seconds: float, speed: Speed) -> TrainingPlan:
     """The epochs that fit into `seconds`, at most 20.
 
     If not even 2 fit, 2 that each end after a part of the `batches`; or 1, so that validation leaves time for training. A network is
-    trained for at least 20 steps, even if they take longer.
+    trained for at least 20 steps, even if they take longer; those are several epochs if an epoch has fewer batches.
     """
+    fewest = math.ceil(MIN_STEPS / batches)
     epochs = int(seconds / (batches * speed.step + speed.validation))
     if epochs >= MIN_EPOCHS:
-        return TrainingPlan(min(MAX_EPOCHS, epochs), batches)
+        return TrainingPlan(min(MAX_EPOCHS, max(fewest, epochs)), batches)
     part = int((seconds / MIN_EPOCHS - speed.validation) / speed.step)
     if part >= MIN_STEPS:
         return TrainingPlan(MIN_EPOCHS, part)
-    return TrainingPlan(1, min(batches, max(MIN_STEPS, int((seconds - speed.validation) / speed.step))))
+    return TrainingPlan(fewest, min(batches, max(MIN_STEPS, int((seconds - speed.validation) / speed.step))))

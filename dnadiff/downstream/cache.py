@@ -25,7 +25,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 
 log = logging.getLogger("dnadiff")
 
-FORMAT = 2
+FORMAT = 3
 _MIN_AGE = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
 
 

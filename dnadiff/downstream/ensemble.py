@@ -43,7 +43,7 @@ class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
     Attributes:
-        target: what is predicted.
+        target: what is predicted; each classifier has its own, fitted on the training items of its seed.
         classes: names of the classes, or of what else is predicted.
         members: the classifier of each seed.
         path: the folder of the run.
@@ -69,7 +69,6 @@ class ClassifierEnsemble:
         self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
         for member in self.members:
             member.classifier.to(device).eval()
-            member.classifier.target = target
         self.stranded, self.limits = self.members[0].classifier.stranded, limits_of([member.classifier for member in members])
         self.head_inputs = self.members[0].classifier.inputs
 

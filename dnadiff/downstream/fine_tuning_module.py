@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.downstream.budget import Budget, TrainingPlan
+from dnadiff.downstream.budget import MIN_STEPS, Budget, TrainingPlan
 from dnadiff.downstream.classifier import Classifier, SequenceClassifier
 from dnadiff.downstream.items import ItemBatch, Items, ShuffledBatches, TaskData
 from dnadiff.downstream.layer_decay import decayed_groups
@@ -49,7 +49,7 @@ class FineTuningModule(lightning.LightningModule):
         patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
         layer_decay: see `dnadiff.downstream.layer_decay`; 1 trains all layers at one rate.
         mixup: see `dnadiff.downstream.mixup`; 0 is none.
-        budget: stop after the epoch in which it ends.
+        budget: stop after the epoch in which it ends, but not before 20 steps.
         start: the validation of the weights that the classifier has, if these can be the best ones.
     """
 
@@ -156,7 +156,7 @@ class FineTuningModule(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
         predictions, score = self.validate(self.data.valid)
-        if self.budget.left < 0:
+        if self.budget.left < 0 and self.global_step >= MIN_STEPS:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
             self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs

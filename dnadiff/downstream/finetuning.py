@@ -156,6 +156,10 @@ class NetworkModel(TaskModel):
         target = data.target.fit(data.train.labels)
         return target.balanced(data.train.labels) if self.balanced else target
 
+    def record(self, score: ValidScore, data: TaskData) -> dict[str, Json]:
+        """The validation score of a fit on `data`, as it is stored in `fit_info`."""
+        return self._target(data).record(score)
+
     def _batches(self, data: TaskData) -> int:
         return -(-len(data.train) // self.batch_size)
 

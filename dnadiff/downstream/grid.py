@@ -48,7 +48,7 @@ class GridSearch(TaskModel):
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
             settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that the model chose
-            tried.append({**settings, **data.target.record(score)})
+            tried.append({**settings, **model.record(score, data)})
             if best is None or score > best[0]:  # only the best classifier stays in memory
                 best = score, settings, model, classifier, model.valid_predictions
         if best is None:

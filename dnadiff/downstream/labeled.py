@@ -21,7 +21,7 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import cache, clusters
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.protocol import PROTOCOLS
+from dnadiff.downstream.protocol import PROTOCOLS, FixedSplit
 from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.build import build_target
 from dnadiff.draws import hash64
@@ -265,7 +265,8 @@ class LabeledTask(ABC):
             log.warning(f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not meaningful")
         if not len(division.rows("valid")):
             division.split_off("valid", self.valid_fraction, self.seed)
-        division.missing_classes("valid")
+        if (missing := division.missing_classes("valid")) and self.protocol == FixedSplit.name:
+            log.warning(f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which choose the epoch and the settings")
         # Under cross-validation, copies are in the same fold.
         copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
         notes = {

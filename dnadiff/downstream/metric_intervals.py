@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dnadiff.bootstrap import ConfidenceInterval
-from dnadiff.downstream.metrics import AnyScored, Metric, bootstrap_weights, metric_values
+from dnadiff.downstream.metrics import MIN_DEFINED, AnyScored, Metric, bootstrap_weights, defined_replicates, metric_values
 
 NUM_RESAMPLES = 2000
 
@@ -60,9 +60,11 @@ def bootstrap_p_value(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> float:
-    """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are."""
+    """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are; NaN if too few are defined."""
     replicates = _metric_replicates(metric, runs, baseline, num_resamples, seed, groups)
     replicates = replicates[np.isfinite(replicates)]
+    if len(replicates) < MIN_DEFINED * num_resamples:  # the interval of the difference says so in the log
+        return float("nan")
     tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
     return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
 
@@ -99,8 +101,8 @@ def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
 
 
 def _interval(value: float, replicates: np.ndarray) -> ConfidenceInterval:
-    known = replicates[np.isfinite(replicates)]  # a replicate may have no item with a label, or none of a class
-    if not len(known) or not np.isfinite(value):
+    known = defined_replicates(replicates, "the compared metric") if np.isfinite(value) else replicates[:0]
+    if not len(known):  # a replicate may have no item with a label, or none of a class
         return ConfidenceInterval(value, np.nan, np.nan, np.nan)
     low, high = np.quantile(known, [0.025, 0.975])
     return ConfidenceInterval(value, float(known.std(ddof=1)), float(low), float(high))

@@ -6,6 +6,7 @@ Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -15,6 +16,8 @@ import numpy as np
 from dnadiff.config import Json
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
+MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
+log = logging.getLogger("dnadiff")
 _BATCH = 50  # replicates at once: limits the memory
 
 
@@ -53,13 +56,10 @@ class ScoredPredictions:
         """C."""
         return self.probs.shape[1]
 
-    @cached_property
-    def _cells(self) -> np.ndarray:
-        return np.eye(self.num_classes**2)[self.labels * self.num_classes + self.predicted]  # (S, C*C)
-
     def confusion(self, weights: np.ndarray) -> np.ndarray:
         """Weight of each (true, predicted) pair: (W, C, C)."""
-        return (weights @ self._cells).reshape(-1, self.num_classes, self.num_classes)
+        cells, count = self.labels * self.num_classes + self.predicted, self.num_classes**2
+        return np.stack([np.bincount(cells, of_items, count) for of_items in weights]).reshape(-1, self.num_classes, self.num_classes)
 
     @cached_property
     def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -75,13 +75,22 @@ class ScoredPredictions:
             result.append((order, starts, self.labels[order] == number))
         return result
 
-    def ranked_weights(self, weights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def ranked_weights(self, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """For each ranking, the weight of positives and of negatives at each distinct probability: two arrays (W, T)."""
-        return [
-            (np.add.reduceat(np.where(truth, w, 0.0), starts, axis=1), np.add.reduceat(np.where(truth, 0.0, w), starts, axis=1))
-            for order, starts, truth in self.rankings
-            for w in [weights[:, order]]
-        ]
+        for order, starts, truth in self.rankings:
+            ranked = weights[:, order]
+            positive, negative = (np.add.reduceat(np.where(chosen, ranked, 0.0), starts, axis=1) for chosen in (truth, ~truth))
+            yield positive, negative
+
+
+def mean_of_defined(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The mean (W,) of values (W, K) over the columns that are defined under each of the weights (W, S); NaN if none is.
+
+    A column that is undefined although all items have weight is undefined for the data: then so is the mean.
+    """
+    defined = np.isfinite(values)
+    count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
+    return np.divide(np.where(defined, values, 0.0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
 
 
 def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -107,25 +116,25 @@ def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
 
 
 def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve, macro-averaged one-vs-rest; NaN if some class has no items or all of them."""
+    """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but not all; NaN if the data have others."""
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         below = negative.sum(1, keepdims=True) - np.cumsum(negative, 1)
         product = positive.sum(1) * negative.sum(1)
         area = (positive * (below + negative / 2)).sum(1)
         areas.append(np.divide(area, product, out=np.full_like(area, np.nan), where=product > 0))
-    return np.mean(areas, 0)
+    return mean_of_defined(np.stack(areas, 1), weights)
 
 
 def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Average precision (without interpolation), macro-averaged one-vs-rest; NaN if some class has no items."""
+    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that have items; NaN if the data have others."""
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         true_positives, selected = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
         precision = np.divide(true_positives, selected, out=np.zeros_like(selected), where=selected > 0)
         area, total = (positive * precision).sum(1), positive.sum(1)
         areas.append(np.divide(area, total, out=np.full_like(area, np.nan), where=total > 0))
-    return np.mean(areas, 0)
+    return mean_of_defined(np.stack(areas, 1), weights)
 
 
 def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -168,6 +177,15 @@ def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -
     return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
 
 
+def defined_replicates(replicates: np.ndarray, name: str) -> np.ndarray:
+    """The bootstrap replicates (W,) that are defined; none, with a line in the log, if they are fewer than 90 % of all."""
+    known = replicates[np.isfinite(replicates)]
+    if len(known) >= MIN_DEFINED * len(replicates):
+        return known
+    log.warning(f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap replicates, too few for an interval")
+    return known[:0]
+
+
 def summarize_metrics(
     runs: Sequence[AnyScored],
     metrics: Mapping[str, Metric[AnyScored]],
@@ -187,7 +205,8 @@ def summarize_metrics(
     metrics_of_runs = [metric_values(run, metrics) for run in runs]
     for name, values in replicates.items():
         per_seed = [of_run[name] for of_run in metrics_of_runs]
-        low, high = np.nanquantile(np.concatenate(values), [0.025, 0.975]) if np.isfinite(per_seed).all() else (np.nan, np.nan)
+        known = defined_replicates(np.concatenate(values), title(name)) if np.isfinite(per_seed).all() else np.empty(0)
+        low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
         result[name] = {
             "value": float(np.mean(per_seed)),
             "low": float(low),

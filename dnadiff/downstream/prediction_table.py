@@ -6,12 +6,14 @@ import csv
 import gzip
 import io
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from dnadiff.bootstrap import MIN_BLOCKS
 from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
 from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics
@@ -20,6 +22,7 @@ from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.predicted import Predicted
 
 NUMBERS = {"start": int, "end": int, "length": int}
+log = logging.getLogger("dnadiff")
 _ROW_GROUP = 1 << 16
 _MAX_SPANS = 1 << 22
 _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
@@ -104,22 +107,30 @@ class PredictionTable:
                     file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
 
     def metrics(self, source: Path, count: int) -> dict[str, Json]:
-        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged predictions."""
+        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged predictions.
+
+        Windows of one record overlap or are related: the bootstrap draws records, with all their windows.
+        """
+        records = np.zeros(count, np.int64)  # the number of each row's record
         parsed, predictions = [], np.zeros((len(self.seeds), count, self.target.num_outputs), np.float32)
         names = self.target.label_columns
         for i, row in enumerate(self.read(source)):
+            records[i] = records[max(i - 1, 0)] + (not self.windows or row["start"] == "0")
             parsed.append(self.target.parse([row[name] for name in names], f"{source}: row {i + 1}", names))
             predictions[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(len(self.seeds), -1)
         labels = self.target.as_array(parsed)
         runs = {"each_seed": [self.target.scored(one.astype(np.float64), labels) for one in predictions]}
         runs["averaged"] = [self.target.scored(self.target.predicted(predictions).combined, labels)]
-        return {name: summary(each, self.target) for name, each in runs.items()}
+        groups = records if records[-1] < count else None  # None: every record is one window
+        if has_few := groups is not None and records[-1] < MIN_BLOCKS:
+            log.warning(f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or more; metrics have no intervals")
+        return {name: summary(each, self.target, groups, not has_few) for name, each in runs.items()}
 
 
-def summary(runs: Sequence[ScoredRun], target: TaskTarget) -> dict[str, Json]:
-    """`dnadiff.downstream.metrics.summarize_metrics`, without intervals for very many items."""
-    if len(runs[0].labels) <= _MAX_INTERVALS:
-        return summarize_metrics(runs, target.metrics)
+def summary(runs: Sequence[ScoredRun], target: TaskTarget, groups: np.ndarray | None = None, intervals: bool = True) -> dict[str, Json]:
+    """`dnadiff.downstream.metrics.summarize_metrics`, without intervals for very many items; `groups` are drawn together."""
+    if intervals and len(runs[0].labels) <= _MAX_INTERVALS:
+        return summarize_metrics(runs, target.metrics, groups=groups)
     each = [metric_values(run, target.metrics) for run in runs]
     return {name: {"value": float(np.mean([m[name] for m in each])), "per_seed": [m[name] for m in each]} for name in each[0]}
 

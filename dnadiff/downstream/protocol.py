@@ -48,13 +48,14 @@ class FixedSplit:
         """What decides the divisions, ready for JSON."""
         return {"protocol": self.name}
 
-    def example(self, data: TaskData) -> TaskData:
-        """The task with parts as large as those that a seed uses, for reports."""
+    def example(self, data: TaskData, seed: int) -> TaskData:
+        """The task with parts as large as those that a seed of the study uses, for reports."""
         return data
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is of no use to its target."""
         data.target.check_valid(data.valid.labels, data.name)
+        _check_valid_classes(data)
         data.target.check_test(data.test.labels, data.name)
         return [Round(data, torch.arange(len(data.test)))]
 
@@ -75,8 +76,8 @@ class FewItems(FixedSplit):
         return {**super().describe(), "train_items": self.train_items}
 
     @override
-    def example(self, data: TaskData) -> TaskData:
-        return self.rounds(data, 0)[0].data
+    def example(self, data: TaskData, seed: int) -> TaskData:
+        return self.rounds(data, seed)[0].data
 
     @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
@@ -92,7 +93,7 @@ class FewItems(FixedSplit):
             return items.select(draw_items(strata, number, hash64(seed, name, "items")))
 
         divided = replace(data, train=draw(data.train, self.train_items, "train"), valid=draw(data.valid, num_valid, "valid"))
-        _check_parts(divided, seed)
+        _check_parts(divided, seed, data.train, f"set train_items higher than {self.train_items:,}, or null")
         return [Round(divided, whole.tested)]
 
 
@@ -134,7 +135,7 @@ class PaperSplit(FixedSplit):
         order = torch.randperm(len(official), generator=generator)
         size = max(1, round(self.valid_fraction * len(official)))
         divided = replace(data, train=official.select(order[size:].sort().values), valid=official.select(order[:size].sort().values))
-        _check_parts(divided, seed)
+        _check_parts(divided, seed, official)
         return [Round(divided, torch.arange(len(data.test)))]
 
 
@@ -166,18 +167,33 @@ class KFold(FixedSplit):
         random = np.random.default_rng(hash64(seed, "validation", number))
         is_valid = torch.from_numpy(clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random))
         divided = replace(data, train=items.select(rest[~is_valid]), valid=items.select(rest[is_valid]), test=items.select(tested))
-        _check_parts(divided, seed)
+        _check_parts(divided, seed, items)
         return Round(divided, torch.where(tested)[0])
 
 
-def _check_parts(divided: TaskData, seed: int) -> None:
-    strata, names = divided.target.strata(divided.train.labels.numpy())
-    present = set(strata.tolist())
-    if missing := [name for number, name in enumerate(names) if number not in present]:
+def _check_valid_classes(data: TaskData) -> None:
+    """ValueError if all validation items are of one of several classes: any network that predicts it has the best accuracy."""
+    strata, names = data.target.strata(data.valid.labels.numpy())
+    if len(names) > 1 and len(present := np.unique(strata)) == 1:
         raise ValueError(
-            f"{divided.name}: the division of seed {seed} leaves no training item of class {missing[0]!r}; add sequences of it, "
-            "or leave task.protocol at fixed"
+            f"{data.name}: all {len(strata):,} validation items are of class {names[present[0]]!r}, and the choice of the epoch expects two "
+            "or more classes; divide at random: task.redivide=true"
         )
+
+
+def _check_parts(
+    divided: TaskData, seed: int, drawn_from: Items, remedy: str = "add sequences of it, or leave task.protocol at fixed"
+) -> None:
+    """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items that its training items are from."""
+    (strata, names), every = (divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from))
+    present = set(strata.tolist())
+    for number, name in enumerate(names):
+        if number not in present:
+            raise ValueError(
+                f"{divided.name}: the division of seed {seed} leaves no training item of class {name!r}, of which there are "
+                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; {remedy}"
+            )
+    divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
     divided.target.check_valid(divided.valid.labels, divided.name)
 
 

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from dnadiff.downstream.metrics import AnyScored, Metric
+from dnadiff.downstream.metrics import AnyScored, Metric, mean_of_defined
 
 
 class ScoredValues:
@@ -120,8 +120,8 @@ REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {"spearman": spearman, "pe
 
 
 def mean_over_targets(scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]) -> np.ndarray:
-    """A metric (W, K) averaged over the targets, (W,)."""
-    return metric(scored, weights).mean(1)
+    """A metric (W, K) averaged over the targets that it is defined for, (W,); see `mean_of_defined`."""
+    return mean_of_defined(metric(scored, weights), weights)
 
 
 def of_target(scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored], number: int) -> np.ndarray:

@@ -37,7 +37,10 @@ from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, metric_values
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
-FIRST, LAST = ("task", "model", "seed", "protocol", "train", "test"), ("seconds", "digest", "finished", "host")  # around the metrics
+FIRST, LAST = (
+    ("task", "model", "seed", "protocol", "train", "train_items", "test"),
+    ("seconds", "digest", "finished", "host"),
+)  # around the metrics
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
 
@@ -71,13 +74,20 @@ class Prediction(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a prediction is made from; `about` is everything else that it depends on, `labels (S,)` those of the tested items."""
+    """What a prediction is made from.
+
+    Attributes:
+        about: everything else that it depends on.
+        labels: (S,) of the tested items.
+        train_items: that the model is trained on with this seed (of several rounds the mean); None is the training part of the task.
+    """
 
     data: TaskData
     model: str
     seed: int
     about: dict[str, Json]
     labels: Tensor
+    train_items: int | None = None
 
 
 class Results:
@@ -88,7 +98,7 @@ class Results:
         return _timed(compute)[0]
 
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
-        """Store the summary of a task."""
+        """Store the summary of a task, replacing an earlier one with as many training items."""
 
 
 class ResultsFolder(Results):
@@ -163,6 +173,7 @@ class ResultsFolder(Results):
             "seed": job.seed,
             "protocol": job.about.get("protocol", ""),
             "train": len(job.data.train),
+            "train_items": len(job.data.train) if job.train_items is None else job.train_items,
             "test": len(job.labels),
             **{name: f"{value:.6g}" for name, value in metrics.items()},
             "seconds": f"{prediction.seconds:.1f}",
@@ -182,7 +193,13 @@ class ResultsFolder(Results):
         with locked(self.folder / ".results.lock"):
             path = self.folder / "results.json"
             known = read_json(path) if path.is_file() else {}
-            write_json(path, known | {task: {**self.provenance, **result}})
+            write_json(path, known | {summary_key(task, result): {**self.provenance, **result}})
+
+
+def summary_key(task: str, result: Mapping[str, Json]) -> str:
+    """The name of a task in the summaries, with the number of training items if they are not all."""
+    number = result.get("task", {}).get("train_items")
+    return task if number is None else f"{task}, train_items {number}"
 
 
 def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:

@@ -13,6 +13,7 @@ from dnadiff.downstream import saved
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION
+from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import weights_digest
 from dnadiff.downstream.weights import WeightsFile
 
@@ -26,6 +27,7 @@ def save_networks(
     folder: Path,
     config: Config,
     data: TaskData,
+    protocol: FixedSplit,
     loaded: Loaded,
     settings: Mapping[str, Json],
     study: Mapping[str, Json],
@@ -36,6 +38,7 @@ def save_networks(
     Args:
         folder: `models` in the run folder, or a folder of the task in it.
         config: of the command, with the task.
+        protocol: which items each seed was trained on: the target and the counts that are saved are of these.
         loaded: the pretrained model.
         settings: by the name of the model, what `describe` returns.
         study: what `dnadiff.downstream.study.run_study` returns, with its `seeds`.
@@ -43,12 +46,10 @@ def save_networks(
     """
     shared = {
         "classes": list(data.target.names),
-        "target": data.target.fit(data.train.labels).settings(),
         "stranded": data.stranded,
         "layer": config["layer"],
         "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],
         "tokenizer": loaded.tokenizer.config(),
-        "task": {"name": data.name, "longest": data.max_length, "items": data.counts(), "settings": config["task"]},
         "pretrained": {"checkpoint": str(loaded.path), "step": loaded.step, "weights": weights_digest(loaded.denoiser.backbone)},
     }
     inputs = asdict(HeadInputs.of(**config["inputs"]))
@@ -56,9 +57,12 @@ def save_networks(
         seeds = {seed: weights for (model, seed), weights in networks.items() if model == name}
         for seed, weights in seeds.items():
             number, report = study["seeds"].index(seed), study["models"][name]
+            trained = protocol.rounds(data, seed)[-1].data  # as in `results.Computed`, the network is that of the last round
             found = report["found"][number][0]
             own = {
                 "name": name,
+                "target": trained.target.fit(trained.train.labels).settings(),
+                "task": {"name": data.name, "longest": data.max_length, "items": trained.counts(), "settings": config["task"]},
                 "seeds": sorted(seeds),
                 "settings": settings[name],
                 "found": found,

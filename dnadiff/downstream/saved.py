@@ -35,6 +35,7 @@ _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a mod
 _CLASSIFYING = ("predict", "variants")  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
 _SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
+_OF_SEED = ("items", "mean", "std")  # of the task and of the target
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
 _REMEDY = "use another copy of it, or fine-tune again"
 
@@ -127,15 +128,16 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     folders = find(checkpoint)
     described = [_read(folder / DESCRIPTION) for folder in folders]
     first = described[0]
-    for folder, about in zip(folders, described):
-        if different := [key for key in (*_SHARED, "target") if about.get(key) != first.get(key)]:
-            raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
-    present = [about["seed"] for about in described]
-    if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
-        raise ValueError(
-            f"{folders[0].parent} holds the seeds {present} of a run with the seeds {first['seeds']}: the run was interrupted; start it again"
-        )
     try:
+        for folder, about in zip(folders, described):
+            if different := [key for key, value in _of_run(about).items() if value != _of_run(first)[key]]:
+                raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
+        present = [about["seed"] for about in described]
+        if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
+            raise ValueError(
+                f"{folders[0].parent} holds the seeds {present} of a run with the seeds {first['seeds']}: the run was interrupted; "
+                "start it again"
+            )
         tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
         if not isinstance(tokenizer, DNATokenizer):
             raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
@@ -176,6 +178,12 @@ def _read(path: Path) -> dict[str, Json]:
     return about
 
 
+def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
+    """What the seeds of a run have in common: not the items of each, nor the mean and standard deviation of their values."""
+    task, target = ({key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED} for name in ("task", "target"))
+    return {**{key: about[key] for key in _SHARED}, "task": task, "target": target}
+
+
 def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> SeedClassifier:
     from dnadiff.downstream.ensemble import SeedClassifier
     from dnadiff.downstream.weights import WeightsFile
@@ -188,6 +196,7 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
     tensors.check_memory(state.values(), path)
     classifier = _build(about, tokenizer, trust)
     classifier.load_state_dict(state)
+    classifier.target = _target(about, trust)
     return SeedClassifier(int(about["seed"]), classifier.eval(), str(about["sha256"]), folder)
 
 

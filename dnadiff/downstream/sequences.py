@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.data.genome.fasta import iter_fasta
-from dnadiff.downstream.table import is_table, label_keys, read_rows
+from dnadiff.downstream.table import check_sequence, is_table, label_keys, read_rows
 from dnadiff.downstream.target.base import Label, TaskTarget
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
@@ -112,6 +112,7 @@ def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Itera
         for key, column in wanted.items():
             if not found[key] and not (empty_labels and key in labels):
                 raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
+        check_sequence(found["sequence_column"], where, columns.sequence)
         yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], [found[key] for key in labels] or None)
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")

@@ -61,7 +61,7 @@ def run_study(
     task = {
         "name": data.name,
         "classes": data.classes,
-        "items": protocol.example(data).counts(),
+        "items": protocol.example(data, seeds[0]).counts(),
         "tested": len(tested),
         "stranded": data.stranded,
         **protocol.describe(),
@@ -124,6 +124,7 @@ def _predictions(
     labels: Tensor,
 ) -> dict[str, list[Prediction]]:
     """The predictions of every model with every seed. Those that another process is computing are skipped and checked again later."""
+    trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
     pending = [(name, seed) for name, model in models.items() for seed in distinct_seeds(model, seeds, protocol)]
     done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
     for name, seed in pending:
@@ -137,13 +138,19 @@ def _predictions(
                 return computed._replace(classifier=models[name].take_classifier())
 
             about = {**protocol.describe(), "settings": models[name].describe()}
-            prediction = results.get_or_compute(Job(data, name, seed, about, labels), compute)
+            prediction = results.get_or_compute(Job(data, name, seed, about, labels, trained[seed]), compute)
             if prediction is not None:
                 done[name][seed] = prediction
                 pending.remove((name, seed))
         if pending:
             time.sleep(_POLL_SECONDS)
     return {name: [prediction for prediction in by_seed.values() if prediction is not None] for name, by_seed in done.items()}
+
+
+def _train_items(data: TaskData, protocol: FixedSplit, seed: int) -> int:
+    """The training items of a seed; of several rounds, their mean."""
+    sizes = [len(one.data.train) for one in protocol.rounds(data, seed)]
+    return round(sum(sizes) / len(sizes))
 
 
 def predict_rounds(data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit, labels: Tensor) -> Computed:

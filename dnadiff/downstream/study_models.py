@@ -90,8 +90,8 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
         only_new = frozen.backbone or adapter is not None
-        automatic = resolve(config["layer_decay"], LAYER_DECAY if protocol.epochs is None else 1.0)
-        special: TrainingSettings = {"layer_decay": 1.0 if only_new else automatic}
+        automatic = 1.0 if only_new or protocol.epochs is not None else LAYER_DECAY
+        special: TrainingSettings = {"layer_decay": resolve(config["layer_decay"], automatic)}
         head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
         make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, head_epochs, device)
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)

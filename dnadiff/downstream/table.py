@@ -16,7 +16,7 @@ from dnadiff.data.files import open_text, resolve
 from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask, LabeledTaskSettings
-from dnadiff.downstream.target.base import SEPARATOR
+from dnadiff.downstream.target.base import MISSING, SEPARATOR
 
 PARQUET = ".parquet"
 ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
@@ -84,6 +84,7 @@ class CsvTask(LabeledTask):
                     raise ValueError(f"{where} has nothing in column {name!r}; complete the row or remove it")
             if split_column is not None and cells[1].lower() not in PART_NAMES:
                 raise ValueError(f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid or test")
+            check_sequence(cells[0], where, self.sequence_column)
             self.target.check(cells[first:], where)
             label = SEPARATOR.join(cells[first:])
             found.add(tokenizer, cells[0], label, PART_NAMES[cells[1].lower()] if split_column else part, where)
@@ -105,10 +106,24 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
     """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or `test-00000-of-00001.parquet`.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or a part has tables in several folders or with several endings: one could be a copy of another.
     """
     files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
-    named = [(str(file), PART_NAMES[word]) for file in files if (word := file.name.split(".")[0].split("-")[0]) in PART_NAMES]
+    named, first = list[tuple[str, str]](), dict[str, Path]()
+    for file in files:
+        if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
+            continue
+        named.append((str(file), part := PART_NAMES[word]))
+        other = first.setdefault(part, file)
+        if other.parent != file.parent:
+            raise ValueError(
+                f"{folder} has {part} tables in two folders, {other} and {file}, and one is expected; set task.path={other.parent} or the other"
+            )
+        other = first.setdefault(f"{part} {word}", file)
+        if _ending(other.name) != _ending(file.name):
+            raise ValueError(
+                f"{folder} has two tables of one name, {other} and {file}, and one is expected; remove one, or set task.path=FOLDER with one of them"
+            )
     if not named:
         raise ValueError(f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table")
     return named
@@ -158,6 +173,15 @@ def read_header(path: str) -> list[str]:
     return [name.strip() for name in names]
 
 
+def check_sequence(cell: str, where: str, column: str) -> None:
+    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters are also read as bases."""
+    if cell.lower() in MISSING:
+        raise ValueError(
+            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a DNA sequence is expected; complete the row "
+            "or remove it"
+        )
+
+
 def is_table(path: str) -> bool:
     """Whether a file or an address has the name of a table, in either case."""
     return _name(path).endswith(ENDINGS)
@@ -165,6 +189,11 @@ def is_table(path: str) -> bool:
 
 def _name(path: str) -> str:
     return (path.partition("?")[0] if is_remote(path) else path).lower()
+
+
+def _ending(path: str) -> str:
+    """The one of `ENDINGS` that a table has."""
+    return next(ending for ending in ENDINGS if _name(path).endswith(ending))
 
 
 def _delimiter(path: str) -> str:

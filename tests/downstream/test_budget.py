@@ -18,7 +18,8 @@ def test_epochs_fit_the_seconds_with_validation():
     assert fitted_plan(100, 8.0, speed) == TrainingPlan(2, 20)
     assert fitted_plan(100, 7.9, speed) == TrainingPlan(1, 59)  # one validation leaves more time for training
     assert fitted_plan(100, 1.0, speed) == fitted_plan(100, -5.0, speed) == TrainingPlan(1, 20)
-    assert fitted_plan(5, -5.0, speed) == TrainingPlan(1, 5)
+    assert fitted_plan(5, -5.0, speed) == fitted_plan(5, 6.0, speed) == TrainingPlan(4, 5)  # 20 steps
+    assert fitted_plan(3, 1.0, speed) == TrainingPlan(7, 3) and fitted_plan(5, 12.5, speed) == TrainingPlan(5, 5)
 
 
 def test_a_budget_counts_from_its_start():

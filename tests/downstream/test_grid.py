@@ -6,6 +6,7 @@ import torch
 from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.target.base import ValidScore
+from dnadiff.downstream.target.classes import ClassTarget
 
 
 class Candidate:
@@ -27,6 +28,9 @@ class Candidate:
         self.valid_score, self.fit_info = self.final_score, {"best_epoch": 2}
         return self.name
 
+    def record(self, score, data):
+        return ClassTarget(data.classes, [1.0, 3.0]).record(score)
+
     def predict(self, classifier, data):
         return f"{classifier} on test"
 
@@ -41,7 +45,7 @@ def test_only_the_best_candidate_on_validation_predicts_test_items():
     grid = GridSearch([({"lr": number}, model) for number, model in enumerate(candidates)])
     assert grid.fit_predict(task(), 5) == "c on test"
     assert grid.fit_info["chosen"] == {"lr": 2} and grid.fit_info["best_epoch"] == 2
-    assert grid.fit_info["tried"][1] == {"lr": 1, "valid_accuracy": 0.8, "valid_loss": 0.6}
+    assert grid.fit_info["tried"][1] == {"lr": 1, "valid_weighted_accuracy": 0.8, "valid_loss": 0.6}
     assert [model.fitted for model in candidates] == [[5]] * 4
     assert grid.num_steps(task()) == 12
     other = GridSearch([({"lr": 0}, copy.copy(candidates[0]))])

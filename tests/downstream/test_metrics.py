@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from sklearn import metrics as published
@@ -111,3 +113,27 @@ def test_area_under_roc_curves_equals_auroc():
         areas = [np.trapezoid(curve["true"], curve["false"]) for curve in curves]
         assert np.mean(areas) == pytest.approx(metric_values(scored, METRICS)["auroc"], abs=1e-4)
         assert all(len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1 for curve in roc_curves(scored))
+
+
+def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
+    log_probs, labels = predictions(3)
+    scored, weights = ScoredPredictions(log_probs, labels), np.ones((2, 300))
+    weights[1, labels == 2] = 0
+    for metric, of_one in ((metrics.auroc, published.roc_auc_score), (metrics.auprc, published.average_precision_score)):
+        kept = labels != 2
+        each = [of_one(labels[kept] == number, np.exp(log_probs[kept, number])) for number in (0, 1)]
+        assert metric(scored, weights)[1] == pytest.approx(np.mean(each))
+    lacking = ScoredPredictions(log_probs[labels != 2], labels[labels != 2])
+    assert all(np.isnan(metric_values(lacking, METRICS)[name]) for name in ("auroc", "auprc"))
+
+
+def test_150_classes_need_little_memory():
+    log_probs, labels = predictions(150, 2000)
+    scored, weights = ScoredPredictions(log_probs, labels), np.random.default_rng(0).integers(0, 3, (50, 2000)).astype(float)
+    tracemalloc.start()
+    found = scored.confusion(weights), metrics.auroc(scored, weights)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e8
+    expected = published.confusion_matrix(labels, scored.predicted, labels=range(150), sample_weight=weights[7])
+    assert np.array_equal(found[0][7], expected)

@@ -27,3 +27,8 @@ def test_values_are_compared_by_the_loss():
 
 def test_one_network_alone_gives_no_warning():
     assert pretraining_warning({"fine-tuned": {"found": [[{"valid_accuracy": 0.1}]]}}, "fine-tuned", "scratch") is None
+
+
+def test_weighted_classes_are_compared_by_the_weighted_accuracy():
+    of_weighted = {n: {"found": [[{"valid_weighted_accuracy": a, "valid_loss": 1.0}]]} for n, a in (("fine-tuned", 0.5), ("scratch", 0.6))}
+    assert "(weighted accuracy 0.500 and 0.600)" in pretraining_warning(of_weighted, "fine-tuned", "scratch")

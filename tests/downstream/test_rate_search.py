@@ -167,3 +167,9 @@ def test_automatic_epochs_stop_early_and_the_schedule_has_their_length(network):
     automatic.fit(task(), 0, lambda n, tokens, **_: steps.append(n))
     assert automatic.fit_info["planned_epochs"] == 20 and automatic.fit_info["epochs"] == 6 and len(steps) == 18
     assert automatic.fit_info["best_epoch"] == 1 and automatic.num_steps(task()) == 60
+
+
+def test_a_budget_that_is_over_trains_at_least_20_steps(network):
+    limited = model(network, 1e-3, epochs=None, minutes=1e-9)
+    limited.fit(task(), 0)
+    assert (limited.fit_info["planned_epochs"], limited.fit_info["batches_per_epoch"], limited.fit_info["epochs"]) == (7, 3, 7)

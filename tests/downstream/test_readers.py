@@ -17,7 +17,8 @@ from dnadiff.downstream.benchmark import GenomicBenchmark
 from dnadiff.downstream.fasta import FastaTask
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import IntervalTask
-from dnadiff.downstream.table import CsvTask
+from dnadiff.downstream.sequences import Columns, table_rows
+from dnadiff.downstream.table import CsvTask, find_tables
 
 DNA = DNATokenizer()
 
@@ -296,3 +297,48 @@ def test_a_path_without_files_or_with_parts_and_files_is_refused():
             FastaTask(path)
     with pytest.raises(ValueError, match="path mixes parts and files"):
         FastaTask({"train": {"a": "a.fa"}, "test": "b.fa"})
+
+
+def test_classes_without_validation_rows_are_logged(tmp_path, caplog):
+    random = np.random.default_rng(6)
+    parts = [("train", "abc"), ("valid", "ab"), ("test", "abc")]
+    rows = [f"{random_letters(random, 9)},{label},{part}\n" for part, labels in parts for label in labels * 4]
+    (tmp_path / "t.csv").write_text("sequence,label,split\n" + "".join(rows))
+    CsvTask(tmp_path / "t.csv", split_column="split").load(DNA)
+    assert "t.csv: 'c' has no validation rows, which choose the epoch and the settings" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("a/train.csv", "b/train.csv"), r"has train tables in two folders, .*a/train\.csv and .*b/train\.csv.*; set task\.path=.*a or"),
+        (("a/dev.csv", "b/valid.csv"), r"has valid tables in two folders, .*a/dev\.csv and .*b/valid\.csv"),
+        (("train.csv", "train.tsv"), r"has two tables of one name, .*train\.csv and .*train\.tsv.*task\.path=FOLDER"),
+        (("test.csv", "test.csv.gz"), r"has two tables of one name, .*test\.csv and .*test\.csv\.gz"),
+    ],
+)
+def test_tables_that_could_be_copies_of_each_other_are_refused(tmp_path, files, message):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=message):
+        find_tables(str(tmp_path))
+
+
+def test_the_shards_of_a_part_are_read_together(tmp_path):
+    names = ["test-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [Path(path).name for path, _ in find_tables(str(tmp_path))] == names
+
+
+@pytest.mark.parametrize("word", ["NA", "nan", "Null", "none"])
+def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, word):
+    for row, column in ((f"{word},a", "sequence"), (f"ACGT,{word}", "label")):
+        (tmp_path / "t.csv").write_text(f"sequence,label\nACGT,b\n{row}\n")
+        message = rf"t\.csv: line 3 has '{word}' in column '{column}', which stands for a missing value"
+        with pytest.raises(ValueError, match=message):
+            CsvTask(tmp_path / "t.csv").load(DNA)
+    (tmp_path / "p.csv").write_text(f"sequence\n{word}\n")
+    with pytest.raises(ValueError, match=rf"p\.csv: line 2 has '{word}' in column 'sequence'"):
+        list(table_rows(str(tmp_path / "p.csv"), Columns()))

@@ -16,7 +16,7 @@ from dnadiff.downstream.grid import GridSearch
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.probe import NearestNeighbors
-from dnadiff.downstream.protocol import KFold, PaperSplit
+from dnadiff.downstream.protocol import FewItems, FixedSplit, KFold, PaperSplit
 from dnadiff.downstream.results import ResultsFolder, append_row, compute_digest, slug
 from dnadiff.downstream.study import run_study
 
@@ -258,3 +258,18 @@ def test_the_lock_file_of_a_process_that_was_killed_after_its_prediction_is_remo
     stored.with_suffix(".lock").touch()
     run_study(data(), {"m": Counted()}, [1], [], results=folder)
     assert [*(tmp_path / "toy_task").iterdir()] == [stored]
+
+
+@pytest.mark.parametrize(("protocol", "trained"), [(FixedSplit(4), "40"), (FewItems(4, 12), "12"), (PaperSplit(4), "72")])
+def test_the_items_that_a_seed_was_trained_on_are_recorded(tmp_path, protocol, trained):
+    folder = ResultsFolder(tmp_path, {}, VERSION)
+    run_study(data(), {"m": Counted()}, [1, 2], [], protocol=protocol, results=folder)
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [(row["train"], row["train_items"]) for row in rows] == [("40", trained)] * 2
+
+
+def test_summaries_of_fewer_items_have_a_key_of_their_own(tmp_path):
+    folder = ResultsFolder(tmp_path, {}, VERSION)
+    for protocol in (FixedSplit(4), FewItems(4, 12), FewItems(4, 20)):
+        folder.write_summary("t", run_study(data(), {"m": Counted()}, [1], [], protocol=protocol))
+    assert list(json.loads((tmp_path / "results.json").read_text())) == ["t", "t, train_items 12", "t, train_items 20"]

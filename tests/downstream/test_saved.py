@@ -14,6 +14,7 @@ from dnadiff.downstream import saved
 from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier, keep_first_layers
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.sequences import LengthLimits
+from dnadiff.downstream.target.regression import RegressionTarget
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 DNA = DNATokenizer()
@@ -251,3 +252,21 @@ def test_damaged_weights_are_not_copied(tmp_path):
     with pytest.raises(ValueError, match="is damaged"):
         saved.save(tmp_path / "models", 1, weights, about())
     assert sorted(os.listdir(tmp_path)) == ["copy.safetensors", "w.safetensors"]
+
+
+def regression(**changes):
+    return RegressionTarget(["a", "b", "c"], **changes).settings()
+
+
+def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items(tmp_path):
+    means = {1: ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]), 2: ([10.0, 20.0, 30.0], [2.0, 2.0, 2.0])}
+    for seed, (mean, std) in means.items():
+        task = {"name": "t", "longest": 16, "items": {"train": {"sequences": seed}}}
+        put(tmp_path, classifier(seed=7), seed, seeds=[1, 2], task=task, target=regression(mean=mean, std=std))
+    model = saved.load(tmp_path)
+    assert [list(member.classifier.target.mean) for member in model.members] == [mean for mean, _ in means.values()]
+    first, second = model.predict(SEQUENCES).outputs
+    np.testing.assert_allclose(second, 2 * first + [10, 20, 30], rtol=1e-5)
+    put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
+    with pytest.raises(ValueError, match="another target"):
+        saved.load(tmp_path)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dnadiff.downstream.target.predicted import Predicted
 
 SEPARATOR = "\x1f"  # between the cells of several target columns in one label
+MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))  # cells of a table without a value, in lower case
 Label = int | tuple[float, ...]  # of one item: the number of its class, or its values, NaN for a missing one
 S = TypeVar("S", bound=ScoredRun)
 

@@ -15,7 +15,7 @@ from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.metrics import METRICS, Metric, ScoredPredictions, confusion_matrix, roc_curves, sign_flip_test
-from dnadiff.downstream.target.base import Label, TaskTarget, ValidScore
+from dnadiff.downstream.target.base import MISSING, Label, TaskTarget, ValidScore
 from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.downstream.target.predicted import ClassProbabilities
 
@@ -28,7 +28,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     Args:
         names: of the classes, sorted. Training needs none.
-        class_weights: of the loss of each class; None weights all items the same. Predictions and metrics do not depend on them.
+        class_weights: of each class in the loss and in the accuracy that chooses the epoch; None weights all items the same. Predictions
+            and metrics do not depend on them.
     """
 
     predicted_kind = ClassProbabilities
@@ -61,6 +62,14 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
+
+    @override
+    def check(self, cells: Sequence[str], where: str) -> None:
+        if cells[0].lower() in MISSING:
+            raise ValueError(
+                f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing value, and a class is expected; complete the "
+                "row, remove it, or give the class another name"
+            )
 
     @override
     def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[ClassTarget, np.ndarray]:
@@ -119,14 +128,16 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
-        accuracy = float((predictions.argmax(-1) == labels).float().mean())
-        score = ValidScore(accuracy, -self.valid_loss(predictions, labels))
+        correct = (predictions.argmax(-1) == labels).float()
+        weights = torch.ones_like(correct) if self.class_weights is None else self.class_weights.to(correct)[labels]
+        score = ValidScore(float((weights * correct).sum() / weights.sum()), -self.valid_loss(predictions, labels))
         # Diverged: NaN predictions may still match many labels by chance.
         return score if math.isfinite(score.negative_loss) else _WORST
 
     @override
     def record(self, score: ValidScore) -> dict[str, Json]:
-        return {"valid_accuracy": score.accuracy, **super().record(score)}
+        name = "valid_accuracy" if self.class_weights is None else "valid_weighted_accuracy"
+        return {name: score.accuracy, **super().record(score)}
 
     @cached_property
     @override

@@ -13,9 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.downstream.metrics import title
-from dnadiff.downstream.target.base import SEPARATOR, Label, S, TaskTarget, ValidScore
-
-MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))
+from dnadiff.downstream.target.base import MISSING, SEPARATOR, Label, S, TaskTarget, ValidScore
 
 
 class ColumnTarget(TaskTarget[S], Generic[S]):

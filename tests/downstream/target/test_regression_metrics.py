@@ -1,5 +1,7 @@
 """Correlations and R2 as functions of item weights, against scipy and scikit-learn."""
 
+import re
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -108,3 +110,27 @@ def test_labels_are_scored_one_by_one():
     assert found["auroc"] == pytest.approx((found["auroc of x"] + found["auroc of y"]) / 2)
     empty = ScoredLabels(log_odds, np.full((80, 2), np.nan))
     assert all(np.isnan(value) for value in metric_values(empty, named_metrics(["x", "y"], MULTILABEL_METRICS)).values())
+
+
+def test_targets_that_are_undefined_in_a_replicate_are_left_out_of_its_mean():
+    predicted, measured = values(targets=2)
+    measured[:, 1] = np.arange(60) == 0  # the second target has different values only with the first item
+    run, metrics = ScoredValues(predicted, measured), named_metrics(["a", "b"], REGRESSION_METRICS)
+    weights = np.ones((2, 60))
+    weights[1, 0] = 0
+    both, first = metrics["spearman"](run, weights), metrics["spearman of a"](run, weights)
+    assert both[1] == first[1] and both[0] == pytest.approx((first + metrics["spearman of b"](run, weights))[0] / 2)
+    found = metric_interval(metrics["spearman"], [run], [ScoredValues(-predicted, measured)])
+    assert found.low <= found.value <= found.high
+
+
+def test_an_interval_needs_nine_of_ten_replicates(caplog):
+    predicted, measured = values()
+    measured[:, 0] = np.arange(60) == 0
+    run, metrics = ScoredValues(predicted, measured), named_metrics(["b"], {"spearman": REGRESSION_METRICS["spearman"]})
+    found = metric_interval(metrics["spearman"], [run])
+    assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
+    assert re.search(r"the compared metric is defined in 6\d % of the bootstrap replicates, too few for an interval", caplog.text)
+    assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))
+    summary = summarize_metrics([run], metrics)["spearman"]
+    assert np.isfinite(summary["value"]) and np.isnan([summary["low"], summary["high"]]).all() and len(caplog.records) == 2

@@ -173,3 +173,16 @@ def test_two_different_values_look_like_classes(caplog):
         assert caplog.messages == ["t.csv: column 'a' holds 0 and 1 alone; for two classes set task.kind=classification"]
         RegressionTarget(["a"]).read(["0", "1", "2"], "t.csv", "column 'a'")
     assert len(caplog.messages) == 1
+
+
+def test_the_epoch_is_chosen_by_the_accuracy_with_the_weights_of_the_loss():
+    log_probs, labels = torch.tensor([[0.75, 0.25]] * 4).log(), torch.tensor([0, 0, 0, 1])
+    plain = ClassTarget(["a", "b"])
+    assert plain.valid_score(log_probs, labels).accuracy == 0.75
+    balanced = plain.balanced(labels)
+    score = balanced.valid_score(log_probs, labels)
+    assert score.accuracy == pytest.approx(0.5)
+    assert plain.record(score).keys() == {"valid_accuracy", "valid_loss"}
+    assert balanced.record(score) == {"valid_weighted_accuracy": score.accuracy, "valid_loss": -score.negative_loss}
+    always_rare = plain.balanced(labels).valid_score(torch.tensor([[0.45, 0.55]] * 4).log(), labels)
+    assert always_rare.accuracy == pytest.approx(0.5) and always_rare > score  # a tie, which the weighted loss breaks
