@@ -198,8 +198,8 @@ def log_task(data: TaskData) -> None:
     """Log the size of the task, and what its test part shares with training."""
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
     log.info(f"task: {data.name}, {data.target.summary}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
-    if left_out := data.notes.get("left_out_for_a_shared_word"):
+    if left_out := data.notes.get("left_out_for_a_shared_kmer"):
         numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
-        log.info(f"left out of test because they share a {data.notes['shared_word']}-mer with training on either strand: {numbers}")
+        log.info(f"left out of test because they share a {data.notes['shared_kmer']}-mer with training on either strand: {numbers}")
     if copies := data.notes.get("test_sequences_also_in_training"):
         log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand")

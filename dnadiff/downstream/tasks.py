@@ -90,8 +90,8 @@ class RegionWindows:
             "stride": self.stride,
             "split": self.split.describe(),
             "split_hash": split_hash(intervals, genome.names),
-            "shared_word": self.k,
-            "left_out_for_a_shared_word": left_out,
+            "shared_kmer": self.k,
+            "left_out_for_a_shared_kmer": left_out,
             "windows_before_balancing": {part: dict(zip(classes, map(len, starts[part]))) for part in strides},
         }
         return TaskData(self.name, classes, train, valid, test, stranded=False, notes=notes)

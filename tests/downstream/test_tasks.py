@@ -88,7 +88,7 @@ def test_test_windows_that_share_a_kmer_with_training_are_excluded_and_counted(t
     text = text[:191] + word + text[199:]
     Path(toy["genome"]).write_text(f">c\n{text}\n")
     data = load(toy)
-    assert data.notes["left_out_for_a_shared_word"]["test"] == {"inside": 0, "outside": 1}
+    assert data.notes["left_out_for_a_shared_kmer"]["test"] == {"inside": 0, "outside": 1}
     assert not any(word in s for s in sequences(data.test))
     assert data.counts()["test"] == {"inside": 2, "outside": 2}
 
@@ -117,7 +117,7 @@ def test_the_bundled_task_is_balanced_and_shares_no_24_mer_with_training():
     counts = data.counts()
     assert counts["train"] == {"coding": 300, "noncoding": 300}
     assert counts["test"] == {"coding": 98, "noncoding": 98}
-    assert data.notes["left_out_for_a_shared_word"]["test"] == {"coding": 34, "noncoding": 100}
+    assert data.notes["left_out_for_a_shared_kmer"]["test"] == {"coding": 34, "noncoding": 100}
     training = KmerSet([DNA.bases(ids) for ids in data.train.ids.numpy()], 24)
     assert not any(training.contains_any(DNA.bases(ids)) for ids in data.test.ids.numpy())
 
