@@ -67,7 +67,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, write_json
     from dnadiff.downstream import pretraining_overlap, saved, suite
-    from dnadiff.downstream.results import slug
+    from dnadiff.downstream.results import check_results, slug
     from dnadiff.report.suite import write_suite
 
     check_settings(config)
@@ -80,6 +80,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
     kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
     found: dict[str, dict[str, Json]] = {}
+    check_results(results)  # damage would end every task after its training
     is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
         try:
@@ -91,7 +92,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
                 is_training = True
             networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
             found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
-        except (ValueError, FileNotFoundError) as error:  # before the training of this task, or in it
+        except (ValueError, FileNotFoundError) as error:  # before or during the training of this task
+            log.debug(f"{name} failed", exc_info=True)
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
             left_out[name] = " ".join(str(error).split())

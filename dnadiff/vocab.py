@@ -58,17 +58,17 @@ class Vocab:
 
     def is_emitted(self, device: torch.device | str = "cpu") -> Tensor:
         """(size,) bool, True for ids that a sample may contain."""
-        return _table(self._is_emitted, torch.device(device))
+        return _table(self._is_emitted, torch.bool, torch.device(device))
 
     def reverse_complement(self, ids: Tensor) -> Tensor:
         """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no complement."""
         if self.complement is None:
             raise ValueError("this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA")
-        return _table(self.complement, ids.device)[ids.flip(-1).long()]
+        return _table(self.complement, torch.int64, ids.device)[ids.flip(-1).long()]
 
 
 @lru_cache(maxsize=64)
-def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+def _table(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A table on a device, copied there once: a copy in every call would make a GPU wait for the CPU. Do not write to it."""
     with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
-        return torch.tensor(values, device=device)
+        return torch.tensor(values, dtype=dtype, device=device)

@@ -18,6 +18,7 @@ from typing_extensions import override
 from dnadiff.backbone.base import State
 from dnadiff.blocks import after_first
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
+from dnadiff.draws import float64_device
 
 
 class Constrained(DenoiserWrapper):
@@ -44,7 +45,7 @@ class Constrained(DenoiserWrapper):
         emitted, zero = self.vocab.is_emitted(kind.device), torch.zeros(self.vocab.size, device=kind.device)
         self.added = torch.where(allowed & emitted, zero if tilt is None else tilt.to(zero), -torch.inf)  # (K, V)
         self.changes = (allowed != emitted).any(-1) if tilt is None else torch.ones_like(allowed[:, 0])
-        self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device="cpu" if kind.device.type == "mps" else kind.device)
+        self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device=float64_device(kind.device))
         self.rows, self.start = torch.arange(len(kind), device=kind.device), 0
         self.recording = True
         self.template = template if self.left_to_right else None

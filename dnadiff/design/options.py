@@ -180,17 +180,24 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
 def sampler_settings(config: Config, model: SamplingModel, request: Request, output: Path) -> Config:
     """The settings of the sampler for a request, with the defaults that depend on the model (`resolved_sampler`).
 
-    A file that is resumed with the same options keeps the choices that it was started with, also if `evaluate.json` has changed since.
+    A file of the same model that is resumed with the same options keeps the choices that it was started with, also if `evaluate.json` has
+    changed since.
     """
+    from dnadiff.design.output import sha256
+
     settings, (low, high) = config["sampler"], request.lengths
-    options, earlier = _started_with(output) if config["resume"] else (None, {})
-    if options is not None and options == json.loads(json.dumps(settings)) and earlier.get("lengths") == [low, high]:
+    options, earlier = _started_with(output, config["overwrite"]) if config["resume"] else (None, {})
+    is_same = options is not None and options == json.loads(json.dumps(settings)) and earlier.get("lengths") == [low, high]
+    if is_same and earlier.get("model") == sha256(model.path):
         return _with_choices(settings, earlier.get("sampler", {}))
     return resolved_sampler(settings, model, high, low)
 
 
-def _started_with(output: Path) -> tuple[Config | None, Config]:
-    """The options of the sampler that a file was started with, None if they are not known, and its settings."""
+def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]:
+    """The options of the sampler that a file was started with, None if they are not known, and its settings.
+
+    A complete file that may be overwritten is not one that is continued.
+    """
     from dnadiff.data.structured import read_json
     from dnadiff.design.output import read_journal
     from dnadiff.design.provenance import json_path
@@ -198,7 +205,7 @@ def _started_with(output: Path) -> tuple[Config | None, Config]:
 
     found: Config = {}
     with suppress(OSError, ValueError):  # of a complete file
-        found = read_json(json_path(output), ("settings", "sampler_options"))
+        found = {} if overwrite else read_json(json_path(output), ("settings", "sampler_options"))
     with suppress(OSError, ValueError):  # of an unfinished one; `ResumableOutput` refuses a damaged journal
         journal = read_journal(output)
         found = journal["notes"] | {"settings": journal["settings"]}

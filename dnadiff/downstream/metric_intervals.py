@@ -62,8 +62,9 @@ def bootstrap_p_value(
 ) -> float:
     """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are; NaN if too few are defined."""
     replicates = _metric_replicates(metric, runs, baseline, num_resamples, seed, groups)
-    replicates = replicates[np.isfinite(replicates)]
-    if len(replicates) < MIN_DEFINED * num_resamples:  # the interval of the difference says so in the log
+    replicates, ones = replicates[np.isfinite(replicates)], np.ones((1, len(runs[0].labels)))
+    is_defined = all(np.isfinite(metric(run, ones)[0]) for run in (*runs, *baseline))
+    if not is_defined or len(replicates) < MIN_DEFINED * num_resamples:  # the interval of the difference says so in the log
         return float("nan")
     tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
     return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
@@ -101,7 +102,7 @@ def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
 
 
 def _interval(value: float, replicates: np.ndarray) -> ConfidenceInterval:
-    known = defined_replicates(replicates, "the compared metric") if np.isfinite(value) else replicates[:0]
+    known = defined_replicates(replicates, "a metric of a model or a difference") if np.isfinite(value) else replicates[:0]
     if not len(known):  # a replicate may have no item with a label, or none of a class
         return ConfidenceInterval(value, np.nan, np.nan, np.nan)
     low, high = np.quantile(known, [0.025, 0.975])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -19,6 +20,7 @@ from dnadiff.downstream.items import Items, TaskData
 from dnadiff.draws import hash64
 
 _FEWEST_VALID = 10  # validation items
+log = logging.getLogger("dnadiff")
 
 
 class Round(NamedTuple):
@@ -193,6 +195,12 @@ def _check_parts(
                 f"{divided.name}: the division of seed {seed} leaves no training item of class {name!r}, of which there are "
                 f"{(every[0] == number).sum():,} in {len(drawn_from):,}; {remedy}"
             )
+    valid_strata, _ = divided.target.strata(divided.valid.labels.numpy())
+    if len(names) > 1 and len(only := np.unique(valid_strata)) == 1:
+        log.warning(
+            f"{divided.name}: all {len(valid_strata):,} validation items of seed {seed} are of class {names[only[0]]!r}, so their accuracy does "
+            "not tell epochs and settings apart"
+        )
     divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
     divided.target.check_valid(divided.valid.labels, divided.name)
 

@@ -37,10 +37,8 @@ from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, metric_values
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
-FIRST, LAST = (
-    ("task", "model", "seed", "protocol", "train", "train_items", "test"),
-    ("seconds", "digest", "finished", "host"),
-)  # around the metrics
+# Columns before and after the metrics.
+FIRST, LAST = ("task", "model", "seed", "protocol", "train", "train_items", "test"), ("seconds", "digest", "finished", "host")
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
 
@@ -194,6 +192,13 @@ class ResultsFolder(Results):
             path = self.folder / "results.json"
             known = read_json(path) if path.is_file() else {}
             write_json(path, known | {summary_key(task, result): {**self.provenance, **result}})
+
+
+def check_results(folder: Path) -> None:
+    """ValueError if `results.csv` or `results.json` of a folder is damaged."""
+    for name, read in (("results.csv", read_csv), ("results.json", read_json)):
+        if (path := expand_user(folder) / name).is_file():
+            read(path)
 
 
 def summary_key(task: str, result: Mapping[str, Json]) -> str:

@@ -106,7 +106,7 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
     """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or `test-00000-of-00001.parquet`.
 
     Raises:
-        ValueError: if there is none, or a part has tables in several folders or with several endings: one could be a copy of another.
+        ValueError: if there is none, a part has tables in several folders, or one name has several endings: one could be a copy of another.
     """
     files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
     named, first = list[tuple[str, str]](), dict[str, Path]()

@@ -281,7 +281,7 @@ def _at_count(
 
 def cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
-    t = None if t is None else t.float()
+    t = None if t is None else t.float().to(xt.device)
     return _scattered(denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid), positions)
 
 

@@ -42,7 +42,7 @@ class Autoregressive(Sampler):
         active = (ends > 0).nonzero()[:, 0]
         token = torch.full_like(active, process.vocab.mask_id)  # the mask is the start token
         state: State | None = None
-        finish = set(ends.tolist())  # read once, because a look at each token would wait for the GPU
+        finish = set(ends.tolist())  # read once: reading it at every step would wait for the GPU
         for at in range(last):
             if state is not None and at in finish:
                 unfinished = ends[active] > at

@@ -20,7 +20,7 @@ from typing_extensions import override
 from dnadiff import categorical, checks
 from dnadiff.config import Json
 from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone
-from dnadiff.draws import Draws
+from dnadiff.draws import Draws, float64_device
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.counted import CountedDenoiser
 
@@ -205,15 +205,14 @@ def rows_at_once(device: torch.device, num_tokens: int) -> int:
 
 
 def in_chunks(function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None) -> Tensor:
-    """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, for some rows after others."""
+    """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in chunks of rows."""
     parts = log_probs.split(size := rows_at_once(log_probs.device, log_probs.shape[-1]))
     return torch.cat([function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))])
 
 
 def draw_in_chunks(log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see `dnadiff.categorical.draw`."""
-    # Apple GPUs have no float64; shaping and drawing then run on the CPU.
-    local = log_probs.cpu() if log_probs.device.type == "mps" else log_probs
+    local = log_probs.to(float64_device(log_probs.device))
 
     def drawn(part: Tensor, u: Tensor | None) -> Tensor:
         assert u is not None

@@ -241,6 +241,10 @@ def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(sampler, cli, tra
     assert status == 0 and (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes(), err
     for name in ("a.fa", "complete.fa"):
         assert "is complete already" in cli("sample", *args, f"output={name}", "resume=true")[1]
+    # A file that is replaced is a new one.
+    assert cli("sample", *args, "output=a.fa", "resume=true", "overwrite=true", "seed=5")[0] == 0
+    settings = json.loads((tmp_path / "a.fa.json").read_text())["settings"]["sampler"]
+    assert (settings if len(sampler) == 1 else settings["sampler"])["num_groups"] == 9
 
 
 def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):

@@ -163,3 +163,11 @@ def test_few_items_with_a_single_value_are_refused_before_training():
     rare = replace(whole, train=replace(whole.train, labels=(torch.arange(180) == 0).float()[:, None]))
     with pytest.raises(ValueError, match=r"^t, seed 1, has the same value, 0, in column 'y' of all 20 training items"):
         protocol.build_protocol("fixed", PAD, 20).rounds(rare, 1)
+
+
+def test_drawn_validation_items_of_a_single_class_are_logged(caplog):
+    few, whole = protocol.build_protocol("fixed", PAD, 20), data()
+    rare = replace(whole.valid, labels=(torch.arange(20) == 0).long())
+    seeds = [few.rounds(replace(whole, valid=rare), seed)[0].data for seed in range(8)]
+    single = [seed for seed, each in enumerate(seeds) if len(each.valid.labels.unique()) == 1]
+    assert single and all(f"all 10 validation items of seed {seed} are of class 'a'" in caplog.text for seed in single)

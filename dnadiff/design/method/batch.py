@@ -10,7 +10,7 @@ from torch import Tensor
 from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
 from dnadiff.design.method.base import Goal, rewards
 from dnadiff.design.request import Target
-from dnadiff.draws import Draws
+from dnadiff.draws import Draws, float64_device
 from dnadiff.sampler.base import draw_in_chunks
 from dnadiff.sampler.counted import CountedDenoiser
 
@@ -30,7 +30,7 @@ class DesignRun:
         self.prepared: Prepared = generator.prepared(targets)
         self.template, self.device = self.prepared.x_init, self.prepared.x_init.device
         self.draws = Draws(seed, torch.tensor(numbers, device=self.device))
-        self.exact_device = torch.device("cpu") if self.device.type == "mps" else self.device
+        self.exact_device = float64_device(self.device)
         self.generation = 0
         self.calls = CountedDenoiser(self.prepared.denoiser, self.prepared.cond, self.prepared.valid)
 
