@@ -21,6 +21,15 @@ from dnadiff.design.template import CODES
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.metrics import memorization
 
+APPEND = ResumableOutput.append
+
+
+def interrupted_after_two(self, content, count, **notes):
+    """`ResumableOutput.append`, interrupted after two samples."""
+    if self.done == 2:
+        raise KeyboardInterrupt
+    APPEND(self, content, count, **notes)
+
 
 @pytest.fixture(scope="module")
 def model(trained):
@@ -194,15 +203,8 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
     def sample(*more, **changed):
         return cli("sample", f"checkpoint={trained}", "output=a.fa", *more, *(f"{k}={v}" for k, v in (args | changed).items()))
 
-    append = ResumableOutput.append
-
-    def broken(self, content, count, **notes):
-        if self.done == 2:
-            raise KeyboardInterrupt
-        append(self, content, count, **notes)
-
     with monkeypatch.context() as patched:
-        patched.setattr(ResumableOutput, "append", broken)
+        patched.setattr(ResumableOutput, "append", interrupted_after_two)
         assert sample()[0] == 130
     begun = sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir())
     others = {"num_samples": "5", "batch_size": "3", "seed": "2", "gc": "0.5", "sampler.temperature": "0.9", "sampler": "grouped"}
@@ -222,17 +224,12 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
 @pytest.mark.parametrize("sampler", [["sampler=grouped"], ["sampler=semi_ar", "sampler.window=32", "sampler.stride=32"]])
 def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(sampler, cli, trained, tmp_path, monkeypatch):
     # `evaluate` stored an h(n) in the run in the meantime: the number of groups was 64, and would be 9.
-    args, append = [f"checkpoint={trained}", "num_samples=4", "batch_size=2", "length=64", *sampler], ResumableOutput.append
+    args = [f"checkpoint={trained}", "num_samples=4", "batch_size=2", "length=64", *sampler]
     monkeypatch.setattr(StoredCurve, "groups", lambda self, length, num_groups, sizes: {"num_groups": num_groups, "sizes": sizes})
     assert cli("sample", *args, "output=complete.fa")[0] == 0
 
-    def broken(self, content, count, **notes):
-        if self.done == 2:
-            raise KeyboardInterrupt
-        append(self, content, count, **notes)
-
     with monkeypatch.context() as patched:
-        patched.setattr(ResumableOutput, "append", broken)
+        patched.setattr(ResumableOutput, "append", interrupted_after_two)
         assert cli("sample", *args, "output=a.fa")[0] == 130
     monkeypatch.setattr(StoredCurve, "groups", lambda self, length, num_groups, sizes: {"num_groups": num_groups or 9, "sizes": sizes})
     inner = "sampler.num_groups=5" if len(sampler) == 1 else "sampler.sampler.num_groups=5"

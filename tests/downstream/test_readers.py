@@ -1,5 +1,6 @@
 import csv
 import gzip
+import itertools
 import logging
 import subprocess
 import sys
@@ -334,7 +335,8 @@ def test_the_shards_of_a_part_are_read_together(tmp_path):
 
 @pytest.mark.parametrize("word", ["NA", "nan", "Null", "none"])
 def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, word):
-    for row, column in ((f"{word},a", "sequence"), (f"ACGT,{word}", "label")):
+    both = ((f"{word},a", "sequence"), (f"ACGT,{word}", "label"))
+    for row, column in both[: 1 if word == "none" else 2]:  # none is a usual name for the class without a feature
         (tmp_path / "t.csv").write_text(f"sequence,label\nACGT,b\n{row}\n")
         message = rf"t\.csv: line 3 has '{word}' in column '{column}', which stands for a missing value"
         with pytest.raises(ValueError, match=message):
@@ -342,3 +344,9 @@ def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, wo
     (tmp_path / "p.csv").write_text(f"sequence\n{word}\n")
     with pytest.raises(ValueError, match=rf"p\.csv: line 2 has '{word}' in column 'sequence'"):
         list(table_rows(str(tmp_path / "p.csv"), Columns()))
+
+
+def test_none_is_a_class(tmp_path):
+    rows = "".join(f"{''.join(x)},{'none' if x[0] == 'A' else 'tata'}\n" for x in itertools.product("ACGT", repeat=4))
+    (tmp_path / "t.csv").write_text(f"sequence,label\n{rows}")
+    assert sorted(CsvTask(tmp_path / "t.csv").load(DNA).classes) == ["none", "tata"]

@@ -65,7 +65,7 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def check(self, cells: Sequence[str], where: str) -> None:
-        if cells[0].lower() in MISSING:
+        if cells[0].lower() in MISSING - {"none"}:  # a usual name for the class of sequences without the feature
             raise ValueError(
                 f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing value, and a class is expected; complete the "
                 "row, remove it, or give the class another name"

@@ -130,7 +130,9 @@ def test_an_interval_needs_nine_of_ten_replicates(caplog):
     run, metrics = ScoredValues(predicted, measured), named_metrics(["b"], {"spearman": REGRESSION_METRICS["spearman"]})
     found = metric_interval(metrics["spearman"], [run])
     assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
-    assert re.search(r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, too few for an interval", caplog.text)
+    assert re.search(
+        r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, too few for an interval", caplog.text
+    )
     assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))
     summary = summarize_metrics([run], metrics)["spearman"]
     assert np.isfinite(summary["value"]) and np.isnan([summary["low"], summary["high"]]).all() and len(caplog.records) == 2
