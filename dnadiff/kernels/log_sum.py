@@ -1,21 +1,29 @@
 """The log-sum of exponentials and a few single logits of a linear map, for losses over large vocabularies.
 
 With 50,000 tokens the logits of a batch, their log-softmax and the gradients of both are most of a training step's memory and much of
-its time. Here they exist for one block of columns at a time, and the backward pass recomputes them.
+its time. Here they exist for one block of columns at a time, and the backward pass recomputes them. On a GPU, Triton kernels read each logit
+once, and replace it by its gradient in place.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
+from dnadiff.kernels import portable_log_sum, triton_log_sum
 from dnadiff.kernels.facade import linear
+from dnadiff.kernels.select import triton_allowed
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
+_ALIGNED = 64  # columns: rows of a block start at multiples of 128 bytes in half precision, whatever the size of the vocabulary
+
+_log = logging.getLogger("dnadiff")
 
 
 def linear_log_sum(
@@ -42,11 +50,11 @@ def linear_log_sum(
             f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
         )
     if block is None:
-        block = max(_MIN_COLUMNS, _ENTRIES.get(features.device.type, 2**24) // max(1, len(features)))
+        block = max(_MIN_COLUMNS, _ENTRIES.get(features.device.type, 2**24) // max(1, len(features)) // _ALIGNED * _ALIGNED)
     device = features.device.type
     product = torch.get_autocast_dtype(device) if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) else None
-    out = torch.tensor(sorted(banned), dtype=torch.int64)
-    return _LinearLogSum.apply(features, weight, bias, ids, out, block, product or torch.promote_types(features.dtype, weight.dtype))
+    product = product or torch.promote_types(features.dtype, weight.dtype)
+    return _LinearLogSum.apply(features, weight, bias, ids.contiguous(), tuple(banned), block, product)
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -54,16 +62,51 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return linear(a, b) if a.device.type == "cpu" and a.dtype == torch.float32 else torch_linear(a, b)
 
 
-def _blocks(
-    features: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, block: int, wide: torch.dtype
-) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """For each block: first column, end, logits in the wide type, and its banned columns."""
-    for first in range(0, len(weight), block):
-        last = min(first + block, len(weight))
-        logits = _multiply(features, weight[first:last].to(features.dtype)).to(wide)
-        if bias is not None:
-            logits += bias[first:last].to(wide)
-        yield first, last, logits, (banned[(banned >= first) & (banned < last)] - first).to(features.device)
+@cache
+def _triton_failure(device: torch.device) -> str:
+    """Why the Triton kernels are not used on a device; an empty string if they are."""
+    reason = triton_log_sum.unavailable(device) or _difference(device)
+    if reason and device.type == "cuda":
+        _log.warning("loss over the vocabulary: not Triton, because %s", reason)
+    return reason
+
+
+def _difference(device: torch.device) -> str:
+    """How the Triton kernels differ from PyTorch on a small input; an empty string if they do not."""
+    values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
+    ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
+    try:
+        for operations in (triton_log_sum, portable_log_sum):
+            log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
+            operations.add_log_sum(values.clone(), values[0], ids, 5, log_sum, picked)
+            operations.logits_gradient(gradient, values[0], ids, 5, log_sum, values[:, 3].contiguous(), picked)
+            found.append(torch.cat([log_sum, picked.flatten(), gradient.flatten()]))
+    except Exception as error:  # a compiler or driver that is missing or fails: whatever it is, it is the reason
+        return str(error) or repr(error)
+    worst = float((found[0] - found[1]).abs().max())
+    return "" if worst < 1e-4 else f"its results differ from PyTorch's by {worst:.1e}"
+
+
+class _Head:
+    """Blocks of the logits of a linear map, and the operations on them: Triton kernels where they run, otherwise PyTorch."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, banned: Sequence[int], block: int) -> None:
+        self.features, self.weight, self.bias, self.banned, self.block = features, weight, bias, banned, block
+        self.fused = features.dtype != torch.float64 and triton_allowed() and not _triton_failure(features.device)
+        self.operations = triton_log_sum if self.fused else portable_log_sum
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None, Tensor]]:
+        """Columns of each block, their weights and biases, and their logits without bias, -inf for banned columns."""
+        x, size = self.features, len(self.weight)
+        buffer = x.new_empty(len(x), -(-min(self.block, size) // _ALIGNED) * _ALIGNED) if self.fused else None
+        for first in range(0, size, self.block):
+            columns = slice(first, min(first + self.block, size))
+            weight = self.weight[columns].to(x.dtype)
+            logits = _multiply(x, weight) if buffer is None else torch.mm(x, weight.t(), out=buffer[:, : len(weight)])
+            for column in self.banned:
+                if columns.start <= column < columns.stop:
+                    logits[:, column - first] = -torch.inf
+            yield columns, weight, None if self.bias is None else self.bias[columns].contiguous(), logits
 
 
 class _LinearLogSum(torch.autograd.Function):
@@ -71,35 +114,29 @@ class _LinearLogSum(torch.autograd.Function):
     def forward(ctx, features, weight, bias, ids, banned, block, product):
         wide = torch.promote_types(product, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
-            x = features.to(product)
-            log_sum = x.new_full((len(x),), -torch.inf, dtype=wide)
-            picked = x.new_zeros(ids.shape, dtype=wide)
-            for first, last, logits, out in _blocks(x, weight, bias, banned, block, wide):
-                inside = (ids >= first) & (ids < last)
-                picked = torch.where(inside, logits.gather(1, (ids - first).clamp(0, last - first - 1)), picked)
-                logits.index_fill_(1, out, -torch.inf)
-                log_sum = torch.logaddexp(log_sum, logits.logsumexp(1))
-        ctx.save_for_backward(features, weight, bias, ids, banned, log_sum)
-        ctx.block, ctx.product = block, product
+            head = _Head(features.to(product), weight, bias, banned, block)
+            log_sum, picked = features.new_full((len(features),), -torch.inf, dtype=wide), features.new_zeros(ids.shape, dtype=wide)
+            for columns, _, bias_part, logits in head.blocks():
+                head.operations.add_log_sum(logits, bias_part, ids, columns.start, log_sum, picked)
+        ctx.save_for_backward(features, weight, bias, ids, log_sum)
+        ctx.banned, ctx.block, ctx.product = banned, block, product
         return log_sum, picked
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_log_sum, d_picked):
-        features, weight, bias, ids, banned, log_sum = ctx.saved_tensors
-        product, wide = ctx.product, log_sum.dtype
+        features, weight, bias, ids, log_sum = ctx.saved_tensors
+        wide = log_sum.dtype
+        d_log_sum, d_picked = d_log_sum.contiguous(), d_picked.contiguous()
         with torch.autocast(features.device.type, enabled=False):
-            x = features.to(product)
+            x = features.to(ctx.product)
+            head = _Head(x, weight, bias, ctx.banned, ctx.block)
             d_features = torch.zeros(x.shape, dtype=wide, device=x.device)
             d_weight, d_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-            for first, last, logits, out in _blocks(x, weight, bias, banned, ctx.block, wide):
-                logits.sub_(log_sum[:, None]).exp_().mul_(d_log_sum[:, None])
-                logits.index_fill_(1, out, 0.0)
-                inside = (ids >= first) & (ids < last)
-                logits.scatter_add_(1, (ids - first).clamp(0, last - first - 1), torch.where(inside, d_picked, 0.0))
-                if bias is not None:
-                    d_bias[first:last] = logits.sum(0)
-                logits = logits.to(product)
-                d_features += _multiply(logits, weight[first:last].to(product).t())
-                d_weight[first:last] = _multiply(logits.t(), x.t())
+            for columns, weight_part, bias_part, logits in head.blocks():
+                head.operations.logits_gradient(logits, bias_part, ids, columns.start, log_sum, d_log_sum, d_picked)
+                if d_bias is not None:
+                    d_bias[columns] = logits.sum(0, dtype=wide)
+                d_features += _multiply(logits, weight_part.t())
+                d_weight[columns] = _multiply(logits.t(), x.t())
         return d_features.to(features.dtype), d_weight, d_bias, None, None, None, None

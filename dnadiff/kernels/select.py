@@ -114,6 +114,11 @@ def _requested(scan: str) -> str:
     return scan if scan != AUTO else os.environ.get("DNADIFF_SCAN") or AUTO
 
 
+def triton_allowed() -> bool:
+    """Whether DNADIFF_SCAN leaves the choice of kernels open, or asks for Triton."""
+    return _requested(AUTO) in (AUTO, "triton")
+
+
 @cache
 def _warn_once(message: str) -> None:
     _log.warning(message)

@@ -3,7 +3,7 @@
     python scripts/bench/registers.py [--arch 80 90] [--channels 512] [--states 16] [--dtype bfloat16] [--all]
 
 The launches are those of a bidirectional layer, forward and backward, in chunks and in one piece (--all: also of one direction, gated, and the
-scans of block diffusion).
+scans of block diffusion), and of the loss over a large vocabulary.
 """
 
 import argparse
@@ -22,10 +22,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dnadiff.kernels import SCANS, ScanInputs, triton_gradients, triton_kernels, triton_row_kernels, triton_scan, triton_support
+from dnadiff.kernels import (
+    SCANS,
+    ScanInputs,
+    triton_gradients,
+    triton_kernels,
+    triton_log_sum,
+    triton_loss_kernels,
+    triton_row_kernels,
+    triton_scan,
+    triton_support,
+)
 
-MODULES = {"triton_kernels": triton_kernels, "triton_gradients": triton_gradients, "triton_row_kernels": triton_row_kernels}
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+MODULES = {
+    module.__name__.rpartition(".")[2]: module for module in (triton_kernels, triton_gradients, triton_row_kernels, triton_loss_kernels)
+}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,16 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
     return launches
 
 
+def loss(dtype: torch.dtype, tokens: int = 16_384, rows: int = 2) -> list[Launch]:
+    """The launches for one block of the logits of a vocabulary, forward and backward."""
+    logits, ids = torch.zeros(rows, tokens, dtype=dtype), torch.zeros(rows, 1, dtype=torch.int64)
+    bias, sums, picked = torch.zeros(tokens), torch.zeros(rows), torch.zeros(rows, 1)
+    with recorded() as launches:
+        triton_log_sum.add_log_sum(logits, bias, ids, 0, sums, picked)
+        triton_log_sum.logits_gradient(logits, bias, ids, 0, sums, sums.clone(), picked)
+    return launches
+
+
 def different(launches: list[Launch]) -> list[Launch]:
     """The launches without those that compile to the same kernel."""
     return list({launch.source().hash(): launch for launch in launches}.values())
@@ -168,7 +190,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also one direction, and gated")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    launches = []
+    launches = loss(dtype)
     for ways in ("both", "back", "gated", "blocks") if options.all else ("both",):
         for chunks in (True, False):
             launches += layer(options.channels, options.states, dtype, chunks, ways)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dnadiff.kernels import linear_log_sum
+from dnadiff.kernels import linear_log_sum, log_sum, triton_log_sum
 
 
 def plain(features, weight, bias, ids, banned):
@@ -69,3 +69,26 @@ def test_shapes_that_do_not_fit_are_refused():
     given, ids = inputs()
     with pytest.raises(ValueError, match=r"features \(13, 6\), weight \(50, 6\) and ids \(12, 2\)"):
         linear_log_sum(*given, ids[:12])
+
+
+def wrong(logits, *more):
+    more[-2].fill_(7.0)
+
+
+def failing(*_):
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize(("kernel", "reason"), [(failing, "no compiler"), (wrong, "its results differ from PyTorch's by")])
+def test_triton_kernels_that_fail_or_differ_are_not_used(monkeypatch, kernel, reason):
+    monkeypatch.setattr(triton_log_sum, "unavailable", lambda device: "")
+    monkeypatch.setattr(triton_log_sum, "add_log_sum", kernel)
+    monkeypatch.setattr(triton_log_sum, "logits_gradient", lambda *_: None)
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    log_sum._triton_failure.cache_clear()
+    given, ids = inputs()
+    try:
+        assert reason in log_sum._triton_failure(given[0].device)
+        torch.testing.assert_close(linear_log_sum(*given, ids)[0], plain(*given, ids, ())[0])
+    finally:
+        log_sum._triton_failure.cache_clear()

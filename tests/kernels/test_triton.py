@@ -31,17 +31,18 @@ def script(path: Path) -> ModuleType:
 
 cases = script(HERE / "triton_cases.py")
 # For networks in half precision: the error relative to that of the portable scan, which also rounds. Others: 1e-5, gradients 1e-4.
-HALF = {name: 1e-2 for name in (*cases.SCANS, *cases.STATES) if "bfloat16" in name}
+HALF = {name: 1e-2 for name in (*cases.SCANS, *cases.STATES, *cases.LOSSES) if "bfloat16" in name}
 HALF |= {"float16": 2e-3, "network under autocast": 1.5, "network of bfloat16": 1.5}
 QUICK = [
     "gated in bfloat16 in chunks",
     "blocks in chunks",
     "reverse convolution of short blocks",
     "norm after addition",
+    "loss",
 ]  # every kind of kernel
 MORE = [
     name
-    for name in (*cases.SCANS, *cases.STATES, *cases.CONVS, *cases.ROWWISE, *cases.LONG, *cases.NETWORKS, *cases.OTHERS)
+    for name in (*cases.SCANS, *cases.STATES, *cases.CONVS, *cases.ROWWISE, *cases.LONG, *cases.LOSSES, *cases.NETWORKS, *cases.OTHERS)
     if name not in QUICK
 ]
 
@@ -101,6 +102,7 @@ def test_every_kernel_builds_for_hopper(registers):
     launches = [
         launch for ways in ("both", "blocks") for launch in registers.layer(16, 2, torch.float32, True, ways)
     ]  # small tiles compile quickly
+    launches += registers.loss(torch.float32)
     assert {launch.kernel.__name__ for launch in launches} == {name for module in registers.MODULES.values() for name in kernels_of(module)}
     for launch in {launch.kernel.__name__: launch for launch in launches}.values():  # the slow tests build every specialization
         built = launch.build(90)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.kernels import SCANS as BACKENDS
-from dnadiff.kernels import ScanInputs, triton_rowwise, triton_scan
+from dnadiff.kernels import ScanInputs, log_sum, triton_log_sum, triton_rowwise, triton_scan
 
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
 TRITON, PORTABLE, REFERENCE = BACKENDS["triton"], BACKENDS["portable"], BACKENDS["reference"]
@@ -354,6 +354,36 @@ def compiled(device: str) -> list[float]:
     return [*errors[:half], max(errors[half:]) / 1e3]  # under autocast products may be rounded at other points
 
 
+# name: (tokens, banned tokens, whether there is a bias, block, whether under autocast)
+LOSSES = {
+    "loss": (150, (149, 70), True, 64, False),
+    "loss in bfloat16": (150, (0,), True, None, True),
+    "loss in blocks of one token": (9, (0, 1), False, 1, False),
+}
+
+
+def loss(tokens: int, banned: tuple[int, ...], with_bias: bool, block: int | None, autocast: bool, device: str) -> list[float]:
+    """log sum and two logits of each row, and the gradients of features, weights and bias."""
+    assert log_sum._triton_failure(torch.device(device)) == ""
+    triton_log_sum._TILE = 32 if device == "cpu" else triton_log_sum._TILE
+    features, weight, bias = random(device, (7, 6), (tokens, 6), (tokens,))
+    ids = torch.arange(2, 16, device=device).view(7, 2) * 31 % (tokens - 3) + 2
+    ids = torch.where(ids == 70, 3, ids)
+    ids[0] = ids[0, 0]  # one token twice
+
+    def ours(x, w, b=None):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            return log_sum.linear_log_sum(x, w, b, ids, banned, block)
+
+    def theirs(x, w, b=None):
+        logits = torch.nn.functional.linear(x, w, b)
+        hidden = torch.zeros(tokens, dtype=torch.bool, device=device)
+        hidden[list(banned)] = True
+        return logits.masked_fill(hidden, -torch.inf).logsumexp(1), logits.gather(1, ids)
+
+    return differences(ours, theirs, [features, weight, bias] if with_bias else [features, weight])
+
+
 NETWORKS = ("network", "network of both strands", "network under autocast", "network of bfloat16")
 
 
@@ -370,6 +400,8 @@ def run(name: str, device: str) -> list[float]:
         return block_conv(*CONVS[name], device)
     if name in LONG:
         return [error for case in LONG[name] for error in scan(*case, device, name)]
+    if name in LOSSES:
+        return loss(*LOSSES[name], device)
     if name == "portable's probe":
         from dnadiff.kernels import select
 
@@ -444,6 +476,6 @@ if __name__ == "__main__":
     on = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
     if on == "cpu":
         patch_interpreter()
-    chosen = sys.argv[1:] or [*SCANS, *STATES, *CONVS, *ROWWISE, *LONG, *NETWORKS, *OTHERS]
+    chosen = sys.argv[1:] or [*SCANS, *STATES, *CONVS, *ROWWISE, *LONG, *LOSSES, *NETWORKS, *OTHERS]
     found = {name: run(name, on) for name in chosen}
     print(json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()}))
