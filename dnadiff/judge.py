@@ -60,10 +60,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
     training = None
     if searched is not None and memorization.fits_in_memory(searched):
-        training = memorization.LaterIndex(partial(memorization.indexed, searched))
+        training = memorization.LazyIndex(partial(memorization.indexed, searched))
     if searched is not None and training is None:
         number = memorization.num_training_bases(searched)
-        log.info(f"copies of the training part are not searched for: the index of its {number:,} bases does not fit into memory")
+        log.info(f"copies of the training part are not searched for: an index is made of at most {memorization.LARGEST:,} bases, and it has {number:,}")
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
     stranded = of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])

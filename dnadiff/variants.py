@@ -90,8 +90,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     summary, settings = summarized(source), assignment.settings(ROWS, settings)
-    if writer.has_index and not summary.is_sorted:
-        log.warning(f"{source.name} is not sorted by position, and so is {output.name}, which cannot be indexed; bcftools sort sorts it")
+    warn_unsorted(writer, source, summary, output)
     extras = extra_outputs(config, run_dir, network, summary)
     extras.check(output, config["overwrite"] or config["resume"])
     about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
@@ -119,6 +118,8 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
     writer = writer_of(output, PREDICTED_COLUMNS, config["on_mismatch"] == FLAG)
     model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
     predict, window = model.contrasts(config["target"], config["batch_size"]), model.window_of(config["window"])
+    target = model.classes[model.number_of(config["target"])]
+    writer.predicted = model.target.contrast_name(target)
     reference = Genome.open(config["genome"])
     source, regions = open_variants(config, reference)
     alleles = Alleles(reference, window, config["on_mismatch"] == SKIP, fixed_length=model.limits.fixed is not None)
@@ -129,13 +130,25 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
         "networks": [member.sha256 for member in model.members],
         "device": model.device.type,
         **input_settings(config, reference, window, regions),
-        **{key: config[key] for key in ("deletions", "on_mismatch", "target", "batch_size")},
+        **{key: config[key] for key in ("deletions", "on_mismatch", "batch_size")},
+        "target": target,
+        "predicted": writer.predicted,
     }
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     summary, settings = summarized(source), assignment.settings(ROWS, settings)
+    warn_unsorted(writer, source, summary, output)
+    log.info(f"predictions are {writer.predicted}")
     stream = open_output(config, writer, output, settings, assignment.interval)
     return output if stream is None else score(work, stream, summary, training, assignment)
+
+
+def warn_unsorted(writer: Writer, source: VariantSource, summary: InputSummary, output: Path) -> None:
+    """Log that the output cannot be indexed because the input is not sorted."""
+    if writer.has_index and not summary.is_sorted:
+        log.warning(
+            f"{source.name} is not sorted by position, so {output.name} is not either and cannot be indexed; bcftools sort sorts it"
+        )
 
 
 def open_output(config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float) -> ResumableOutput | None:
@@ -195,6 +208,11 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
     if config["saturate"] is None:
         return open_source(config["vcf"]), []
     regions = read_regions(config["saturate"], genome.lengths)
+    if config["stranded"] and (reverse := sum(region.strand == "-" for region in regions)):
+        raise ValueError(
+            f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} regions of saturate have strand -; "
+            "leave stranded out, which averages both strands, or remove these regions"
+        )
     return Saturation(regions, genome, config["deletions"]), regions
 
 

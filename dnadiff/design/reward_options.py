@@ -56,7 +56,7 @@ def check(config: Config) -> None:
     if config["start"] is not None and (
         config["infill"] is not None or config["length"] is not None or config["prompt"] or config["motif"]
     ):
-        raise ValueError("start= has complete sequences; of infill, length, prompt and motif it takes none: fix positions with template=")
+        raise ValueError("start= has complete sequences; leave infill, length, prompt and motif out, and fix positions with template=")
 
 
 def method_of(config: Config) -> DesignMethod:

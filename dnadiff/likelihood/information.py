@@ -113,7 +113,9 @@ class Information:
 def check_denoiser(denoiser: BaseDenoiser) -> None:
     """Raise ValueError for a model that does not see both sides of a base."""
     if denoiser.left_to_right:
-        raise ValueError("per_base: this model goes from left to right and does not see what follows a base; use one of objective=mdlm")
+        raise ValueError(
+            "the information of each base needs a model that sees both sides of it, and this one goes from left to right; use one of objective=mdlm"
+        )
 
 
 def information_of(log_probs: Tensor, num_tokens: int) -> Tensor:

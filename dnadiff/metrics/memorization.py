@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
 
 log = logging.getLogger("dnadiff")
+LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
 _FEW = 16  # candidates that are compared one by one, in long steps
@@ -104,8 +105,8 @@ class TrainingIndex:
         return max((_match(padded[i:], self._text[j:], length) for i, j in zip(offset.tolist(), place.tolist())), default=0)
 
 
-class LaterIndex(TrainingIndex):
-    """An index that is built when it is searched first."""
+class LazyIndex(TrainingIndex):
+    """An index that is built on the first search."""
 
     def __init__(self, build: Callable[[], TrainingIndex], k: int = 24) -> None:
         self.k, self._built = k, cache(build)
@@ -194,7 +195,7 @@ def num_training_bases(data: SequenceDataModule) -> int:
 
 def fits_in_memory(data: SequenceDataModule) -> bool:
     """Whether the training part is small enough to be indexed."""
-    return num_training_bases(data) <= MAX_KMERS // 4
+    return num_training_bases(data) <= LARGEST
 
 
 def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
@@ -208,7 +209,8 @@ def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None
         )
     if not fits_in_memory(data):
         raise ValueError(
-            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases; its index does not fit into memory"
+            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases, and an index is made of at most {LARGEST:,} "
+            "(40 bytes of memory for each); give data= with fewer records"
         )
     return data
 

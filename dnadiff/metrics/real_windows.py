@@ -9,6 +9,7 @@ import numpy as np
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.data.windows import Window
 from dnadiff.kmers import UNKNOWN
 from dnadiff.likelihood.held_out import bases_of
 from dnadiff.metrics.composition import as_bases
@@ -26,11 +27,21 @@ def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[n
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
-    if longest < length:
+    tiles, to_bases = data.test_windows(part, length), bases_of(data)
+    chosen = [i for i, tile in enumerate(tiles.tiles) if tile.skip == 0] if longest >= length else []
+    # Complete sequences are padded to a length of their own, whatever length is asked for.
+    records = [to_bases(content(tiles[i])) for i in chosen]
+    windows = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
+    if not windows:
         problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
         raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
-    tiles, to_bases = data.test_windows(part, length), bases_of(data)
-    return [to_bases(tiles[i]["ids"].numpy()) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+    return windows
+
+
+def content(window: Window) -> np.ndarray:
+    """The token ids of a window, without padding."""
+    ids = window["ids"].numpy()
+    return ids[window["valid"].numpy()] if "valid" in window else ids
 
 
 def cut(records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN) -> list[np.ndarray]:

@@ -26,7 +26,8 @@ class MotifMatch(Reward):
     """The best match of a motif in a sequence, at any position.
 
     For IUPAC letters it is the fraction of the letters that match, N not counted. For a matrix it is the log-odds score against equal base
-    frequencies, relative to the highest possible one: 1 is the consensus, 0 as probable as a random sequence. A sequence shorter than the
+    frequencies, relative to the highest possible one: 1 is the consensus, 0 a site that is as probable under the motif as under
+    equal base frequencies. A sequence shorter than the
     motif has the lowest possible score.
 
     Args:

@@ -71,7 +71,7 @@ class PairMethod(VariantMethod):
 
 
 def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
-    """`for_model` of a method; raises ValueError if it is none."""
+    """`for_model` of a method; raises ValueError if it is not a method."""
     if not isinstance(method, VariantMethod):
         raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
     return method.for_model(denoiser)

@@ -14,7 +14,7 @@ def closing_rows(summary: InputSummary, training: TrainingPart, scorer: RowScore
     if scorer.num_missing:
         rows.append((f"no value: {NO_VALUE}", f"{scorer.num_missing:,}"))
     if summary.mismatches:
-        rows.append(("rows with another REF than the genome", f"{summary.mismatches:,}"))
+        rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))
     rows.append(("in the training part of the model", f"{summary.in_training:,} ({training.note})" if training.known else training.note))
     audit = scorer.audit
     if audit.shared:

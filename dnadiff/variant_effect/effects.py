@@ -18,7 +18,10 @@ from dnadiff.variant_effect.site_windows import Site, SitePredictions
 from dnadiff.variant_effect.variant import Alleles, Edit, Reference, Row, Skipped
 
 CHUNK = 1024  # alleles that are scored together; results may depend on it in the last bits, never on batch_size alone
-LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18  # alleles whose sites can share windows: per base of a window, and at most
+LOOK_AHEAD, LARGEST_LOOK_AHEAD = (
+    16,
+    1 << 18,
+)  # alleles among which sites that share a window are searched: this many per base of a window, with a maximum
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 NO_VALUE = "N at the end of a window"  # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NAN = math.nan
@@ -219,7 +222,7 @@ def site_of(edit: Edit) -> Site:
 
 
 def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
-    """The rows in parts that end with the row that reaches a number of alleles, or of characters."""
+    """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
     part: list[Row] = []
     counted, rows = tee(rows)
     for row, is_last in zip(rows, _ends(((len(row.alts), len(row.text)) for row in counted), alleles)):

@@ -41,6 +41,6 @@ class Masked(VariantMethod):
     def check(self, edit: Edit) -> None:
         if edit.is_indel:
             raise ValueError(
-                f"variant_method masked compares alleles of equal length, and {edit.name} is none; "
+                f"variant_method masked compares alleles of equal length, and those of {edit.name} differ in length; "
                 "set variant_method to by_kind, block or window, or remove insertions and deletions"
             )

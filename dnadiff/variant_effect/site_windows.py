@@ -50,7 +50,7 @@ def site_windows(sites: Iterable[Site], lengths: Mapping[str, int], window: int,
 
 
 def _groups(positions: Sequence[int], length: int, window: int, most: int) -> Iterator[list[int]]:
-    """The positions (ascending, different) in groups that fit into a window, each with the first position that is left.
+    """The positions (ascending, different) in groups that fit into a window, each with the first remaining position.
 
     In a run of consecutive positions every window is full but for those at the end of the run.
     """

@@ -203,6 +203,8 @@ class Rows(VariantSource):
 
     def _row(self, number: int, variant: Sequence[object] | Mapping[str, object]) -> Row:
         where = f"variant {number}"
+        if isinstance(variant, Mapping):
+            variant = {str(name).lower().lstrip("#"): value for name, value in variant.items()}  # as in the header of a file
         rest = list(variant) if isinstance(variant, Iterable) and not isinstance(variant, str) else []
         values = [variant.get(name) for name in _COLUMNS] if isinstance(variant, Mapping) else rest
         if len(values) != len(_COLUMNS) or any(map(_is_missing, values)):

@@ -158,8 +158,7 @@ class Alleles:
         """Each alternative allele of a row, and whether its REF differs from the genome.
 
         Raises:
-            ValueError: naming file and line, for an unknown contig, a position outside of it, an allele that is not one of nucleotides, or one
-                that is longer than the window.
+            ValueError: naming file and line, for an unknown contig, a position outside of it, or an allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
         start, ref, length = row.pos - 1, row.ref.upper(), self.lengths[record]
@@ -191,10 +190,7 @@ class Alleles:
         if not _PLAIN.fullmatch(here[edit.start - given.start : edit.end - given.start] or edit.alt):
             return Skipped("N in the genome at REF", given.differs)
         if edit.longest > self.window:
-            remedy = "remove it" if self.fixed_length else "remove it, or set window to more"
-            raise ValueError(
-                f"{row.where}: the variant {edit.name} has {edit.longest} bases, more than the window of {self.window}; {remedy}"
-            )
+            return Skipped(f"longer than the window of {self.window:,} bases", given.differs)
         if not edit.has_windows(self.lengths[edit.record]):
             return Skipped("the record is too short for windows of equal length", given.differs)
         if self.fixed_length and edit.window_length(self.lengths[edit.record], self.window) < self.window:

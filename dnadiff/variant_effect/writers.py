@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from dnadiff.data.files import atomic_write, open_text
 from dnadiff.variant_effect.effects import AlleleEffect, Scored
+from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.variant import Row
 
@@ -32,6 +33,8 @@ _DESCRIBED = {
     "SE_seeds": "Standard error of the difference over the seeds of fine-tuning",
     "L2": "Euclidean distance of the mean embeddings of both windows",
 }
+# Log-likelihoods have a scale of their own; predictions may be numbers of any size.
+_NATS_FORMAT, _PREDICTED_FORMAT, _PREDICTED = ".6f", ".6g", frozenset(PREDICTED_COLUMNS)
 _ROW_GROUP = 1 << 16
 log = logging.getLogger("dnadiff")
 
@@ -44,11 +47,15 @@ class Writer(ABC):
     Args:
         columns: of the effects.
         flag_mismatches: whether alleles whose REF differs from the genome are marked.
+
+    Attributes:
+        predicted: what a fine-tuned network predicts, such as "log-odds of class enhancer", for descriptions of its columns.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     bgzip: ClassVar[bool] = False  # whether `.gz` means bgzip
     has_index: ClassVar[bool] = False  # whether tabix indexes it if it is sorted
+    predicted: str = ""
 
     def __init__(self, columns: Sequence[str], flag_mismatches: bool) -> None:
         self.columns, self.flag_mismatches = tuple(columns), flag_mismatches
@@ -74,7 +81,7 @@ class Writer(ABC):
         return False
 
     def _values(self, effect: AlleleEffect) -> list[str]:
-        return [number(getattr(effect, name)) for name in self.columns]
+        return [number(getattr(effect, name), _PREDICTED_FORMAT if name in _PREDICTED else _NATS_FORMAT) for name in self.columns]
 
 
 class Table(Writer):
@@ -145,7 +152,7 @@ class Vcf(Writer):
 
     @override
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
-        own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{_DESCRIBED[name]}">' for name in self.columns]
+        own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{self._description(name)}">' for name in self.columns]
         if self.flag_mismatches:
             own.append(f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">')
         if source.header:
@@ -160,6 +167,10 @@ class Vcf(Writer):
                 "names; rename them in the input to keep them"
             )
         return "".join(f"{line}\n" for line in (*(x for x in lines if not x.startswith(tuple(starts))), *own, columns)).encode()
+
+    def _description(self, name: str) -> str:
+        text = _DESCRIBED[name] + (f": {self.predicted}" if name in _PREDICTED and self.predicted else "")
+        return text.replace("\\", "\\\\").replace('"', '\\"')  # VCF 4.3, section 1.4
 
     @override
     def rows(self, scored: Iterable[Scored]) -> bytes:
@@ -201,9 +212,9 @@ def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Wr
     raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
 
 
-def number(value: float) -> str:
+def number(value: float, form: str = _NATS_FORMAT) -> str:
     """A number in a file; `.` where there is none."""
-    return "." if math.isnan(value) else f"{value:.6f}"
+    return "." if math.isnan(value) else format(value, form)
 
 
 def value_of(text: str) -> float:

@@ -1,5 +1,6 @@
 """Variants under a fine-tuned run, whose head may take only sequences of one length."""
 
+import gzip
 import json
 
 import pytest
@@ -11,6 +12,10 @@ from dnadiff.downstream import saved
 from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, build_classifier
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.weights import write_weights
+from dnadiff.variant_effect.effects import Scored
+from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, PredictedEffect
+from dnadiff.variant_effect.variant import Row
+from dnadiff.variant_effect.writers import writer_of
 
 DNA, LENGTH = DNATokenizer(), 16
 NETWORK = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": LENGTH}
@@ -51,12 +56,29 @@ def test_alleles_in_windows_that_the_head_does_not_take_are_skipped(fine_tuned, 
     assert counts == ({SKIPPED: skipped} if skipped else {}) and (f"skipped: {SKIPPED}" in out) == bool(skipped)
 
 
-def test_an_allele_longer_than_a_head_of_fixed_length_is_named_first(fine_tuned, cli, tmp_path):
+def test_an_allele_longer_than_a_head_of_fixed_length_is_skipped(fine_tuned, cli, tmp_path):
     args = fine_tuned(FLATTEN_HEAD)
     (tmp_path / "x.tsv").write_text(f"{TABLE}long\t2\tC\tC{'A' * 17}\n")
-    status, _, err = cli("variants", *args)
-    assert status == 1 and "x.tsv: line 7: the variant long:3 ->" in err and err.strip().endswith("more than the window of 16; remove it")
-    assert not (tmp_path / "y.tsv").exists()
+    assert cli("variants", *args)[0] == 0
+    assert json.loads((tmp_path / "y.tsv.json").read_text())["skipped"]["longer than the window of 16 bases"] == 1
+
+
+def test_the_class_and_the_scale_of_the_predictions_are_written(fine_tuned, cli, tmp_path):
+    args = [argument for argument in fine_tuned(MEAN_HEAD) if not argument.startswith("output=")]
+    (tmp_path / "x.tsv").write_text(f"{TABLE}long\t3\tG\tC\n")
+    status, _, err = cli("variants", *args, "output=y.vcf.gz")
+    assert status == 0 and "predictions are log-odds of class b" in err and "y.vcf.gz is not either and cannot be indexed" in err
+    settings = json.loads((tmp_path / "y.vcf.gz.json").read_text())["settings"]
+    assert settings["target"] == "b" and settings["predicted"] == "log-odds of class b"
+    with gzip.open(tmp_path / "y.vcf.gz", "rt") as file:
+        assert 'Description="predicted_ALT - predicted_REF: log-odds of class b"' in file.read()
+
+
+def test_small_predictions_keep_their_digits(tmp_path):
+    effect = PredictedEffect(1.2345678e-6, 1.3e-6, 6.54322e-8, float("nan"))
+    writer = writer_of(tmp_path / "y.tsv", PREDICTED_COLUMNS, False)
+    cells = writer.rows([Scored(Row("x", "chr1", 3, ".", "A", ("C",)), (effect,))]).decode().split()
+    assert cells[5:] == ["1.23457e-06", "1.3e-06", "6.54322e-08", "."]
 
 
 def test_the_batch_size_reaches_the_networks_and_is_a_setting(fine_tuned, cli, tmp_path, monkeypatch):

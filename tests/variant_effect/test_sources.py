@@ -132,3 +132,8 @@ def test_a_missing_value_in_memory_is_no_allele(column, missing):
     for rows in ([variant], [tuple(variant.values())], pandas.DataFrame([variant], dtype=object).to_dict("records")):
         with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
             Rows(rows)
+
+
+def test_rows_of_a_data_frame_may_have_the_column_names_of_a_vcf_file():
+    row = Rows([{"#CHROM": "chr1", "POS": 3, "ID": "rs1", "REF": "A", "ALT": "C,G"}]).rows[0]
+    assert row[1:6] == ("chr1", 3, "rs1", "A", ("C", "G"))

@@ -118,9 +118,13 @@ def test_indels_without_windows_of_equal_length_are_skipped(size):
         ({"ref": "X"}, "REF 'X' is not an allele of nucleotides"),
         ({"alts": ("-",)}, "with the base before it, as in REF=CA ALT=C"),
         ({"alts": ("",)}, "is not an allele of nucleotides"),
-        ({"alts": ("CAAAAAAAAA",)}, "has 9 bases, more than the window of 8"),
     ],
 )
 def test_wrong_rows_are_refused_with_their_line(change, message):
     with pytest.raises(ValueError, match=message):
         Alleles(GENOME, 8).edits(row(**change))
+
+
+def test_alleles_longer_than_the_window_are_skipped():
+    (found, other), _ = Alleles(GENOME, 8).edits(row(alts=("CAAAAAAAAA", "T")))
+    assert found == Skipped("longer than the window of 8 bases") and isinstance(other, Edit)

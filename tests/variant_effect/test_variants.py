@@ -196,7 +196,7 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
     args = [f"checkpoint={trained}", *inputs]
     assert cli("variants", *args, "output=x.tsv")[0] == 0
     status, _, err = cli("variants", *args, "vcf=z.vcf", "output=z.vcf.gz")
-    assert status == 0 and "z.vcf is not sorted by position" in err
+    assert status == 0 and "z.vcf is not sorted by position, so z.vcf.gz is not either" in err
     with open_text("z.vcf.gz") as file:
         rows = [line.split("\t") for line in file if line[0] != "#"]
     sorted_llr = read("x.tsv").groupby(["chrom", "pos"], sort=False)["LLR"].first()
@@ -213,7 +213,6 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
         ("chr2\t90", "chr2\t301", "position 301 is not inside chr2"),
         ("length=420", "length=421", "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: another assembly"),
         ("TT\t", "TX\t", "is not an allele of nucleotides"),
-        ("ACC\t", "A" * 70 + "\t", "more than the window of 64"),
         ("##contig=<ID=chr1,length=420>\n", "##contig=<ID=chr3,length=420>\n", "no ##contig line of chr1"),
     ],
 )
@@ -224,6 +223,23 @@ def test_bad_input_is_refused_before_anything_is_written(old, new, message, cli,
     status, _, err = cli("variants", f"checkpoint={trained}", *inputs, "output=y.tsv")
     assert status == 1 and message in err and len(err.strip().splitlines()) <= 2
     assert not (tmp_path / "y.tsv").exists() and not (tmp_path / "runs").exists()
+
+
+def test_an_allele_longer_than_the_window_is_skipped_and_counted(cli, trained, inputs, tmp_path):
+    text = (tmp_path / "x.vcf").read_text()
+    (tmp_path / "x.vcf").write_text(text.replace("ACC\t", "A" * 70 + "\t"))
+    status, out, err = cli("variants", f"checkpoint={trained}", *inputs, "output=y.vcf")
+    assert status == 0 and "skipped: longer than the window of 64 bases" in out, err
+    about = json.loads((tmp_path / "y.vcf.json").read_text())
+    assert about["skipped"]["longer than the window of 64 bases"] == 1
+
+
+def test_regions_on_the_other_strand_are_refused_for_one_strand_alone(cli, trained, inputs, tmp_path):
+    (tmp_path / "s.bed").write_text("chr1\t4\t9\tone\t0\t+\nchr1\t40\t44\ttwo\t0\t-\n")
+    arguments = [f"checkpoint={trained}", *(each for each in inputs if not each.startswith("vcf=")), "saturate=s.bed", "output=y.tsv"]
+    status, _, err = cli("variants", *arguments, "stranded=true")
+    assert status == 1 and "1 of 2 regions of saturate have strand -" in err and not (tmp_path / "y.tsv").exists()
+    assert cli("variants", *arguments)[0] == 0
 
 
 def test_a_genome_without_the_contig_and_other_wrong_use(cli, trained, inputs, tmp_path):

@@ -94,7 +94,7 @@ class Step:
 
 @dataclass(eq=False)
 class Stepwise(DesignMethod):
-    """A method that draws the tokens of each unmasking step with a look at the reward.
+    """A method that draws the tokens of each unmasking step taking the reward into account.
 
     Args:
         every: evaluate the reward after every so many steps, and when a sequence is complete.

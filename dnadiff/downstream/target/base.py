@@ -222,6 +222,10 @@ class TaskTarget(ABC, Generic[S]):
     def contrast(self, predictions: Tensor) -> Tensor:
         """Predictions (..., K) on the scale on which the alleles of a variant are compared by a difference."""
 
+    @abstractmethod
+    def contrast_name(self, name: str) -> str:
+        """What `contrast` contains for a class or column, such as "log-odds of class enhancer"."""
+
     @override
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary})"

@@ -210,6 +210,10 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         others = [predictions[..., [other for other in range(count) if other != number]].logsumexp(-1) for number in range(count)]
         return predictions - torch.stack(others, -1)
 
+    @override
+    def contrast_name(self, name: str) -> str:
+        return f"log-odds of class {name}"
+
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0 for a class without items."""

@@ -57,6 +57,10 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
         return torch.stack(list(outputs)).mean(0)
 
     @override
+    def contrast_name(self, name: str) -> str:
+        return f"log-odds of label {name}"
+
+    @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
         known = [(one.double(), math.log(weight)) for one, weight in zip(predictions, weights) if weight > 0]

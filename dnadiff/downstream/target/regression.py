@@ -66,6 +66,10 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         return f"regression of {', '.join(map(self.transform.name, self.names))}, loss {self.loss_name}"
 
     @override
+    def contrast_name(self, name: str) -> str:
+        return self.transform.name(name)
+
+    @override
     def settings(self) -> dict[str, Json]:
         fitted = {"mean": self.mean and list(self.mean), "std": self.std and list(self.std)}
         return {**super().settings(), "loss": self.loss_name, "transform": self.transform_name, **fitted}
