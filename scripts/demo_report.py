@@ -16,7 +16,7 @@ from dnadiff.report import RunResults, figures, headlines, sections
 from dnadiff.report.html import picture, section, table, write
 from dnadiff.report.logo import logo
 
-STORED = Path(__file__).parents[1] / "docs" / "results" / "samplers.png"
+STORED = Path(__file__).parents[1] / "docs" / "label_efficiency.svg"
 SHOWN_FLANK = 12  # bases on either side of a design
 
 
@@ -108,8 +108,8 @@ def heat_map_caption() -> str:
 
 def stored_section() -> str:
     """A picture of results that were measured before."""
-    caption = "Stored, not measured by this run: code length of samples against sampling time (docs/results/samplers.md)."
-    return section("Stored results", image(STORED, "code length of samples against sampling time", caption)) if STORED.is_file() else ""
+    caption = "Stored, not measured by this run: test scores of classifiers by the number of training items (docs/results/fine_tuning.md)."
+    return section("Stored results", image(STORED, "test scores by the number of training items", caption)) if STORED.is_file() else ""
 
 
 def own_section(own: RunResults) -> str:
@@ -120,6 +120,7 @@ def own_section(own: RunResults) -> str:
 
 
 def image(path: Path, label: str, caption: str) -> str:
-    """A PNG file inside the page."""
+    """A PNG or SVG file inside the page."""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f'<figure><img alt="{escape(label)}" src="data:image/png;base64,{data}" style="max-width:100%"><figcaption>{escape(caption)}</figcaption></figure>'
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    return f'<figure><img alt="{escape(label)}" src="data:image/{kind};base64,{data}" style="max-width:100%"><figcaption>{escape(caption)}</figcaption></figure>'
