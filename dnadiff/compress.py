@@ -22,8 +22,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     from dnadiff.compression import coding, container, layout, machine
     from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome import pieces
+    from dnadiff.data.remote.address import file_name
 
-    output = check_output(config["output"] or run_dir / f"{Path(config['input']).name}.dnd", config["overwrite"])
+    output = check_output(config["output"] or run_dir / f"{file_name(config['input']).removeprefix('bundled:')}.dnd", config["overwrite"])
     if output.suffix.lower() == ".gz":
         raise ValueError(f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz")
     options = {key: checks.integer(key, config[key], low) for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()}

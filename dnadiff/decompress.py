@@ -20,10 +20,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
     from dnadiff import checkpoint
     from dnadiff.compression import coding, container, layout, machine
-    from dnadiff.data.files import atomic_write, check_output
+    from dnadiff.data.files import atomic_write, check_output, resolve
     from dnadiff.data.genome import pieces
+    from dnadiff.data.remote.address import file_name
 
-    output = check_output(config["output"] or run_dir / Path(config["input"]).name.removesuffix(".dnd"), config["overwrite"])
+    output = check_output(
+        config["output"] or run_dir / file_name(config["input"]).removeprefix("bundled:").removesuffix(".dnd"), config["overwrite"]
+    )
     max_bytes = checks.optional_integer("max_bytes", config["max_bytes"])
     path, (header, about, words) = config["input"], container.unpack(config["input"], max_bytes)
     coding.library()
@@ -36,7 +39,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     known = layout.skeletons(about)
     cuts = pieces.cut([len(x) for x in known], header.window)
     padded = coding.padded_size([p.end - p.start for p in cuts], header.batch_size)
-    container.check_size(path, "a batch", padded, container.size_limit(checks.expand_user(path).stat().st_size, max_bytes))
+    container.check_size(path, "a batch", padded, container.size_limit(resolve(path).stat().st_size, max_bytes))
     letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
     ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
     masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]

@@ -150,8 +150,8 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
         about = data.describe()
         parts: dict[str, Json] = {}
         for part, intervals in data.intervals.items():
-            tiles = data.test_windows(part) if any(i.end - i.start >= data.length for i in intervals) else None
             bases = num_tokens(intervals)
+            tiles = data.test_windows(part) if about["too_short_tokens"][part] < bases else None
             count, left_out = (0, 0) if tiles is None else (len(tiles), tiles.left_out)
             parts[part] = {"bases": bases, "intervals": len(intervals), "windows": count, "left_out": left_out}
         content = {"window": data.length, "split": about["split"], "split_hash": about["split_hash"], "parts": parts}

@@ -63,7 +63,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         training = memorization.LazyIndex(partial(memorization.indexed, searched))
     if searched is not None and training is None:
         number = memorization.num_training_bases(searched)
-        log.info(f"copies of the training part are not searched for: an index is made of at most {memorization.LARGEST:,} bases, and it has {number:,}")
+        log.info(
+            f"copies of the training part are not searched for: an index is made of at most {memorization.LARGEST:,} bases, and it has {number:,}"
+        )
     log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
     stranded = of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])

@@ -90,7 +90,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     summary, settings = summarized(source), assignment.settings(ROWS, settings)
-    warn_unsorted(writer, source, summary, output)
+    writer.check_order(source, summary.is_sorted, output)
     extras = extra_outputs(config, run_dir, network, summary)
     extras.check(output, config["overwrite"] or config["resume"])
     about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
@@ -137,18 +137,10 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     summary, settings = summarized(source), assignment.settings(ROWS, settings)
-    warn_unsorted(writer, source, summary, output)
+    writer.check_order(source, summary.is_sorted, output)
     log.info(f"predictions are {writer.predicted}")
     stream = open_output(config, writer, output, settings, assignment.interval)
     return output if stream is None else score(work, stream, summary, training, assignment)
-
-
-def warn_unsorted(writer: Writer, source: VariantSource, summary: InputSummary, output: Path) -> None:
-    """Log that the output cannot be indexed because the input is not sorted."""
-    if writer.has_index and not summary.is_sorted:
-        log.warning(
-            f"{source.name} is not sorted by position, so {output.name} is not either and cannot be indexed; bcftools sort sorts it"
-        )
 
 
 def open_output(config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float) -> ResumableOutput | None:

@@ -1,8 +1,8 @@
 """The `.dnd` file format: a compressed FASTA file, as a code for its bases and side information for the rest.
 
 Contents: magic number, length of the header, header (JSON), layout (JSON, xz), words of the code, digest of everything before it. The
-digest reveals damage, not intent: a file from a stranger is checked as if it had none. Nothing is allocated for a number in it that its
-own size does not justify.
+digest reveals damage, not intent: a file from an untrusted source is checked as if it had none. Nothing is allocated for a number in it
+that its own size does not justify.
 """
 
 from __future__ import annotations

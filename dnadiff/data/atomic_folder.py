@@ -107,7 +107,7 @@ def verify(folder: Path, version: int) -> int:
     Raises:
         ValueError: naming the file and the place, if a byte was changed.
     """
-    remedy = "remove this folder; it is made again when it is used"
+    remedy = "remove this folder; it will be recreated when it is used"
     try:
         files = read_index(folder, version)["files"]
         for name, written in files.items():
@@ -179,7 +179,7 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left. The lock excludes processes on this machine, but perhaps not on others."""
+    """Remove leftovers of killed processes. The lock excludes processes on this machine, but perhaps not on others."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(OSError):
             if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:

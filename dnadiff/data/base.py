@@ -6,7 +6,7 @@ Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +21,7 @@ from dnadiff.data.genome.paths import SequencePath, paths_of
 from dnadiff.data.genome.records import lengths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.loader import BatchSource, LoaderState, ProcessRank, TrainLoader, own_process_group
+from dnadiff.data.remote.address import file_name
 from dnadiff.data.splits import DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
@@ -91,7 +92,7 @@ class SequenceDataModule:
         if not self.paths:
             raise ValueError("data.path names no file; set it to a file or to a list of files")
         self.split = self.split or DefaultSplit()
-        self.name = self.name or ", ".join(Path(p).name.removeprefix("bundled:") for p in self.paths)
+        self.name = self.name or ", ".join(file_name(p).removeprefix("bundled:") for p in self.paths)
         self._names: list[str] | None = None
         self._loader: TrainLoader | None = None
         self._resume: LoaderState | None = None
@@ -166,11 +167,13 @@ class SequenceDataModule:
     def _check_countable(self) -> None:
         """Refuse a training part without a single token that the model emits; stops at the first one."""
         emitted = self._tokenizer.vocab.is_emitted().numpy()
-        for interval in self._intervals["train"]:
-            for start in range(interval.start, interval.end, _BLOCK):
-                if emitted[self._records[interval.record][start : min(start + _BLOCK, interval.end)]].any():
-                    return
-        raise ValueError("the training part has nothing to learn from: all of its bases are unknown (N); choose another data.split")
+        if not any(emitted[self._records[record][start:end]].any() for record, start, end in self._blocks("train")):
+            raise ValueError("the training part contains no known base (all of it is N); choose another data.split")
+
+    def _blocks(self, part: str) -> Iterator[Interval]:
+        """The intervals of a part in pieces that fit into memory."""
+        for record, first, last in self._intervals[part]:
+            yield from (Interval(record, start, min(start + _BLOCK, last)) for start in range(first, last, _BLOCK))
 
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:
         """The intervals of each part."""

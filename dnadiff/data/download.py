@@ -95,7 +95,9 @@ class Download:
             raise self._unreachable(f"it stopped after {size:,} bytes", part)
         if size > self.size or hash_file(part) != self.sha256:
             part.unlink()
-            raise ValueError(f"{self.url}: what came is not the expected file (sha256 {self.sha256}); it was removed: {self._remedy()}")
+            raise ValueError(
+                f"{self.url}: the downloaded file is not the expected one (sha256 {self.sha256}); it was removed: {self._remedy()}"
+            )
 
     def _more(self, part: Path, done: int) -> None:
         """Append what is missing."""

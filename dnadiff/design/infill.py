@@ -44,7 +44,7 @@ class Infill(Request):
         for region in self.regions:
             size = region.end - region.start
             if size > length:
-                where = f"{region.chrom}:{region.start}-{region.end}"
+                where = f"{region.chrom}:{region.start + 1}-{region.end}"
                 raise ValueError(
                     f"infill: {where} has {size} bases, more than the {length} that are read at once; set length to include its flanks too"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.config import Json
 from dnadiff.data.arrays import read_npz
 from dnadiff.data.files import atomic_write
+from dnadiff.data.intervals import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
 from dnadiff.likelihood.monte_carlo import WindowBatch
 from dnadiff.likelihood.record import Likelihood
+from dnadiff.markov.counts import countable
 from dnadiff.markov.model import BackoffMarkov
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
 MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
+log = logging.getLogger("dnadiff")
 
 
 def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str) -> dict[str, np.ndarray]:
@@ -73,8 +77,12 @@ def per_position(
 
 
 def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndarray:
-    """The values of each window: `(S, L)`."""
-    return np.stack([values[t.record][t.start : t.start + tiles.length] for t in tiles.tiles])
+    """The values of each window: `(S, L)`; 0 on padding, which is not in the record."""
+    found = np.zeros((len(tiles), tiles.length), next(iter(values.values())).dtype)
+    for row, tile in zip(found, tiles.tiles):
+        here = values[tile.record][tile.start : tile.start + tiles.length]
+        row[: len(here)] = here
+    return found
 
 
 class Windows:
@@ -149,14 +157,25 @@ def window_positions(tiles: TiledWindows) -> np.ndarray:
 def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
     """A Markov model of each order, fitted on the training part of `data` with strengths chosen on its validation part.
 
+    Orders whose counts do not fit into memory are left out with a message.
+
     Raises:
         ValueError: if one of these parts has no known base.
     """
     if not orders:
         return {}
-    to_bases = bases_of(data)
-    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(orders))
-    return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], sorted(orders))
+    to_bases, num_bases = bases_of(data), num_tokens(data.intervals["train"])
+    kept = [order for order in sorted(orders) if countable(order, num_bases)]
+    if len(kept) < len(orders):
+        left_out = ", ".join(str(order) for order in orders if order not in kept)
+        log.info(
+            f"Markov models of order {left_out} are left out because the counts of {num_bases:,} training bases do not fit into memory; "
+            f"set orders={str(kept).replace(' ', '')}"
+        )
+    if not kept:
+        return {}
+    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(kept))
+    return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], kept)
 
 
 def markov_nats(

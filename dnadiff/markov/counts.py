@@ -13,6 +13,7 @@ import numpy as np
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement, spectrum
 
 _TABLE_ORDER = 9  # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of windows
+MAX_BASES = 500_000_000  # bases of the largest training part whose windows are stored: 16 bytes for each
 _BLOCK = 1 << 19  # bases processed at once: bounds the memory needed in addition to the sequence
 
 
@@ -51,6 +52,11 @@ class Segment:
         contexts = self.reversed_contexts()
         position = np.argsort(contexts)
         return contexts[position], position
+
+
+def countable(order: int, num_bases: int) -> bool:
+    """Whether the counts of an order fit into memory: tables always do, windows of up to `MAX_BASES` bases."""
+    return order <= _TABLE_ORDER or num_bases <= MAX_BASES
 
 
 class Counts:

@@ -80,6 +80,13 @@ class Writer(ABC):
         """Make the output of the finished rows if its format cannot be appended to; False if they are the output."""
         return False
 
+    def check_order(self, source: VariantSource, is_sorted: bool, output: Path) -> None:
+        """Log that the output cannot be indexed because the input is not sorted."""
+        if self.has_index and not is_sorted:
+            log.warning(
+                f"{source.name} is not sorted by position, so {output.name} is not either and cannot be indexed; bcftools sort sorts it"
+            )
+
     def _values(self, effect: AlleleEffect) -> list[str]:
         return [number(getattr(effect, name), _PREDICTED_FORMAT if name in _PREDICTED else _NATS_FORMAT) for name in self.columns]
 

@@ -88,10 +88,10 @@ def test_a_server_without_ranges_sends_all_again(server, folder):
 
 
 def test_the_wrong_file_is_refused_and_removed(server, folder):
-    with pytest.raises(ValueError, match=r"what came is not the expected file .* was removed"):
+    with pytest.raises(ValueError, match=r"the downloaded file is not the expected one .* was removed"):
         download(server.url, sha256="0" * 64).fetch()
     assert not [p for p in folder.glob("*/*") if not p.name.startswith(".")]
-    with pytest.raises(ValueError, match="what came is not the expected file"):
+    with pytest.raises(ValueError, match="the downloaded file is not the expected one"):
         download(server.url, content=CONTENT[:-5]).fetch()
     download(server.url).target.write_bytes(b"mine")
     with pytest.raises(ValueError, match=r"has 4 bytes and is not the file of 32,007 bytes .* remove it, or set data\.path"):
@@ -130,7 +130,7 @@ def test_a_file_of_the_right_size_is_not_enough(server, folder):
 
 def test_a_server_that_sends_too_much_is_cut_off(server, folder, monkeypatch):
     monkeypatch.setattr("dnadiff.data.download._BLOCK", 1000)
-    with pytest.raises(ValueError, match="is not the expected file"):
+    with pytest.raises(ValueError, match="is not the expected one"):
         download(server.url, size=10).fetch()
 
 

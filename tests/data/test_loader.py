@@ -1,5 +1,6 @@
 import gzip
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +45,31 @@ def test_epochs_differ_and_are_made_of_whole_batches():
     first, second = contents(ours), contents(ours)
     assert len(ours) == len(first) == len(second) == 5
     assert [i for index, _ in first for i in index] == list(range(20)) and first != second
+
+
+def test_an_epoch_has_a_multiple_of_the_batches_of_an_optimizer_step():
+    plain, ours = loader(size=18), loader(size=18, accumulated=4)
+    first, second = contents(ours), contents(ours)
+    assert len(ours) == len(first) == len(second) == 8
+    assert first[:5] == contents(plain) and second[:5] == contents(plain)
+    ids = [ids for _, ids in first + second]
+    assert all(ids.count(each) == 1 for each in ids)  # further windows
+
+
+def test_the_batches_after_all_windows_are_those_of_an_epoch_of_their_own():
+    asked = []
+    source = SimpleNamespace(size=6, batch=lambda *key: asked.append(key))
+    list(TrainLoader(source, 2, rank=1, world_size=3, accumulated=3))
+    assert source.size == 6 and asked == [(number << 32, 1, 2, 3) for number in range(3)]
+
+
+def test_a_step_is_resumed_at_its_first_batch():
+    ours = loader(accumulated=4, progress=lambda: (6, 8))
+    expected = contents(ours)
+    assert ours.state_dict() == {"epoch": 0, "batch": 4}
+    again = loader(accumulated=4)
+    again.load_state_dict({"epoch": 0, "batch": 6})  # of an older version
+    assert contents(again) == expected[4:]
 
 
 def test_workers_change_nothing():

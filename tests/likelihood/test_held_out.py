@@ -1,11 +1,13 @@
 import json
+import logging
 import math
 
 import numpy as np
 import pytest
 
 from dnadiff.bootstrap import ratio
-from dnadiff.likelihood.held_out import Scores
+from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.likelihood.held_out import Scores, fit_markov
 
 WINDOWS = np.array([[0, 64 * i, 64] for i in range(40)])
 TOKENS = {"all": np.full(40, 64), "novel": np.full(40, 60)}
@@ -49,3 +51,17 @@ def test_evaluate_writes_them(cli, trained, tmp_path):
     assert len(found.windows) == len(found.nats["all"]) and found.data == content["data"]["split_hash"]
     status, _, err = cli("evaluate", *args, "overwrite=false", "windows=w.npz")
     assert status == 1 and "exists" in err
+
+
+def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    (tmp_path / "g.fa").write_text(">a\n" + "ACGTTGCATTGACCA" * 40 + "\n")
+    data = GenomeDataModule(tmp_path / "g.fa", length=32, batch_size=2)
+    fitted = fit_markov(data, [12, 2])
+    assert list(fitted) == [2, 12]
+    monkeypatch.setattr("dnadiff.markov.counts.MAX_BASES", 479)
+    with caplog.at_level(logging.INFO):
+        bounded = fit_markov(data, [12, 2])
+        assert fit_markov(data, [11]) == {}
+    assert list(bounded) == [2] and bounded[2].order == 2 and bounded[2].strengths == fitted[2].strengths[:3]
+    assert "order 12 are left out because the counts of 480 training bases do not fit into memory; set orders=[2]" in caplog.text

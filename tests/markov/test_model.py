@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from dnadiff.kmers import KmerSet, reverse_complement
 from dnadiff.markov import counts
+from dnadiff.markov import model as model_file
 from dnadiff.markov.model import BackoffMarkov
 
 sequences = arrays(np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4]))  # many A, so that contexts recur
@@ -240,3 +241,16 @@ def test_chr20_bits_per_base(shared_data):
     found = [bits(np.concatenate([model.log_probs(b, k) for b in test])) for k in (3, 6, 12)]
     assert found == pytest.approx([1.923, 1.893, 1.789], abs=2e-3)
     assert 2 ** np.array(found) == pytest.approx(np.array([3.791, 3.713, 3.455]), abs=5e-3)
+
+
+def test_strengths_are_chosen_on_evenly_spaced_blocks_of_a_large_part(monkeypatch):
+    valid = [np.arange(10, dtype=np.uint8) % 4, np.arange(7, dtype=np.uint8) % 3, np.empty(0, np.uint8), np.arange(13, dtype=np.uint8) % 2]
+    assert model_file._evenly_spaced(valid, 30, 4) == valid
+    joined, kept = np.concatenate(valid), model_file._evenly_spaced(valid, 15, 4)  # blocks 0, 2, 4, 6 of 4 bases
+    assert np.array_equal(np.concatenate(kept), np.concatenate([joined[4 * block :][:4] for block in (0, 2, 4, 6)]))
+    model = BackoffMarkov.fit([np.random.default_rng(0).integers(0, 4, 500).astype(np.uint8)], order=2)
+    monkeypatch.setattr(model_file, "_TUNING_BASES", 15)
+    monkeypatch.setattr(model_file, "_TUNING_BLOCK", 4)
+    bounded = model.tuned(valid).strengths
+    monkeypatch.setattr(model_file, "_TUNING_BASES", 30)
+    assert bounded == model.tuned(kept).strengths

@@ -40,3 +40,14 @@ def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, 
 def test_contigs_have_the_names_that_the_rows_use():
     found = summary_of(Rows([("MT", 1, "A", "C"), ("1", 2, "C", "T"), ("chr1", 3, "G", "T"), ("1", 4, "T", "G")]))
     assert list(found.contigs(GENOME.lengths).items()) == [("1", 10), ("chr1", 10), ("MT", 4), ("chr2", 2)]
+
+
+def test_pictures_of_another_page_of_that_name_are_kept(tmp_path):
+    outputs = ExtraOutputs(None, None, None, 0, tmp_path / "report.html")
+    for name in ("report_heat_map.png", "report_heat_map_x.png", "my_report_heat_map_1.png"):
+        (tmp_path / name).touch()
+    outputs.check(tmp_path / "y.tsv", overwrite=False)
+    picture_of(outputs.page, 3).touch()
+    with pytest.raises(FileExistsError, match=r"report_heat_map_3\.png exists; set overwrite=true"):
+        outputs.check(tmp_path / "y.tsv", overwrite=False)
+    outputs.check(tmp_path / "y.tsv", overwrite=True)

@@ -16,6 +16,7 @@ from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.cutter import Records
 from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
+from dnadiff.data.genome.packer import SOFT_MASKED
 from dnadiff.data.genome.paths import SequencePath, Source, expand
 from dnadiff.data.genome.regions import read_bed
 from dnadiff.data.intervals import Interval
@@ -160,6 +161,18 @@ class GenomeDataModule(DNADataModule):
             )
         self._labels = Labels.from_names([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
         return self._genome.names, self._genome.records, self._genome.tokenizer
+
+    @override
+    def _check_countable(self) -> None:
+        super()._check_countable()
+        if self.soft_weight > 0:
+            return
+        emitted, packed = self._tokenizer.vocab.is_emitted().numpy(), self._genome.records.packed
+        blocks = (packed(record)[start:end] for record, start, end in self._blocks("train"))
+        if not any(emitted[block[block < SOFT_MASKED]].any() for block in blocks):
+            raise ValueError(
+                "the training part has no weight: all of its known bases are lower case, and data.soft_weight is 0; set data.soft_weight above 0"
+            )
 
     @override
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:

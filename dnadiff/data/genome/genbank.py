@@ -15,6 +15,7 @@ from dnadiff.data.files import ByteReader
 from dnadiff.data.genome.fasta_parser import BLANK, Header, wrong_letter
 from dnadiff.data.nucleotides import NOT_A_NUCLEOTIDE
 
+_NO_ID = ("", ".", "<unknown id>")  # in ACCESSION and VERSION of files that programs such as SnapGene and Benchling write
 _LOCUS = re.compile(r"LOCUS\s+\S.*?\s(\d+)\s+(?:bp|aa|rc)\b")
 
 
@@ -75,7 +76,7 @@ def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header
     """
     try:
         for record in _records(handle):
-            sequence, name = record.seq, str(record.id)
+            sequence, name = record.seq, _name_of(record)
             if sequence is None or (len(sequence) and not sequence.defined):
                 raise ValueError(f"record {name} has no sequence (only its length is given); fetch the full GenBank record")
             yield Header(name, record.description, 0)
@@ -89,6 +90,11 @@ def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header
         cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(error).startswith("Premature end")
         problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again" if cut_short else f": {error}"
         raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+
+
+def _name_of(record: SeqRecord) -> str:
+    """The accession with its version, or the name in LOCUS where there is none."""
+    return str(record.name if record.id is None or record.id.strip() in _NO_ID else record.id)
 
 
 def _records(handle: ByteReader) -> Iterator[SeqRecord]:
@@ -109,7 +115,7 @@ def _records(handle: ByteReader) -> Iterator[SeqRecord]:
                 return
             length = lines.lengths[-1]
             if record.seq is not None and len(record.seq) != length:
-                raise _CutShortError(f"record {record.id} has {len(record.seq)} bases, LOCUS says {length}")
+                raise _CutShortError(f"record {_name_of(record)} has {len(record.seq)} bases, LOCUS says {length}")
             yield record
     finally:
         lines.detach()

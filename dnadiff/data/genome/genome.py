@@ -163,7 +163,7 @@ class Genome:
         check_names([record], self._number_of, "window")
         packed = self.records.packed(self._number_of[record])
         if not 0 <= start < end <= len(packed):
-            raise ValueError(f"window {record}:{start}-{end} does not lie inside the record, 0-{len(packed)}")
+            raise ValueError(f"window {record}:{start}-{end} is not inside the record, 0-{len(packed)}")
         return packed[start:end]
 
 

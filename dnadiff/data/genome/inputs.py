@@ -20,6 +20,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.genome.regions import Region, names_of, read_regions
 from dnadiff.data.nucleotides import ids_of
+from dnadiff.data.remote.address import file_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
 
@@ -156,7 +157,7 @@ def open_input(
             raise ValueError(f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and genome=")
         if fasta is None:
             raise ValueError(f"input is missing: give input=... (FASTA), or {key}= with genome=g.fa")
-        if fasta.lower().removesuffix(".gz").endswith(_REGION_FILES):
+        if file_name(fasta).lower().removesuffix(".gz").endswith(_REGION_FILES):
             raise ValueError(f"input {fasta} is a file of regions, not FASTA; give the genome of these regions as well: genome=g.fa")
         return FastaInput(fasta)
     if regions is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dnadiff.checks import expand_user
 from dnadiff.config import CACHED, is_remote
 from dnadiff.data.files import open_text, resolve
-from dnadiff.data.remote.address import parse
+from dnadiff.data.remote.address import file_name, parse
 
 COLUMNS = ("path", "label", "weight")
 
@@ -27,11 +27,7 @@ class ManifestRow(NamedTuple):
 
 def is_manifest(path: str) -> bool:
     """Whether a path is the name of a manifest: .tsv or .tsv.gz."""
-    return path.partition("?")[0].lower().removesuffix(".gz").endswith(".tsv") if is_remote(path) else _is_table(path)
-
-
-def _is_table(path: str) -> bool:
-    return path.lower().removesuffix(".gz").endswith(".tsv")
+    return file_name(path).lower().removesuffix(".gz").endswith(".tsv")
 
 
 def read_manifest(path: str) -> list[ManifestRow]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from dnadiff.data.genome.paths import SUFFIXES, Source
 from dnadiff.data.genome.record_table import RecordInfo, RecordRows, RecordTable
+from dnadiff.data.remote.address import file_name
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
@@ -80,5 +80,5 @@ def _repeated(names: list[str]) -> set[str]:
 
 
 def _stem(path: str) -> str:
-    name = Path(path).name.removesuffix(".gz").removesuffix(".bgz")
+    name = file_name(path).removesuffix(".gz").removesuffix(".bgz")
     return next((name.removesuffix(ending) for ending in SUFFIXES if name.endswith(ending)), name)

@@ -111,8 +111,9 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
     """
     source = resolve(path)
     check_content(path, source)
+    before = _state_of(source)  # a file that is replaced while it is hashed has another one at the end
     digest = content_hash(source)
-    need, fill = f"{path} needs about a byte a base", partial(_fill, str(path), source, digest)
+    need, fill = f"{path} needs about a byte a base", partial(_fill, str(path), source, before, digest)
     ensure_folder(_folder(digest), FORMAT, fill, source.name, need, sample=sample)
     return PackedFile(_folder(digest))
 
@@ -130,11 +131,27 @@ def _folder(digest: str) -> Path:
     return cache_dir("genomes") / digest[:32]
 
 
-def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
-    """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files."""
-    before = source.stat()
+class _FileState(NamedTuple):
+    """What shows that a file has changed."""
+
+    inode: int
+    size: int
+    mtime: int
+
+
+def _state_of(source: Path) -> _FileState:
+    about = source.stat()
+    return _FileState(about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+def _fill(path: str, source: Path, before: _FileState, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
+    """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files.
+
+    Args:
+        before: the state of the file before `digest` was computed.
+    """
     with source.open("rb") as raw, (part / "bases").open("wb") as bases:
-        with megabytes(before.st_size, f"packing {source.name}") as progress:
+        with megabytes(before.size, f"packing {source.name}") as progress:
             packer, position = Packer(path, bases), 0
             for event in read_codes(path, raw):
                 packer.take(event)
@@ -144,7 +161,7 @@ def _fill(path: str, source: Path, digest: str, part: Path) -> tuple[dict[str, J
         packer.finish()
         bases.flush()
         os.fsync(bases.fileno())
-    if (source.stat().st_size, source.stat().st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if _state_of(source) != before:
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
     content = io.BytesIO()
     np.lib.format.write_array(content, packer.runs(), allow_pickle=False)

@@ -95,7 +95,7 @@ def _ask(worker: Worker, path: str) -> Path:
         reply = ""
     if not reply:
         raise ValueError(
-            f"{path}: the process that packs it was killed; often memory was short: set data.num_workers lower and start again, what is packed is "
+            f"{path}: the process that packs it was killed; often because memory ran out: set data.num_workers lower and start again, what is packed is "
             "kept"
         )
     found = json.loads(reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from dnadiff.checks import expand_user
 from dnadiff.config import CACHED, is_remote
 from dnadiff.data.files import resolve
 from dnadiff.data.genome.manifest import is_manifest, read_manifest
-from dnadiff.data.remote.cached import expand as expand_remote
+from dnadiff.data.patterns import matches
 
 if TYPE_CHECKING:
     from pyfaidx import Fasta
@@ -61,23 +60,6 @@ def expand(path: SequencePath | None) -> list[Source]:
     if not found:
         raise ValueError(f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); name a file in it")
     return [Source(str(p)) for p in found]
-
-
-def matches(text: str) -> list[str] | None:
-    """The files that a pattern with `*`, `?` or `[...]` describes, sorted; None if the text is no pattern.
-
-    Raises:
-        FileNotFoundError: if there are none.
-    """
-    if is_remote(text):
-        pattern = text.partition("?")[0] if text.lower().startswith("http") else text  # what follows is a query
-        return expand_remote(text) if glob.has_magic(pattern) else None
-    if text.startswith(CACHED) or not glob.has_magic(text) or expand_user(text).exists():
-        return None
-    found = sorted(name for name in glob.glob(str(expand_user(text)), recursive=True) if not Path(name).is_dir())
-    if not found:
-        raise FileNotFoundError(f"{text} matches no file; check the pattern (it is read from {Path.cwd()})")
-    return found
 
 
 def paths_of(path: SequencePath | None) -> list[str]:

@@ -33,7 +33,7 @@ class RecordInfo(TypedDict):
 
 
 class RecordRows(Sequence[RecordInfo]):
-    """Rows that are made when they are read."""
+    """Rows that are created on access."""
 
     @abstractmethod
     def row(self, number: int) -> RecordInfo:
@@ -85,7 +85,7 @@ class RecordTable(RecordRows):
         headers = np.memmap(folder / HEADERS, np.uint8, "r") if _mode(folder / HEADERS) else np.fromfile(folder / HEADERS, np.uint8)
         table = cls(np.asarray(numbers), np.asarray(headers))
         if table.length.sum() != total or (table.length <= 0).any() or (np.diff(table._end) <= 0).any() or table._end[-1] != len(headers):
-            raise ValueError(f"{folder} is damaged: its table of records does not fit its bases; remove this folder, it is made again")
+            raise ValueError(f"{folder} is damaged: its table of records does not fit its bases; remove this folder, it will be recreated")
         return table
 
     def files(self) -> dict[str, bytes]:

@@ -72,7 +72,7 @@ class RecordLayout(NamedTuple):
 
 
 class StoredRecords(Sequence[TokenArray]):
-    """Records that are made when they are read. They share a few large arrays, from which windows are copied in one step."""
+    """Records that are created on access. They share a few large arrays, from which windows are copied in one step."""
 
     def record(self, number: int) -> TokenArray:
         """One record."""

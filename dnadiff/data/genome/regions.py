@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dnadiff.data.files import is_file, open_text
+from dnadiff.data.remote.address import file_name
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")
 _GFF = (".gtf", ".gff", ".gff3")
 _UNKNOWN_STRAND = "?"  # of GFF3: the feature has a strand, which is not known
 _MAX_BLANK = 1_000_000
@@ -52,6 +54,9 @@ def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_un
 def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8). The strand "?" becomes ".".
 
+    Records are read as linear. Features that cross the end of a record that a row before them declares circular (`Is_circular=true`) are
+    skipped with a warning.
+
     Args:
         feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
         lengths: as in `read_bed`.
@@ -59,19 +64,33 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
     Raises:
         ValueError: as `read_bed`.
     """
+    known, circular, skipped = lengths or {}, set[str](), list[Region]()
 
     def region(columns: list[str]) -> Region | None:
         if len(columns) < 8:
             raise ValueError(f"has {len(columns)} tab-separated columns; GTF and GFF have nine")
+        if len(columns) > 8 and _CIRCULAR.search(columns[8]):
+            circular.add(columns[0])
         if feature is not None and columns[2] != feature:
             return None
         first, last = _integers(columns[3:5])
         match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
         name = (match.group(1) or match.group(2) or "") if match else ""
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
-        return Region(columns[0], *zero_based(first, last), name, strand)
+        found = Region(columns[0], *zero_based(first, last), name, strand)
+        if found.chrom in circular and 0 <= found.start < known.get(found.chrom, found.end) < found.end:
+            skipped.append(found)
+            return None
+        return found
 
-    return _read(path, _gff_rows, region, lengths)
+    regions = _read(path, _gff_rows, region, lengths, first=1)
+    if skipped:
+        chrom, start, end, *_ = skipped[0]
+        log.warning(
+            f"{path}: {len(skipped):,} features cross the end of a circular record and are left out, the first at {chrom}:{start + 1}-{end} "
+            f"({known[chrom]} bases); records are read as linear"
+        )
+    return regions
 
 
 def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
@@ -103,15 +122,15 @@ def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
     elif isinstance(what, str | Path):
         yield str(what)
     else:
-        raise ValueError(f"regions is or contains {what!r}; expected a file, chrom:first-last or a record's name, or a list of these")
+        raise ValueError(f"{what!r} is no region; give a file, chrom:first-last or a record's name, or a list of these")
 
 
 def _is_gff(text: str) -> bool:
-    return text.lower().removesuffix(".gz").endswith(_GFF)
+    return file_name(text).lower().removesuffix(".gz").endswith(_GFF)
 
 
 def _is_bed(text: str) -> bool:
-    return text.lower().removesuffix(".gz").endswith(".bed") or is_file(text)
+    return file_name(text).lower().removesuffix(".gz").endswith(".bed") or is_file(text)
 
 
 def _regions_of(text: str, lengths: Mapping[str, int], feature: str | None) -> list[Region]:
@@ -130,14 +149,14 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
         return Region(text, 0, lengths[text])
     match = _PLACE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"regions: {text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000")
+        raise ValueError(f"{text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000")
     chrom, *numbers, strand, bracketed = match.groups()
     region = Region(chrom, *zero_based(*(int(n.replace(",", "")) for n in numbers)), strand=strand or bracketed or ".")
-    check_names([chrom], lengths, f"regions: {text!r}")
+    check_names([chrom], lengths, repr(text))
     try:
-        _check(region, lengths)
+        _check(region, lengths, first=1)
     except ValueError as error:
-        raise ValueError(f"regions: {text!r} {error}; write chrom:first-last, counted from 1") from None
+        raise ValueError(f"{text!r} {error}; write chrom:first-last") from None
     return region
 
 
@@ -237,6 +256,7 @@ def _read(
     parse: Callable[[list[str]], Region | None],
     lengths: Mapping[str, int] | None,
     skip_unknown: bool = False,
+    first: int = 0,
 ) -> list[Region]:
     regions: list[Region] = []
     line_of_chrom: dict[str, int] = {}
@@ -251,7 +271,7 @@ def _read(
                         raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
                     if region is None:
                         continue
-                    _check(region, lengths)
+                    _check(region, lengths, first)
                 except ValueError as error:
                     raise ValueError(f"{path}: line {number} {error}; correct the line or remove it") from None
                 line_of_chrom.setdefault(region.chrom, number)
@@ -267,13 +287,14 @@ def _read(
     return [r for r in regions if r.chrom in lengths] if skip_unknown and lengths is not None else regions
 
 
-def _check(region: Region, lengths: Mapping[str, int] | None) -> None:
-    place = f"{region.chrom}:{region.start}-{region.end}"
+def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:
+    """Refuse a region that is not inside a record; `first` is the number of a record's first base in messages."""
+    place = f"{region.chrom}:{region.start + first}-{region.end}"
     if region.start < 0:
         raise ValueError(f"has the region {place}, which starts before the record")
     if region.end <= region.start:
         raise ValueError(f"has the region {place}, whose end is not after its start")
     if region.strand not in ("+", "-", "."):
         raise ValueError(f"has the strand {region.strand!r}; '+', '-' and '.' are allowed")
-    if lengths is not None and region.chrom in lengths and region.end > lengths[region.chrom]:
-        raise ValueError(f"has the region {place}, which ends beyond {region.chrom} ({lengths[region.chrom]} bases)")
+    if region.end > (length := (lengths or {}).get(region.chrom, region.end)):
+        raise ValueError(f"has the region {place}, which ends beyond {region.chrom} ({length} bases); records are read as linear")

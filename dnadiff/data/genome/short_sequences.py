@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -20,16 +21,38 @@ from dnadiff.config import Json
 from dnadiff.data.cutter import TokenTable
 from dnadiff.data.genome.datamodule import DNADataModule
 from dnadiff.data.genome.record_table import RecordInfo
-from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords, lengths_of
-from dnadiff.data.intervals import Intervals
+from dnadiff.data.genome.records import Records, lengths_of
+from dnadiff.data.intervals import Interval, Intervals
 from dnadiff.data.labels import Labels
 from dnadiff.data.loader import Batch
 from dnadiff.data.shuffle import bits
-from dnadiff.data.splits import PARTS, Parts, Split
+from dnadiff.data.splits import PARTS, Parts, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
-from dnadiff.data.windows import TiledWindows, Window
+from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
+
+
+class PaddedCutter:
+    """Complete records as rows of one length, padded on the right."""
+
+    def __init__(self, records: Records, length: int, vocab: Vocab) -> None:
+        self.records, self.length, self.pad_id, self.tokens = records, length, vocab.pad_id, TokenTable(vocab)
+
+    def rows(self, record: Sequence[int], reverse: Sequence[bool], length: int) -> NDArray[np.uint8]:
+        """Ids `(B, length)`, reverse-complemented where `reverse` is True."""
+        ids = np.full((len(record), length), self.pad_id, dtype=np.uint8)
+        for row, number, is_reverse in zip(ids, record, reverse):
+            sequence = np.asarray(self.records[number][:], dtype=np.uint8)
+            row[: len(sequence)] = self.tokens.reverse_complement(sequence[None])[0] if is_reverse else sequence
+        return ids
+
+    def __call__(
+        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray, NDArray]:
+        """Ids and weights `(B, L)`, as of `Cutter`; a record is complete, so that every start is 0."""
+        ids = self.rows(record.tolist(), [False] * len(record) if reverse is None else reverse.tolist(), self.length)
+        return ids, self.tokens.is_emitted(ids)
 
 
 class ShortSequences:
@@ -55,8 +78,9 @@ class ShortSequences:
         augment_rc: bool,
         labels: Labels | None,
     ) -> None:
-        self.records, self.chosen, self.together, self.seed = records, np.asarray(chosen, dtype=np.int64), together, seed
-        self.vocab, self.tokens, self.augment_rc, self.labels = vocab, TokenTable(vocab), augment_rc, labels
+        self.chosen, self.together, self.seed, self.vocab = np.asarray(chosen, dtype=np.int64), together, seed, vocab
+        self.augment_rc, self.labels = augment_rc, labels
+        self._cut = PaddedCutter(records, max_length, vocab)
         lengths = np.array(lengths_of(records))[self.chosen]
         self.padded = np.minimum(-(-lengths // step) * step, max_length)
         _, sizes = np.unique(self.padded, return_counts=True)
@@ -86,40 +110,12 @@ class ShortSequences:
         index = np.arange(first, first + count * step, step)
         rows = order[index]
         reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1 if self.augment_rc else np.zeros(count, bool)
-        ids = np.full((count, int(self.padded[rows].max())), self.vocab.pad_id, dtype=np.uint8)
-        valid = np.zeros(ids.shape, dtype=bool)
-        for number, (row, is_reverse) in enumerate(zip(rows.tolist(), reverse.tolist())):
-            sequence = np.array(self.records[int(self.chosen[row])][:], dtype=np.uint8)
-            ids[number, : len(sequence)] = self.tokens.reverse_complement(sequence[None])[0] if is_reverse else sequence
-            valid[number, : len(sequence)] = True
-        weight = self.tokens.is_emitted(ids) * ~repeated[index][:, None]
-        arrays = {"ids": ids, "weight": weight, "valid": valid, "index": index}
+        ids = self._cut.rows(self.chosen[rows].tolist(), reverse.tolist(), int(self.padded[rows].max()))
+        weight = self._cut.tokens.is_emitted(ids) * ~repeated[index][:, None]
+        arrays = {"ids": ids, "weight": weight, "valid": ids != self.vocab.pad_id, "index": index}
         if self.labels is not None:
             arrays["cond"] = self.labels.with_dropout(hash64(self.seed, "label", epoch), self.chosen[rows], index)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-class PaddedRecords(StoredRecords):
-    """Records as arrays of one length, padded on the right."""
-
-    def __init__(self, records: Records, length: int, pad_id: int) -> None:
-        self.records, self.length, self.pad_id = records, length, pad_id
-
-    @override
-    def __len__(self) -> int:
-        return len(self.records)
-
-    @override
-    def record(self, number: int) -> TokenIds:
-        ids = self.records[number]
-        return np.pad(ids[:], (0, self.length - len(ids)), constant_values=self.pad_id)
-
-    @override
-    def layout(self) -> RecordLayout:
-        count = len(self)
-        return RecordLayout(
-            [np.stack([self.record(n) for n in range(count)]).reshape(-1)], np.zeros(count, np.int64), np.arange(count) * self.length, False
-        )
 
 
 class ShortSequenceTiles(TiledWindows):
@@ -127,11 +123,21 @@ class ShortSequenceTiles(TiledWindows):
 
     _pad_id = DNATokenizer().vocab.pad_id
 
+    def __init__(self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, labels: Labels | None = None) -> None:
+        super().__init__(records, padded(intervals, length), length, vocab, labels=labels)
+        self._cut = PaddedCutter(records, length, vocab)
+
     @override
     def __getitem__(self, index: int) -> Window:
         item = super().__getitem__(index)
         item["valid"] = item["ids"] != self._pad_id
         return item
+
+
+def padded(intervals: Sequence[Interval], length: int) -> Intervals:
+    """The windows of `length` positions that begin where the intervals begin."""
+    every = Intervals.of(intervals)
+    return Intervals(every.record, every.start, every.start + length)
 
 
 @dataclass(eq=False, repr=False)
@@ -176,8 +182,8 @@ class ShortSequenceDataModule(DNADataModule):
                 f"or use data=fasta, which cuts windows"
             )
         self._labels = Labels.from_names([self._labels_of(row) for row in genome.rows], self.label_dropout)
-        self._sequences, self._digest = genome.records, genome.digest
-        return genome.names, PaddedRecords(genome.records, self.length, genome.tokenizer.vocab.pad_id), genome.tokenizer
+        self._digest = genome.digest
+        return genome.names, genome.records, genome.tokenizer
 
     @override
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:
@@ -188,7 +194,7 @@ class ShortSequenceDataModule(DNADataModule):
                     f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out complete records"
                 )
             return parts
-        fractions = np.array([content_fraction(sequence[:]) for sequence in self._sequences])
+        fractions = np.array([content_fraction(sequence[:]) for sequence in self._records])
         size = np.array(lengths, dtype=np.int64)
         every = Intervals(np.arange(len(size)), np.zeros_like(size), size)
         part = np.digitize(fractions, (0.8, 0.9))
@@ -199,8 +205,14 @@ class ShortSequenceDataModule(DNADataModule):
         chosen = Intervals.of(self._part("train")).record.tolist()
         together = self.batch_size * self.process.world_size
         return ShortSequences(
-            self._sequences, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
+            self.records, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
         )
+
+    @override
+    def train_windows(self) -> RandomWindows:
+        """Random training sequences, padded to the length of the module; an epoch of training is `train_batches`."""
+        where = self.records, padded(self._part("train"), self.length), self.length, None, self.vocab, self.seed, bool(self.augment_rc)
+        return UniformWindows(*where, cut=PaddedCutter(self.records, self.length, self.vocab))
 
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
@@ -212,7 +224,9 @@ class ShortSequenceDataModule(DNADataModule):
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
-        return about | {"tokens": sum(lengths_of(self._sequences))}
+        # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions. No sequence is too short for a window.
+        of_split = split_hash({part: padded(intervals, self.length) for part, intervals in self.intervals.items()}, self.names)
+        return about | {"split_hash": of_split, "too_short_tokens": dict.fromkeys(self.intervals, 0)}
 
     def _labels_of(self, row: RecordInfo) -> list[str]:
         found = [] if row["label"] is None else [row["label"]]
@@ -226,9 +240,14 @@ class ShortSequenceDataModule(DNADataModule):
         return found
 
 
+@cache
+def _token_table() -> TokenTable:
+    return TokenTable(DNATokenizer().vocab)
+
+
 def content_fraction(ids: TokenIds) -> float:
     """A number in [0, 1) that depends only on the sequence, and is the same for both strands."""
     codes = ids.astype(np.uint8, copy=False)
-    other = TokenTable(DNATokenizer().vocab).reverse_complement(codes[None])[0]
+    other = _token_table().reverse_complement(codes[None])[0]
     digest = hashlib.blake2b(min(codes.tobytes(), other.tobytes()), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -7,6 +7,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from dnadiff.config import CACHED, is_remote
+
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
 
@@ -56,3 +58,9 @@ def parse(path: object) -> Address:
     if not address.name or address.name in (".", ".."):
         raise ValueError(f"{text} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE")
     return address
+
+
+def file_name(path: object) -> str:
+    """The name of the file that a path or an address names, without a query and without `cached:`: what its ending is read from."""
+    text = str(path).removeprefix(CACHED)
+    return PurePosixPath(text.partition("?")[0] if is_remote(text) else text).name

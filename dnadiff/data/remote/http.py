@@ -1,4 +1,4 @@
-"""Reading by HTTP, with the standard library alone: ranges, versions, and what servers do wrong."""
+"""Reading by HTTP, with the standard library alone: ranges, versions, and checks of the servers' replies."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ class Reply(NamedTuple):
 
 
 class LostError(OSError):
-    """The connection failed, or the server has a passing problem: another try may succeed."""
+    """The connection failed, or the server has a temporary problem: a retry may succeed."""
 
 
 class Store(ABC):
     """One kind of address.
 
-    Every method raises FileNotFoundError if there is no such file, PermissionError if this user may not read it, LostError if another try
-    may succeed, and OSError or ValueError otherwise, each in one line that names the address.
+    Every method raises FileNotFoundError if there is no such file, PermissionError if this user may not read it, LostError if a retry may
+    succeed, and OSError or ValueError otherwise, each in one line that names the address.
     """
 
     @abstractmethod

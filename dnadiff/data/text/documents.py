@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import itertools
 import json
 import logging
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from typing_extensions import override
 
-from dnadiff.checks import expand_user
-from dnadiff.config import is_remote
 from dnadiff.data.cache import content_hash
 from dnadiff.data.files import open_text, resolve
+from dnadiff.data.patterns import matches
+from dnadiff.data.remote.address import file_name
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -66,10 +65,10 @@ KINDS: dict[str, Callable[[TextIO], Iterator[str]]] = {"file": _whole_file, "lin
 
 
 class Files(Documents):
-    """Documents in local files.
+    """Documents in local files, and in copies of those at addresses.
 
     Args:
-        paths: files; `*`, `?` and `**` are expanded, sorted by name.
+        paths: files; `*`, `?` and `**` are expanded, sorted by name, also in addresses of object stores.
         documents: what a document of a .txt file is. `file`: the whole file. `line`: a line without leading and trailing white space.
             `row`: a line with its line break, blank lines empty, as in the Hugging Face Hub's WikiText. In tables each row is a document.
         column: of tables: name of the text column. Several columns are joined by a space.
@@ -119,7 +118,7 @@ class Files(Documents):
             for cells in filter(None, rows):
                 where = f"{path}: line {rows.line_num}"
                 check_fields(where, cells, header)
-                yield self._joined(dict(zip(header, cells)), where)
+                yield joined(dict(zip(header, cells)), self.columns, where)
         except csv.Error as error:
             raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row") from error
 
@@ -136,7 +135,7 @@ class Files(Documents):
                 raise ValueError(
                     f'{path}: line {number} is a {type(row).__name__}; expected one object per line, such as {{"text": "..."}}'
                 )
-            text = self._joined(row, f"{path}: line {number}")
+            text = joined(row, self.columns, f"{path}: line {number}")
             if "\\u" in line and (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)):
                 raise ValueError(f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), which is not text; remove it")
             yield text
@@ -154,21 +153,15 @@ class Files(Documents):
                     raise ValueError(_no_column(path, missing[0], file.schema_arrow.names))
                 count = 0
                 for batch in file.iter_batches(_ROWS, columns=self.columns):
-                    count += len(batch)
                     for row in batch.to_pylist():
-                        yield self._joined(row, path)
+                        count += 1
+                        yield joined(row, self.columns, f"{path}: row {count:,}")
                 if count != file.metadata.num_rows:  # a damaged page header, which has no checksum, may end a column early
                     raise ValueError(f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can be read; fetch it again")
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path} is not a valid parquet file, or is damaged ({' '.join(str(error).split())[:120]}); use another copy of it"
             ) from error
-
-    def _joined(self, row: Mapping[str, Json], where: str) -> str:
-        for column in self.columns:
-            if not isinstance(row.get(column), str):
-                raise ValueError(_no_column(where, column, [key for key, value in row.items() if isinstance(value, str)]))
-        return " ".join(row[column] for column in self.columns)
 
 
 def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
@@ -197,6 +190,25 @@ def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> Non
         raise ValueError(f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or quote a field with commas")
 
 
+def joined(row: Mapping[str, Json], columns: Sequence[str], where: str, key: str = "data.column") -> str:
+    """The text of a row: its columns, joined by a space.
+
+    Args:
+        where: file and row, for messages.
+        key: what the configuration calls `columns`.
+
+    Raises:
+        ValueError: if the row lacks a column, or has something else than text in it.
+    """
+    for column in columns:
+        if column not in row:
+            raise ValueError(_no_column(where, column, [name for name, value in row.items() if isinstance(value, str)], key))
+        if not isinstance(value := row[column], str):
+            what = "null" if value is None else f"a value of type {type(value).__name__}"
+            raise ValueError(f"{where} has {what} in {column!r}, and text is expected; remove the row, or set {key} to a column of text")
+    return " ".join(row[column] for column in columns)
+
+
 def columns_of(column: str | Sequence[str]) -> list[str]:
     """The names in a name or a list of names; raises ValueError for anything else."""
     columns = [column] if isinstance(column, str) else column
@@ -207,12 +219,17 @@ def columns_of(column: str | Sequence[str]) -> list[str]:
 
 def kind_of(path: str) -> str | None:
     """The table format that a file name indicates; None for text. Raises ValueError for tables that are not read."""
-    suffix = Path(path.lower().removesuffix(".gz").removesuffix(".bgz")).suffix
+    name = file_name(path).lower()
+    suffix = Path(bare := name.removesuffix(".gz").removesuffix(".bgz")).suffix
     if suffix in _OTHER_TABLES:
         raise ValueError(
             f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename it to .txt if it is plain text"
         )
-    return _TABLES.get(suffix)
+    if (kind := _TABLES.get(suffix)) == "parquet" and bare != name:
+        raise ValueError(
+            f"{path}: parquet is not read from a compressed file; unpack it (gunzip), since its columns are compressed already"
+        )
+    return kind
 
 
 def expanded(paths: Paths) -> list[str]:
@@ -223,20 +240,13 @@ def expanded(paths: Paths) -> list[str]:
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
-        text = str(path)
-        matches = (
-            sorted(p for p in glob.glob(str(expand_user(text)), recursive=True) if not Path(p).is_dir())
-            if glob.has_magic(text) and not is_remote(text) and not Path(text).exists()
-            else [text]
-        )
-        if not matches:
-            raise FileNotFoundError(f"{text} matches no file; check the pattern (relative to {Path.cwd()})")
-        found += matches
+        files = matches(str(path))
+        found += [str(path)] if files is None else files
     for path in found:
         if resolve(path).stat().st_size == 0:
             raise ValueError(f"{path} is empty; give a text file with at least one window of characters")
     return found
 
 
-def _no_column(where: str, column: str, known: Sequence[str]) -> str:
-    return f"{where} has no text in {column!r}; set data.column to one of {', '.join(map(repr, known)) or 'its columns'}"
+def _no_column(where: str, column: str, known: Sequence[str], key: str = "data.column") -> str:
+    return f"{where} has no column {column!r}; set {key} to one of {', '.join(map(repr, known)) or 'its columns'}"

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dnadiff.data.cache import content_hash
 from dnadiff.data.splits import PARTS
-from dnadiff.data.text.documents import Documents, columns_of, expanded
+from dnadiff.data.text.documents import Documents, columns_of, expanded, joined
 
 if TYPE_CHECKING:
     from dnadiff.config import Json
@@ -92,11 +92,8 @@ class HubPart(Documents):
 
     @override
     def since(self, number: int) -> Iterator[str]:
-        for row in self._read(iter(self._load(number))):
-            for column in self.hub.columns:
-                if not isinstance(row.get(column), str):
-                    raise ValueError(f"{self.hub.id} has no text in {column!r}; set data.hub.column to one of {', '.join(map(repr, row))}")
-            yield " ".join(row[column] for column in self.hub.columns)
+        for place, row in enumerate(self._read(iter(self._load(number))), number + 1):
+            yield joined(row, self.hub.columns, f"{self.hub.id}: row {place:,} of {self.hub.splits[self.part]}", "data.hub.column")
 
     def _read(self, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
         try:

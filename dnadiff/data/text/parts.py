@@ -103,7 +103,7 @@ class TokenizedParts:
         return [Interval(0, tokens.starts_at(i.start), tokens.starts_at(i.end)) for i in documents]
 
     def digest(self) -> str:
-        """SHA-256 of the token ids of training and validation, of training only if it is not streamed."""
+        """SHA-256 of the CRC-32s of the tokenized files of training (unless it is streamed) and validation, and of the split."""
         read = [part for part in (TRAIN, VALID) if part in self.corpus.parts and not (self.corpus.streaming and part == TRAIN)]
         digests = [self.tokens(part).digest for part in read]
         return hashlib.sha256(json.dumps([*digests, self.split_hash()]).encode()).hexdigest()

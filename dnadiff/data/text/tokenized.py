@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,7 +177,7 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc
     if len(first) <= _FEW:
         yield from map(work, items)
         return
-    with ProcessPoolExecutor(num_proc, initializer=_start_worker, initargs=(work, os.getpid())) as pool:
+    with ProcessPoolExecutor(num_proc, initializer=_start_worker, initargs=(work,)) as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -190,11 +192,11 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc
             pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(work: Callable[[Item], Result], parent: int) -> None:
+def _start_worker(work: Callable[[Item], Result]) -> None:
     global _work
     _work = work  # set once: to pickle a tokenizer with each item would be slow
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process; threads do not survive a fork
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _run_item(item: Any) -> Any:
@@ -206,9 +208,11 @@ def _run_item(item: Any) -> Any:
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-def _exit_with(parent: int) -> None:
+def _exit_with_parent() -> None:
     # The queues do not reveal that the parent process was killed: a forked process inherits both ends of each and would wait forever,
-    # holding the inherited lock of the cache.
-    while os.getppid() == parent:
-        time.sleep(_POLL)
+    # holding the inherited lock of the cache. Nor does the sentinel while a forked sibling has inherited its other end; the id of the
+    # process above changes then. Under `forkserver` that process is the server, and the sentinel is not inherited.
+    parent, above = multiprocessing.parent_process(), os.getppid()
+    while parent is not None and os.getppid() == above and not wait([parent.sentinel], _POLL):
+        pass
     os._exit(1)

@@ -279,8 +279,17 @@ def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, st
 
 def test_a_genome_of_nothing_but_n_is_refused(tmp_path):
     (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
-    with pytest.raises(ValueError, match="nothing to learn from"):
+    with pytest.raises(ValueError, match="contains no known base"):
         genome(tmp_path / "n.fa", max_n=1.0).prepare()
+
+
+def test_a_genome_of_lower_case_is_refused_if_lower_case_has_no_weight(tmp_path):
+    (tmp_path / "soft.fa").write_text(">a\n" + "acgt" * 100 + "\n")
+    with pytest.raises(ValueError, match=r"the training part has no weight: .* set data\.soft_weight above 0"):
+        genome(tmp_path / "soft.fa", soft_weight=0.0).prepare()
+    genome(tmp_path / "soft.fa", soft_weight=0.5).prepare()
+    (tmp_path / "some.fa").write_text(">a\n" + "acgt" * 20 + "N" * 20 + "C" + "acgt" * 100 + "\n")
+    genome(tmp_path / "some.fa", soft_weight=0.0).prepare()
 
 
 def test_wrong_kinds_of_settings_are_named(tmp_path):
@@ -291,7 +300,10 @@ def test_wrong_kinds_of_settings_are_named(tmp_path):
 
 def test_a_blacklist_that_does_not_fit_the_genome_is_noticed(masked, tmp_path):
     for row, message in (
-        ("b\t0\t401", r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); correct the line"),
+        (
+            "b\t0\t401",
+            r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); records are read as linear; correct the line",
+        ),
         ("chrb\t0\t5", r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side writes 'chr1'"),
     ):
         (tmp_path / "black.bed").write_text(f"a\t100\t300\n{row}\n")

@@ -240,6 +240,23 @@ def test_a_list_of_runs_of_n_that_cannot_be_written_is_an_error(tmp_path, cache)
     assert pack(path).runs.shape == (200, 2)
 
 
+def test_a_source_that_is_replaced_while_it_is_hashed_does_not_enter_the_cache(file, cache, monkeypatch):
+    old = file.read_bytes()
+
+    def hashed_and_replaced(path):
+        digest = content_hash(path)
+        path.write_text(">a\nTTTT\n")
+        return digest
+
+    monkeypatch.setattr(packed, "content_hash", hashed_and_replaced)
+    with pytest.raises(ValueError, match="changed while it was read"):
+        pack(file)
+    monkeypatch.undo()
+    monkeypatch.setenv("DNADIFF_CACHE", str(cache.parent))
+    file.write_bytes(old)
+    assert pack(file).records.names() == ["a", "b"]
+
+
 def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypatch):
     reading = packed.read_codes
 

@@ -95,7 +95,7 @@ def test_a_place_is_written_as_browsers_write_it(text, region):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("chr1:8-5", "'chr1:8-5' has the region chr1:7-5, whose end is not after its start"),
+        ("chr1:8-5", "'chr1:8-5' has the region chr1:8-5, whose end is not after its start"),
         ("chr1:0-5", "starts before the record"),
         ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
         ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
@@ -162,7 +162,7 @@ def test_bgzip_of_regions_cut_between_two_blocks_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}])
 def test_what_is_no_region_is_named(text):
-    with pytest.raises(ValueError, match=r"^regions(:| is or contains).*(write chr1:1001-2000|expected a file)"):
+    with pytest.raises(ValueError, match=r"(write chr1:1001-2000|is no region; give a file)"):
         read_regions(text, LENGTHS)
 
 
@@ -247,3 +247,21 @@ def test_millions_of_blank_lines_are_refused(tmp_path, monkeypatch):
     assert len(regions.read_bed(few)) == 2
     with pytest.raises(ValueError, match=r"many\.bed has more than 5 blank lines up to line 7; remove them"):
         regions.read_bed(many)
+
+
+def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
+    declared = "c\tx\tregion\t1\t100\t.\t+\t.\tID=c;Is_circular=true\n"
+    genes = "".join(f"c\tx\tgene\t{first}\t{last}\t.\t+\t.\tID=g{first}\n" for first, last in ((5, 8), (90, 110), (95, 101)))
+    with caplog.at_level(logging.WARNING):
+        assert read_gtf(write(tmp_path, declared + genes, "c.gff3"), "gene", {"c": 100}) == [Region("c", 4, 8, "g5", "+")]
+    assert len(caplog.records) == 1 and "c.gff3: 2 features cross the end of a circular record" in caplog.text and "c:90-110" in caplog.text
+    with pytest.raises(ValueError, match=r"line 2 has the region c:90-110, which ends beyond c \(100 bases\); records are read as linear"):
+        read_gtf(write(tmp_path, genes, "l.gff3"), "gene", {"c": 100})
+    with pytest.raises(ValueError, match="ends beyond c"):  # not across the end
+        read_gtf(write(tmp_path, declared + "c\tx\tgene\t101\t120\t.\t+\t.\tID=g\n", "b.gff3"), "gene", {"c": 100})
+
+
+@pytest.mark.parametrize("path", ["https://h/genes.gtf.gz?download=1", "cached:https://h/genes.GFF3?x=1", "s3://b/genes.gff"])
+def test_the_query_of_an_address_does_not_hide_the_kind_of_a_file(path):
+    assert regions._is_gff(path) and not regions._is_gff("https://h/genes.bed?from=x.gtf")

@@ -1,5 +1,7 @@
 """Many short sequences: padded, in buckets of length, held out whole, with labels."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ import torch
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 from dnadiff.data.loader import TrainLoader
 from dnadiff.data.nucleotides import reverse_complement
-from dnadiff.data.splits import ChromosomeSplit, FractionSplit
+from dnadiff.data.splits import ChromosomeSplit, FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.likelihood.held_out import fit_markov, markov_nats
 
 DNA = DNATokenizer()
 
@@ -42,7 +45,7 @@ def test_a_batch_is_padded_and_says_where(file):
 def test_every_training_sequence_comes_once_an_epoch_on_either_strand(file):
     data = module(file)
     loader = data.train_dataloader()
-    training = {DNA.decode(np.asarray(data._sequences[i.record])) for i in data.intervals["train"]}
+    training = {DNA.decode(np.asarray(data.records[i.record])) for i in data.intervals["train"]}
     for _ in range(2):
         seen = []
         for batch in loader:
@@ -100,3 +103,36 @@ def test_what_does_not_fit_is_refused(file):
         module(file, split=FractionSplit()).prepare()
     held = module(file, split=ChromosomeSplit(valid=["s1"], test=["s2", "s3"])).intervals
     assert {p: [i.record for i in many] for p, many in held.items() if p != "train"} == {"valid": [1], "test": [2, 3]}
+
+
+def test_a_region_split_has_the_true_lengths(tmp_path):
+    letters = {"a": "ACGTA", "b": "CCGTATTT", "c": "TTG", "d": "acgtNNacg"}
+    (tmp_path / "s.fa").write_text("".join(f">{name}\n{each}\n" for name, each in letters.items()))
+    (tmp_path / "s.bed").write_text("a\t0\t5\ttrain\nd\t0\t9\ttrain\nb\t0\t8\tvalid\nc\t0\t3\ttest\n")
+    about = (data := module(tmp_path / "s.fa", split=RegionSplit(tmp_path / "s.bed"), augment_rc=False)).describe()
+    assert about["split_tokens"] == {"train": 14, "valid": 8, "test": 3} and about["tokens"] == 25
+    assert about["too_short_tokens"] == {"train": 0, "valid": 0, "test": 0}
+    assert [DNA.decode(np.asarray(ids)) for ids in data.sequences("valid")] == ["CCGTATTT"] and data.train_windows().num_starts == 2
+    (tile,) = data.test_windows("test")
+    assert tile["ids"].tolist() == [*DNA.encode("TTG"), *[DNA.vocab.pad_id] * 61] and tile["weight"].tolist() == [1] * 3 + [0] * 61
+    assert tile["valid"].sum() == 3
+
+
+def test_likelihoods_of_markov_models_are_of_the_sequences_alone(file):
+    data = module(file)
+    tiles = data.test_windows("test")
+    ((order, model, nats),) = markov_nats(data, tiles, fit_markov(data, [1]), "test")
+    expected = [-model.log_probs(DNA.bases(np.asarray(ids)), order).sum() for ids in data.sequences("test")]
+    assert nats.shape == (len(tiles), 64) and nats.sum(1) == pytest.approx(expected)
+    assert not nats[~np.stack([tile["valid"].numpy() for tile in tiles])].any()
+
+
+def test_evaluation_does_not_hold_all_padded_sequences(tmp_path, monkeypatch):
+    (tmp_path / "s.fa").write_text("".join(f">s{i}\n{'ACGT'[i % 4] * (i % 7 + 1)}\n" for i in range(40)))
+    data = module(tmp_path / "s.fa", length=1 << 16, split=ChromosomeSplit(["s1"], [f"s{i}" for i in range(2, 40)]))
+    tiles = data.test_windows("test")
+    tracemalloc.start()
+    tiles[0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 16  # 40 padded sequences

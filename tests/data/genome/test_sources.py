@@ -284,3 +284,9 @@ def test_a_genome_of_other_bases_has_another_digest(tmp_path):
     one, same, other = (write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text) for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA")))
     digests = [Genome.open(path).digest for path in (one, same, other)]
     assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
+
+
+def test_genbank_records_without_an_accession_are_named_by_their_locus(tmp_path):
+    content = formats.genbank({"pUC19": "acgt", "pBR322": "ttga"})
+    lines = [line[:12] + b"." if line.startswith((b"ACCESSION", b"VERSION")) else line for line in content.split(b"\n")]
+    assert Genome.open(write(tmp_path, "x.gb", b"\n".join(lines))).lengths == {"pUC19": 4, "pBR322": 4}

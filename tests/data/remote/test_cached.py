@@ -8,8 +8,10 @@ import pytest
 
 from dnadiff.data.files import open_binary, resolve
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.manifest import is_manifest
 from dnadiff.data.remote import cached, transfer
-from dnadiff.data.remote.address import parse
+from dnadiff.data.remote.address import file_name, parse
+from dnadiff.data.text.documents import Files
 
 FASTA = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
 
@@ -164,3 +166,34 @@ def test_a_call_killed_between_note_and_bytes_leaves_no_mixture(server, monkeypa
         resolve(server.fasta)
     monkeypatch.setattr(transfer, "write_json", write)
     assert resolve(server.fasta).read_bytes() == FASTA
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("folder/x.fa.gz", "x.fa.gz"),
+        ("what?.txt", "what?.txt"),
+        ("https://h/a/x.jsonl?download=1&as=y/z.csv", "x.jsonl"),
+        ("cached:https:/h/x.gtf.gz?a=b", "x.gtf.gz"),
+        ("s3://b/x.tsv", "x.tsv"),
+    ],
+)
+def test_the_name_of_a_file_has_no_query(path, name):
+    assert file_name(path) == name
+
+
+@pytest.mark.parametrize("prefix", ["", "cached:"])
+def test_an_address_with_a_query_is_no_pattern_and_may_be_a_manifest(server, prefix):
+    server.files |= {"/m.tsv": b"path\tlabel\nx.fa\tone\n", "/t.jsonl": b'{"text": "ab"}\n'}
+    for name in ("m.tsv?sig=1", "x.fa?sig=1", "t.jsonl?sig=1"):
+        resolve(f"{server.url}/{name}")
+    assert is_manifest(f"{prefix}{server.url}/m.tsv?sig=1")
+    assert Genome.open(f"{prefix}{server.url}/m.tsv?sig=1").names == ["one:chr1"]
+    assert list(Files(f"{prefix}{server.url}/t.jsonl?sig=1")) == ["ab"]
+
+
+def test_a_pattern_of_addresses_is_expanded_for_text(monkeypatch, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+    monkeypatch.setattr("dnadiff.data.patterns.expand_remote", lambda text: [str(tmp_path / f"{name}.jsonl") for name in "ab"])
+    assert list(Files("s3://bucket/*.jsonl")) == ["a", "b"]

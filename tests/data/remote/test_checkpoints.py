@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from dnadiff import checkpoint
+from dnadiff.checkpoint import shards
 from dnadiff.config import build
 from dnadiff.data.files import resolve
 from dnadiff.data.run_data import run_data
+from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.published.tensors import fingerprint
 
 
 @pytest.fixture
@@ -37,6 +40,19 @@ def test_a_file_a_run_folder_and_an_exported_folder_are_loaded_from_a_server(mod
     for name in (f"{models}/run/checkpoints/best.ckpt", f"{models}/run", f"{models}/model/"):
         found = checkpoint.load(name).denoiser.state_dict()
         assert all(torch.equal(weights, expected[key]) for key, weights in found.items())
+
+
+def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, tmp_path):
+    expected, folder = checkpoint.load(trained), tmp_path / "served" / "sharded"
+    content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
+    plain, parts = shards.split(content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None)
+    shards.write(folder / "checkpoints" / "best.ckpt", plain, parts, 0, 1, "ab", lambda: None)
+    (folder / "evaluate.json").write_text('{"of": "the run"}')
+    for name in (f"{models}/sharded", f"{models}/sharded/checkpoints/best.ckpt"):
+        found = checkpoint.load(name)
+        assert fingerprint(found.denoiser) == fingerprint(expected.denoiser) and parts
+        assert found.path.parent.name == "checkpoints"
+        assert StoredCurve(found.path, found.denoiser).file.read_text() == '{"of": "the run"}'
 
 
 def test_a_checkpoint_that_does_not_exist_is_one_line(models):
@@ -80,3 +96,17 @@ def test_what_the_user_fetched_is_read_again_without_the_server(server, trained,
 def test_only_the_users_own_configuration_may_fetch(server):
     split = {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}
     assert build(split).bed == f"cached:{server.fasta}" and build(split, trust=None).bed == server.fasta
+
+
+def test_a_compressed_file_is_decompressed_from_a_server(server, cli, trained, tmp_path):
+    pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
+    (tmp_path / "x.fa").write_text(">a\nACGTTGACG\n")
+    status, _, err = cli(
+        "compress", f"checkpoint={trained}", "batch_size=4", "num_groups=2", "window=32", "threads=1", "input=x.fa", "output=x.dnd"
+    )
+    assert status == 0, err
+    server.files["/y.fa.dnd"] = (tmp_path / "x.dnd").read_bytes()
+    status, _, err = cli("decompress", f"checkpoint={trained}", f'input="{server.url}/y.fa.dnd?sig=1"')
+    assert status == 0, err
+    (found,) = tmp_path.rglob("y.fa")
+    assert found.read_text() == (tmp_path / "x.fa").read_text()

@@ -4,12 +4,14 @@ import contextlib
 import gzip
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 from dnadiff.data.cache import locked
 from dnadiff.data.text import tokenized as store
 from dnadiff.data.text.datamodule import TextDataModule
-from dnadiff.data.text.documents import Files
+from dnadiff.data.text.documents import Files, kind_of
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 
@@ -178,7 +180,9 @@ def test_files_of_all_kinds(tmp_path):
 
     parquet.write_table(pyarrow.table({"text": ["six", "seven"], "n": [1, 2]}), tmp_path / "d.parquet")
     assert list(Files(tmp_path / "d.parquet")) == ["six", "seven"]
-    with pytest.raises(ValueError, match=r"d\.parquet has no text in 'body'; set data\.column to one of 'text', 'n'"):
+    with pytest.raises(ValueError, match=r"d\.parquet: row 1 has a value of type int in 'n', and text is expected"):
+        list(Files(tmp_path / "d.parquet", column="n"))
+    with pytest.raises(ValueError, match=r"d\.parquet has no column 'body'; set data\.column to one of 'text', 'n'"):
         list(Files(tmp_path / "d.parquet", column="body"))
     (tmp_path / "d.parquet").write_bytes((tmp_path / "d.parquet").read_bytes()[:100])
     with pytest.raises(ValueError, match="not a valid parquet file"):
@@ -188,7 +192,9 @@ def test_files_of_all_kinds(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no text in 'body'; set data\.column to one of 'text'"),
+        ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no column 'body'; set data\.column to one of 'text'"),
+        ({"text": None, "id": "a"}, {}, r"t\.jsonl: line 1 has null in 'text', and text is expected; remove the row, or set data\.column"),
+        ({"text": 7}, {}, r"t\.jsonl: line 1 has a value of type int in 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
         ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
         ('["a"]', {}, r"t\.jsonl: line 1 is a list; expected one object per line"),
@@ -216,6 +222,28 @@ def test_other_tables_are_refused(tmp_path, ending):
         ValueError, match=r"tables are read as \.jsonl, \.json, \.ndjson, \.csv, \.parquet, not \.(tsv|tab|xlsx); convert it"
     ):
         Files(tmp_path / f"t{ending}")
+
+
+@pytest.mark.parametrize("ending", ["gz", "BGZ"])
+def test_compressed_parquet_is_refused_with_the_remedy(tmp_path, ending):
+    (tmp_path / f"t.parquet.{ending}").write_bytes(gzip.compress(b"PAR1"))
+    with pytest.raises(ValueError, match=r"parquet is not read from a compressed file; unpack it \(gunzip\)"):
+        Files(tmp_path / f"t.parquet.{ending}")
+
+
+def test_a_null_in_a_parquet_file_is_named_with_its_row(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["one", "two", None]}), tmp_path / "n.parquet")
+    monkeypatch.setattr("dnadiff.data.text.documents._ROWS", 2)
+    with pytest.raises(ValueError, match=r"n\.parquet: row 3 has null in 'text', and text is expected"):
+        list(Files(tmp_path / "n.parquet"))
+
+
+@pytest.mark.parametrize("path", ["https://h/x.jsonl?download=1", "cached:https://h/x.jsonl?download=1", "s3://b/x.JSONL.gz?versionId=2"])
+def test_the_query_of_an_address_does_not_hide_the_kind_of_a_file(path):
+    assert kind_of(path) == "jsonl"
 
 
 def test_short_lines_need_no_more_memory_than_long_ones(tmp_path):
@@ -412,6 +440,12 @@ def test_an_error_in_another_process_is_reported(corpus, monkeypatch):
     with pytest.raises(ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"):
         module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokenized.tokens("train")
     assert folders() == []
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_may_be_started_by_every_method(method, monkeypatch):
+    monkeypatch.setattr(store, "ProcessPoolExecutor", partial(store.ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)))
+    assert list(store.map_in_order(abs, range(-9, 0), 2)) == [*range(9, 0, -1)]
 
 
 KILLED = """

@@ -57,6 +57,22 @@ def test_streaming_resumes_at_any_batch(length):
         assert [ids for _, ids in run(state) if ids is not None][: len(rest)] == rest
 
 
+def test_an_epoch_has_complete_optimizer_steps():
+    plain, ours = list(loader()), loader(accumulated=4, progress=lambda: (6, float("inf")))
+    batches, states = [], []
+    for batch in ours:
+        batches.append(batch["ids"].tolist())
+        states.append(ours.state_dict())
+    assert len(plain) == 7 and batches == [batch["ids"].tolist() for batch in plain[:4]]
+    assert ours.state_dict() == {"epoch": 1, "batch": 0, "document": 0, "token": 0}
+    assert [state["batch"] for state in states] == [0, 0, 0, 4]  # never in the middle of a step
+    stream = loader(accumulated=4)
+    stream.load_state_dict({"epoch": 0, "batch": 3, "document": 0, "token": 0})  # of an older version
+    assert [batch["ids"].tolist() for batch in stream] == batches and stream.state_dict()["epoch"] == 1
+    with pytest.raises(ValueError, match="before the first 16 windows of 4 tokens, which one optimizer step needs"):
+        next(iter(loader(accumulated=8)))
+
+
 def test_processes_share_the_blocks():
     both = [list(loader(1, rank=rank, world_size=2)) for rank in (0, 1)]
     shared = [sorted(first["index"].tolist() + second["index"].tolist()) for first, second in zip(*both)]
@@ -65,7 +81,7 @@ def test_processes_share_the_blocks():
 
 
 def test_too_little_text_is_rejected():
-    with pytest.raises(ValueError, match="the stream ended before the first batch of 2 windows of 4 tokens"):
+    with pytest.raises(ValueError, match="the stream ended before the first 2 windows of 4 tokens"):
         next(iter(loader(texts=["abc"])))
 
 
